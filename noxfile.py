@@ -11,8 +11,8 @@ arm            the whole suite on the kernels for ARM, emulated; needs g++-aarch
 atlas          other projects' kernels under the suite: ``-- PROJECT`` installs that one and runs it
 functions      certify the docs' functions in torch, Triton, Pallas and numba; installs them: gigabytes
 torch          the tests of the layer for PyTorch, which the job `tests` skips; installs torch: gigabytes
-bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` with
-               llama.cpp on a whole model, both in the environment of bench-peers
+bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` and
+               ``-- --growth`` with llama.cpp on a whole model, all in the environment of bench-peers
 docs           build the documentation into docs/_build/html
 site           look at the built documentation in a browser: needs Chromium; ``-- --page NAME`` looks at one page
 types, lint    mypy --strict; ruff and import-linter
@@ -69,7 +69,9 @@ WHOLE = [  # files with tests that are marked so; `nox -s tests` leaves these te
         "lowbit_bench/test_command",
         "lowbit_foreign/test_foreign",
         "lowbit_gpusim/test_shim_kernels",
+        "lowbit_gpusim/test_shim_mutations",
         "lowbit_conformance/test_certificates",
+        "lowbit_conformance/test_functions",
         "lowbit_conformance/test_state",
         "lowbit_conformance/test_suite",
         "lowbit_conformance/test_special",
@@ -80,7 +82,12 @@ WHOLE = [  # files with tests that are marked so; `nox -s tests` leaves these te
         "lowbit_conformance/isolation/test_forgery",
         "lowbit_conformance/isolation/test_sealing",
         "lowbit_cppyy/stored/test_kernels",
+        "lowbit_cppyy/stored/test_sanitized",
         "lowbit_cppyy/test_emulation",
+        "lowbit_cppyy/test_program",
+        "lowbit_cppyy/test_sanitized",
+        "lowbit_cuda/engine/test_faults",
+        "lowbit/backend/test_declarations",
         "lowbit/formats/gguf/test_reader",
         "lowbit/formats/test_mutated_files",
     )
@@ -239,9 +246,9 @@ def bench(session: nox.Session) -> None:
     """Compare the speed of the backends, as a table and a picture in bench/results; arguments go to pytest.
 
     ``-- --benchmark-autosave`` keeps the run, and ``-- --benchmark-compare`` shows the last one beside the new one.
-    With ``--peers`` or ``--decode`` other projects take part, and the session bench-peers does it.
+    With ``--peers``, ``--decode`` or ``--growth`` other projects take part, and the session bench-peers does it.
     """
-    if {"--peers", "--decode"} & set(session.posargs):
+    if {"--peers", "--decode", "--growth"} & set(session.posargs):
         session.notify("bench-peers", session.posargs)
         return
     install(session, extras=["cppyy", "conformance", "bench"])
@@ -261,7 +268,8 @@ def bench_peers(session: nox.Session) -> None:
     """
     install(session, extras=["cppyy", "conformance", "bench"])
     absent = json.dumps(install_peers(session))
-    program = "bench/decode.py" if "--decode" in session.posargs else "bench/compare.py"
+    programs = {"--decode": "bench/decode.py", "--growth": "bench/growth.py"}
+    program = next((path for word, path in programs.items() if word in session.posargs), "bench/compare.py")
     session.run("python", program, "--not-installed", absent, *session.posargs)
 
 

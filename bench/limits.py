@@ -98,7 +98,7 @@ class MemoryReader:
         }
 
     def _ones(self) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        pages = mmap.mmap(-1, ROTATION)
+        pages = mmap.mmap(-1, ROTATION, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
         if hasattr(mmap, "MADV_HUGEPAGE"):
             pages.madvise(mmap.MADV_HUGEPAGE)
         memory = np.frombuffer(pages, np.uint64)

@@ -1,28 +1,39 @@
 """The backend: it prepares matrices and calls the kernels compiled for them."""
 
+import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import numpy as np
 
 from lowbit.arrays import F32
 from lowbit.backend import Availability, Backend, Capabilities, Declaration
+from lowbit.backend.base import StepRequest
 from lowbit.backend.prepared import PreparedLinear
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import UnavailableError
 from lowbit.linear.integer_bounds import integer_loop
+from lowbit.model.decoder import AnyDecoder, Decoder
 from lowbit.quantization import bfp
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel
+from lowbit_cppyy.kept.image import KeptParts
+from lowbit_cppyy.kept.steps import Made, Wanted, kept
 from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.recipe import SEGMENT, Purpose
 from lowbit_cppyy.runtime import processor
 from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.runtime.compiler import TINY, Linear, Pool, Route, preparing, raise_failure, runtime
 from lowbit_cppyy.runtime.decode_operations import DecodeOperations
+from lowbit_cppyy.runtime.products import Product
+from lowbit_cppyy.runtime.routing_operations import RoutingOperations
 from lowbit_cppyy.runtime.toolchain import check_toolchain
+from lowbit_cppyy.step.decoder import CompiledDecoder
+from lowbit_cppyy.step.parts import StepParts
 from lowbit_cppyy.stored.casts import Casts
 from lowbit_cppyy.stored.linear import DECLARED, StoredProducts
 from lowbit_cppyy.tuning import outcomes
@@ -83,6 +94,16 @@ class CppyyLinear(PreparedLinear):
         if status := self._cast(self._handle, self._integer_route(len(x)), x, out, len(x)):
             raise_failure(status)
 
+    def product(self, tokens: int, activations: str | None, *, exact: bool = False) -> Product:
+        """What a compiled step is given for a number of tokens: as the operations choose it; `activations` are None for
+        the float32 contract."""
+        if activations is not None:
+            route = self._route("integer vector" if tokens == 1 else "integer rows")
+        else:
+            few: Purpose = "rows" if tokens <= FEW_ROWS else "many rows"
+            route = self._route("vector" if tokens == 1 else few, exact=exact)
+        return Product(self._handle, route, False, -1, self.nbytes, self._layout.panel)
+
     def _integer_route(self, rows: int) -> int:
         return self._route("integer vector" if rows == 1 else "integer rows").handle
 
@@ -109,7 +130,7 @@ class CppyyLinear(PreparedLinear):
         return route
 
 
-class CppyyBackend(DecodeOperations, StoredProducts, Casts, Backend):
+class CppyyBackend(DecodeOperations, RoutingOperations, StoredProducts, Casts, Backend):
     """Kernels generated as C++ and compiled at run time for this processor.
 
     Several threads may call it at once: the first uses the threads of the pool, the others compute alone. Results
@@ -133,6 +154,7 @@ class CppyyBackend(DecodeOperations, StoredProducts, Casts, Backend):
             check_integer("threads", threads, 1, processor.MOST_THREADS)
         self._isa, self._threads = isa, threads
         self._pool: Pool | None = None
+        self._kept: weakref.WeakSet[KeptParts] = weakref.WeakSet()
         self._closed = False
 
     def availability(self) -> Availability:
@@ -151,7 +173,7 @@ class CppyyBackend(DecodeOperations, StoredProducts, Casts, Backend):
         integer = Arithmetic("integer", "float32", integer_roundings)
         form = {"block": (SEGMENT,), "mantissa": (8,), "exponent": (8,)}
         operations["linear.qgemm_bfp"] = Declaration(form, integer)
-        operations |= DecodeOperations.declared | dict(DECLARED) | Casts.declared
+        operations |= DecodeOperations.declared | RoutingOperations.declared | dict(DECLARED) | Casts.declared
         return Capabilities(operations, concurrent=True, details=self._details(), profiles=("lowbit-1.1/qgemv-4",))
 
     def _details(self) -> dict[str, str]:
@@ -173,6 +195,29 @@ class CppyyBackend(DecodeOperations, StoredProducts, Casts, Backend):
         table = processor.choose_table(self._isa)  # before anything is compiled
         return CppyyLinear(matrix, layout_for(matrix, table), table, self._require_pool())
 
+    def compiled(self, decoder: Decoder) -> AnyDecoder:
+        parts = StepParts(self.name, decoder, self._table, self._decode, self._require_pool())
+        return CompiledDecoder(decoder.config, decoder.embedding, parts)
+
+    def kept_step(self, request: StepRequest) -> tuple[AnyDecoder, Mapping[str, Any]] | None:
+        table, threads = processor.choose_table(self._isa), processor.choose_threads(self._threads)
+        recorded = CppyyBackend(table.name, threads=1)
+
+        def make() -> Made:
+            decoder, facts = request.make(recorded)
+            parts = StepParts(self.name, decoder, table, recorded._decode, recorded._require_pool())
+            return Made(decoder.embedding, parts, facts)
+
+        found = kept(Wanted(request.identity, request.config, table, request.step, make), threads)
+        if found is None:
+            return None
+        decoder, parts, facts = found
+        with preparing:
+            if self._closed:
+                raise_failure(3)
+            self._kept.add(parts)
+        return decoder, facts
+
     def _require_pool(self) -> Pool:
         """The pool of this backend, made when it is first needed."""
         threads = processor.choose_threads(self._threads)
@@ -186,6 +231,8 @@ class CppyyBackend(DecodeOperations, StoredProducts, Casts, Backend):
     def close(self) -> None:
         """End the threads. Matrices prepared by this backend can then no longer be used."""
         with preparing:
-            self._closed, pool = True, self._pool
+            self._closed, pool, kept = True, self._pool, list(self._kept)
+        for owner in kept:
+            owner.stop()
         if pool is not None:
             pool.stop()

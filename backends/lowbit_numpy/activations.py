@@ -15,7 +15,9 @@ DIRECT = Declaration(TYPES, Arithmetic("direct", "float32", any_order))
 class ActivationOperations:
     """The hooks of the chapter `lowbit.model.layers`."""
 
-    declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(("blocks.rms_norm", "blocks.swiglu"), DIRECT)
+    declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(
+        ("blocks.rms_norm", "blocks.swiglu", "blocks.geglu"), DIRECT
+    )
 
     @widened
     def _blocks_rms_norm(self, x: F32, gain: F32, epsilon: float) -> F32:
@@ -29,4 +31,11 @@ class ActivationOperations:
     def _blocks_swiglu(self, gate: F32, up: F32) -> F32:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             result: F32 = gate / (1 + np.exp(-gate)) * up
+        return result
+
+    @widened
+    def _blocks_geglu(self, gate: F32, up: F32) -> F32:
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            cubic = gate * (1 + np.float32(0.044715) * gate * gate)
+            result: F32 = gate / (1 + np.exp(np.float32(-2 * np.sqrt(2 / np.pi)) * cubic)) * up
         return result

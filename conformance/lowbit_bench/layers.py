@@ -39,6 +39,7 @@ FULL: Mapping[str, tuple[tuple[str, ...], Make]] = MappingProxyType(
         **OFFLINE,
         "blocks.rms_norm": (("hidden", "batch"), lambda i: (i.normal(i.batch, i.hidden), i.normal(i.hidden), EPSILON)),
         "blocks.swiglu": (("inner", "batch"), lambda i: (i.normal(i.batch, i.inner), i.normal(i.batch, i.inner))),
+        "blocks.geglu": (("inner", "batch"), lambda i: (i.normal(i.batch, i.inner), i.normal(i.batch, i.inner))),
         "rope.rotate": (
             ("heads", "head_dim", "batch"),
             lambda i: (i.normal(i.batch, i.heads, i.head_dim), rotation(half_split(i.head_dim), THETA, 0, i.batch)),

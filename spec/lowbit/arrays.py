@@ -19,6 +19,7 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
 U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
 Activations = F32 | F16 | BF16
 """Numbers in one of the three types in which models compute."""
 Array = npt.NDArray[Any]

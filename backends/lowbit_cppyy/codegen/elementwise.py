@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from lowbit.kernels.program import Address, Advance, Instruction, Loop, Program, Step
-from lowbit_cppyy.codegen.exponential import CONSTANTS, exponential
+from lowbit_cppyy.codegen.exponential import CONSTANTS, constant, exponential
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import function
 
@@ -131,11 +131,25 @@ def _normed(offset: int) -> Iterator[Step]:
 
 
 def _gated(offset: int) -> Iterator[Step]:
-    """With t = e^−|a|, silu(a) is a / (1 + t) for a ≥ 0 and a·t / (1 + t) below. As t is at most 1, the numerator is
-    the greater of a and a·t. For a NaN the second is taken, which is a NaN too; for −∞ it is ∞·0."""
     yield load("a", "w", offset)
+    yield from _activated("a", offset)
+
+
+def _gelu_gated(offset: int) -> Iterator[Step]:
+    """gelu(a) is a σ(w) with w = a (c₁ + c₃ a²). Where a² overflows, w is infinite, as far as σ can tell."""
+    yield load("a", "w", offset)
+    yield Instruction("multiply", "v", ("a", "a"))
+    yield Instruction("fmadd", "v", ("v", "gelu_3", "gelu_1"))
+    yield Instruction("multiply", "v", ("v", "a"))
+    yield from _activated("v", offset)
+
+
+def _activated(logit: str, offset: int) -> Iterator[Step]:
+    """a σ(w) b, where a register holds w, which has the sign of a. With t = e^−|w|, a σ(w) is a / (1 + t) for a ≥ 0 and
+    a·t / (1 + t) below. As t is at most 1, the numerator is the greater of a and a·t. For a NaN the second is taken,
+    which is a NaN too; for −∞ it is ∞·0."""
     yield load("b", "s", offset)
-    yield Instruction("as_int", "n", ("a",))
+    yield Instruction("as_int", "n", (logit,))
     yield Instruction("or", "n", ("n", "sign"))
     yield Instruction("as_float", "t", ("n",))
     yield from exponential("t", "t")
@@ -157,6 +171,8 @@ def _rotated(offset: int) -> Iterator[Step]:
     yield store(offset, "a")
 
 
+GELU = constant("gelu_1", 1.5957691216057308), constant("gelu_3", 0.07135481627260025)
+"""2√(2/π), and 0.044715 times that."""
 SIGN = Instruction("broadcast_int", "sign", (0x80000000,))
 _ONE_ROW, _TWO_ROWS = {"w": CHUNK, "y": CHUNK}, {"w": CHUNK, "s": CHUNK, "y": CHUNK}
 
@@ -180,6 +196,10 @@ PASSES: Mapping[str, tuple[str, Callable[[int], Program]]] = MappingProxyType(
         "gated": (
             "y = silu(w) * s",
             lambda lanes: elementwise(lanes, (*CONSTANTS, SIGN), _gated, _TWO_ROWS),
+        ),
+        "gelu_gated": (
+            "y = gelu(w) * s",
+            lambda lanes: elementwise(lanes, (*CONSTANTS, *GELU, SIGN), _gelu_gated, _TWO_ROWS),
         ),
         "rotated": (
             f"y = w * z + s * z[{CHUNK}], cosines and sines in alternate chunks",

@@ -173,8 +173,10 @@ inline void lay_mantissas(const Groups& shape, const Route& route, const std::in
 }
 
 // Activations in blocks of 32 with 8-bit mantissas (lowbit.quantization.bfp.cast): e from the largest magnitude, then
-// rint(x / 2^e) saturated at 127. Adding 1.5 * 2^23 rounds to nearest, ties to even. `x` is finite.
-inline void cast_blocks(const float* x, std::int64_t n, std::int8_t* mantissas, std::int16_t* exponents) {
+// rint(x / 2^e) saturated at 127. Adding 1.5 * 2^23 rounds to nearest, ties to even. Returns whether x is finite; other
+// numbers have no cast.
+inline bool cast_blocks(const float* x, std::int64_t n, std::int8_t* mantissas, std::int16_t* exponents) {
+  bool finite = true;
   for (std::int64_t start = 0; start < n; start += activation_block) {
     const std::int64_t length = std::min(activation_block, n - start);
     std::uint32_t largest = 0;
@@ -183,6 +185,7 @@ inline void cast_blocks(const float* x, std::int64_t n, std::int8_t* mantissas, 
       std::memcpy(&a, x + start + k, sizeof a);
       largest = std::max(largest, a & 0x7FFFFFFFu);
     }
+    finite = finite && largest < 0x7F800000u;
     // A normal float is f * 2^E' with E' = exponent bits - 126; e = E' - 7. Subnormal floats have the least exponent.
     const std::int64_t e = std::max<std::int64_t>(static_cast<std::int64_t>(largest >> 23) - 133, -127);
     const float inverse = power_of_two(-e);
@@ -194,6 +197,7 @@ inline void cast_blocks(const float* x, std::int64_t n, std::int8_t* mantissas, 
     }
     exponents[start / activation_block] = static_cast<std::int16_t>(e);
   }
+  return finite;
 }
 
 }  // namespace lowbit

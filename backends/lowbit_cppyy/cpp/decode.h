@@ -88,21 +88,23 @@ inline void rms_norm_wide(const float* x, const float* gain, float epsilon, std:
 }
 
 // squares, normed
+inline void rms_norm_row(const KernelSet& kernels, const float* row, const float* gain, float epsilon, std::int64_t n,
+                         float* out) {
+  const float mean = sum(kernels.call[0], row, n) / static_cast<float>(n) + epsilon;
+  const float factor = 1 / std::sqrt(mean);
+  if (mean <= FLT_MAX) each(kernels.call[1], &factor, row, gain, n, out);
+  else rms_norm_wide(row, gain, epsilon, n, out);
+}
+
 inline Status rms_norm(const KernelSet& kernels, const float* x, const float* gain, float epsilon, std::int64_t rows,
                        std::int64_t n, float* out) {
   return spread(*kernels.pool, rows, 2 * n, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t t = first; t < last; ++t) {
-      const float* const row = x + t * n;
-      const float mean = sum(kernels.call[0], row, n) / static_cast<float>(n) + epsilon;
-      const float factor = 1 / std::sqrt(mean);
-      if (mean <= FLT_MAX) each(kernels.call[1], &factor, row, gain, n, out + t * n);
-      else rms_norm_wide(row, gain, epsilon, n, out + t * n);
-    }
+    for (std::int64_t t = first; t < last; ++t) rms_norm_row(kernels, x + t * n, gain, epsilon, n, out + t * n);
   });
 }
 
-// gated
-inline Status swiglu(const KernelSet& kernels, const float* gate, const float* up, std::int64_t count, float* out) {
+// gated or gelu_gated
+inline Status gated_unit(const KernelSet& kernels, const float* gate, const float* up, std::int64_t count, float* out) {
   const std::int64_t iterations = (count + chunk - 1) / chunk;
   return spread(*kernels.pool, iterations, chunk * exponential_work, [&](std::int64_t first, std::int64_t last) {
     const std::int64_t start = first * chunk, stop = std::min(last * chunk, count);
@@ -124,30 +126,44 @@ inline Status softmax(const KernelSet& kernels, const float* scores, std::int64_
 }
 
 // rotated
+inline std::int64_t padded_channels(std::int64_t d) { return (d + chunk - 1) / chunk * chunk; }
+
+// The cosines and sines of a position, d channels of each, in alternate chunks: what a rotation reads. What pads the
+// last chunks is not written.
+template <class Number> inline void lay_angles(const Number* cosines, const Number* sines, std::int64_t d, float* both) {
+  for (std::int64_t c = 0; c < d; ++c) {
+    both[c / chunk * 2 * chunk + c % chunk] = static_cast<float>(cosines[c]);
+    both[c / chunk * 2 * chunk + chunk + c % chunk] = static_cast<float>(sines[c]);
+  }
+}
+
+// One head; `out` may be x. `room` has 3 * padded_channels(d) floats, zeros where they pad.
+inline void rotate_head(const KernelSet& kernels, const float* x, const float* both, const std::int64_t* partners,
+                        std::int64_t d, float* room, float* out) {
+  const std::int64_t padded = padded_channels(d);
+  float *const own = room, *const partner = own + padded, *const result = partner + padded;
+  std::memcpy(own, x, d * sizeof(float));
+  for (std::int64_t c = 0; c < d; ++c) partner[c] = own[partners[c]];
+  kernels.call[0](elements(own), elements(partner), elements(both), nullptr, result,
+                  Sizes{padded / chunk, 0, nullptr, nullptr, nullptr});
+  std::memcpy(out, result, d * sizeof(float));
+}
+
 inline Status rotate(const KernelSet& kernels, const float* x, const double* cosines, const double* sines,
                      const std::int64_t* partners, std::int64_t tokens, std::int64_t heads, std::int64_t d,
                      float* out) {
   if (std::any_of(partners, partners + d, [&](std::int64_t c) { return c < 0 || c >= d; })) return STRANGE;
-  const std::int64_t padded = (d + chunk - 1) / chunk * chunk;
+  const std::int64_t padded = padded_channels(d);
   std::atomic<bool> failed{false};
   const Status status = spread(*kernels.pool, tokens, 4 * heads * d, [&](std::int64_t first, std::int64_t last) {
     const Scratch room = scratch(5 * padded * sizeof(float));
     if (!room) return failed.store(true);
-    float* const both = static_cast<float*>(room.get());  // chunks of cosines and of sines in alternation
-    float *const own = both + 2 * padded, *const partner = own + padded, *const result = partner + padded;
+    float* const both = static_cast<float*>(room.get());
     std::fill_n(both, 5 * padded, 0.0f);
     for (std::int64_t t = first; t < last; ++t) {
-      for (std::int64_t c = 0; c < d; ++c) {
-        both[c / chunk * 2 * chunk + c % chunk] = static_cast<float>(cosines[t * d + c]);
-        both[c / chunk * 2 * chunk + chunk + c % chunk] = static_cast<float>(sines[t * d + c]);
-      }
-      for (std::int64_t row = t * heads; row < (t + 1) * heads; ++row) {
-        std::memcpy(own, x + row * d, d * sizeof(float));
-        for (std::int64_t c = 0; c < d; ++c) partner[c] = own[partners[c]];
-        kernels.call[0](elements(own), elements(partner), elements(both), nullptr, result,
-                       Sizes{padded / chunk, 0, nullptr, nullptr, nullptr});
-        std::memcpy(out + row * d, result, d * sizeof(float));
-      }
+      lay_angles(cosines + t * d, sines + t * d, d, both);
+      for (std::int64_t row = t * heads; row < (t + 1) * heads; ++row)
+        rotate_head(kernels, x + row * d, both, partners, d, both + 2 * padded, out + row * d);
     }
   });
   return failed ? NO_MEMORY : status;
@@ -258,8 +274,8 @@ inline int rms_norm(std::uintptr_t kernels, const float* x, const float* gain, f
   return rows == 0 ? OK : lowbit::rms_norm(*at<KernelSet>(kernels), x, gain, epsilon, rows, n, out);
 }
 
-inline int swiglu(std::uintptr_t kernels, const float* gate, const float* up, std::int64_t count, float* out) {
-  return count == 0 ? OK : lowbit::swiglu(*at<KernelSet>(kernels), gate, up, count, out);
+inline int gated_unit(std::uintptr_t kernels, const float* gate, const float* up, std::int64_t count, float* out) {
+  return count == 0 ? OK : lowbit::gated_unit(*at<KernelSet>(kernels), gate, up, count, out);
 }
 
 inline int softmax(std::uintptr_t kernels, const float* scores, std::int64_t rows, std::int64_t n, float* out) {

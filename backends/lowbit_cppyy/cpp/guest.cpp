@@ -3,7 +3,8 @@
 // A request is its kind, 64 bits, and then what that kind needs:
 //   0: bytes, to be held; the answer is their address       1: an address, to be given back
 //   2: bytes, the path of a library with a kernel; the answer is the address of the kernel
-//   3 and on: a function and its arguments, 8 bytes for a number and bytes for a pointer; the answer is the result, and
+//   3: an address and a number of bytes; the answer is 0, and then the bytes that are held there
+//   4 and on: a function and its arguments, 8 bytes for a number and bytes for a pointer; the answer is the result, and
 //   then what the function wrote to its pointers.
 // Bytes come after their number.
 #include <cstdio>
@@ -12,7 +13,7 @@
 #include <type_traits>
 
 #include "blocks.h"
-#include "casts.h"
+#include "step.h"
 
 template <class T> T next() {
   T value;
@@ -62,6 +63,12 @@ std::int64_t load(const char* path) {
   return reinterpret_cast<std::int64_t (*)()>(dlsym(library, "kernel_address"))();
 }
 
+void send_back() {
+  const char* const held = reinterpret_cast<const char*>(next<std::int64_t>());
+  const std::size_t size = next<std::int64_t>();
+  answer(0), std::fwrite(held, 1, size, stdout);
+}
+
 int main() {
   using namespace lowbit::bridge;
   for (;;) {
@@ -69,6 +76,7 @@ int main() {
       case 0: answer(reinterpret_cast<std::int64_t>(Bytes().data.release())); break;
       case 1: delete[] reinterpret_cast<char*>(next<std::int64_t>()), answer(0); break;
       case 2: answer(load(Bytes().data.get())); break;
+      case 3: send_back(); break;
       FUNCTIONS  // a case for each, written by lowbit_cppyy.emulation.guest
       default: return 1;
     }

@@ -40,29 +40,34 @@ struct Job {
 // Fills a tile of results: with zeros before the first block, with the sums so far before any other.
 inline void begin_tile(const Job& job, std::int64_t row, std::int64_t column, std::int64_t width, float* tile) {
   const Linear& linear = *job.linear;
-  std::memset(tile, 0, job.route->rows * linear.panel * sizeof(float));
+  const std::int64_t columns = job.route->columns, whole = (width + columns - 1) / columns * columns;
+  for (std::int64_t r = 0; r < job.route->rows; ++r) std::memset(tile + r * linear.panel, 0, whole * sizeof(float));
   if (job.first == 0) return;
   for (std::int64_t r = 0; r < job.route->rows && row + r < job.rows; ++r)
     std::memcpy(tile + r * linear.panel, job.out + (row + r) * linear.columns + column, width * sizeof(float));
 }
 
-inline void compute_panel(const Job& job, std::int64_t number) {
+// The columns from .. to of a panel; `from` is a multiple of the columns that a kernel computes at once.
+inline void compute_columns(const Job& job, std::int64_t number, std::int64_t from, std::int64_t to) {
   const Linear& linear = *job.linear;
   const Route& route = *job.route;
-  const std::int64_t column = number * linear.panel;
-  const std::int64_t width = std::min(linear.panel, linear.columns - column);
+  const std::int64_t column = number * linear.panel + from, width = to - from;
   alignas(64) float tile[max_rows * max_panel];
   for (std::int64_t row = 0; row < job.rows; row += route.rows) {
     begin_tile(job, row, column, width, tile);
     for (std::int64_t block = job.first; block < job.last; ++block) {
       const std::uint32_t* const w = linear.stream + linear.starts[number * linear.blocks + block];
       const float* const x = job.x + row * route.x_length + route.x_starts[block] * route.rows;
-      for (std::int64_t j = 0; j < width; j += route.columns)
-        route.call(w + j, w + j / linear.scales_each, w + j / linear.zeros_each, x, tile + j, route.sizes[block]);
+      for (std::int64_t j = from; j < to; j += route.columns)
+        route.call(w + j, w + j / linear.scales_each, w + j / linear.zeros_each, x, tile + j - from, route.sizes[block]);
     }
     for (std::int64_t r = 0; r < route.rows && row + r < job.rows; ++r)
       std::memcpy(job.out + (row + r) * linear.columns + column, tile + r * linear.panel, width * sizeof(float));
   }
+}
+
+inline void compute_panel(const Job& job, std::int64_t number) {
+  compute_columns(job, number, 0, std::min(job.linear->panel, job.linear->columns - number * job.linear->panel));
 }
 
 inline void compute_panels(const void* job, std::int64_t first, std::int64_t last) {

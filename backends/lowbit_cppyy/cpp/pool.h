@@ -1,6 +1,6 @@
 // A pool of threads that ends with its owner.
 //
-// A call of `run` cuts a range into chunks and gives every thread a share of neighbouring ones, so that each reads one
+// A call of `together` runs one function in several threads at once. A call of `run` cuts a range into chunks and gives every thread a share of neighbouring ones, so that each reads one
 // long stretch of memory. A thread takes chunks from the front of its share. When the share is done, it steals the back
 // half of the rest of another's. The caller begins at once, as does every worker that is awake by then. A late worker
 // finds its share stolen, and nobody waits for it. So a small call never pays for a slow wake-up. The result does not
@@ -75,6 +75,8 @@ class Pool {
  public:
   // Calls `body(context, first, last)` for chunks that together cover the range once. It must not throw.
   using Body = void (*)(const void* context, std::int64_t first, std::int64_t last);
+  // Calls `team(context, thread, threads)` in several threads at the same time. It must not throw.
+  using Team = void (*)(const void* context, int thread, int threads);
 
   // `threads` counts the caller: one thread means no workers. Where the system refuses a thread, fewer are used.
   // The workers get the affinity that the creating thread has at that moment; later changes do not move them.
@@ -116,11 +118,38 @@ class Pool {
     if (!wake && sleepers_.load(std::memory_order_relaxed) == static_cast<int>(workers_.size())) {
       body(context, 0, count);  // no worker will take part, so the range is not cut
     } else {
-      job_ = {body, context, count, grain_for(count, grain), processor()};
-      open(wake);
+      job_ = {body, nullptr, context, count, grain_for(count, grain), processor()};
+      cut();
+      open(wake, static_cast<int>(std::min<std::int64_t>((count - 1) / job_.grain, INT_MAX)));
       take_chunks(0);
       close();
     }
+    busy_.store(false, std::memory_order_release);
+    return OK;
+  }
+
+  // Calls `team` once in each of several threads, which may wait for one another: the caller and the workers that come
+  // in time. It is for long work of many parts, between which the threads stay awake. Where another thread uses the
+  // workers, the caller is alone.
+  Status together(Team team, const void* context) {
+    if (forked()) return FORKED;
+    if (stopped_.load(std::memory_order_acquire)) return CLOSED;
+    const std::shared_lock<std::shared_mutex> call(calls_);
+    const StandardArithmetic arithmetic;
+    if (stopped_.load(std::memory_order_acquire)) return CLOSED;
+    if (workers_.empty() || busy_.exchange(true, std::memory_order_acquire)) {
+      team(context, 0, 1);
+      return OK;
+    }
+    const std::uint32_t workers = static_cast<std::uint32_t>(workers_.size());
+    job_ = {nullptr, team, context, 0, 0, processor()};
+    came_.store(0, std::memory_order_relaxed), size_.store(0, std::memory_order_relaxed);
+    open(true, static_cast<int>(workers));
+    watch(gathering_patience, [&] { return came_.load(std::memory_order_relaxed) == workers; });
+    const int size = 1 + static_cast<int>(came_.fetch_or(too_late, std::memory_order_acq_rel));
+    size_.store(size, std::memory_order_release);
+    team(context, 0, size);
+    close();
     busy_.store(false, std::memory_order_release);
     return OK;
   }
@@ -151,8 +180,18 @@ class Pool {
   // sleeping and being woken, so that it loses at most as much again.
   static constexpr std::chrono::microseconds caller_patience{20};
 
+  // The time that the caller of `together` spins for workers to come: more than waking one takes. Tests that look for
+  // races choose a long one, so that all workers come.
+#ifndef LOWBIT_GATHERING
+#define LOWBIT_GATHERING 100
+#endif
+  static constexpr std::chrono::microseconds gathering_patience{LOWBIT_GATHERING};
+  // The time that a worker spins after such a call: a decoder that generates makes the next one soon.
+  static constexpr std::chrono::microseconds team_patience{200};
+
   struct Job {
     Body body;
+    Team team;  // or nullptr
     const void* context;
     std::int64_t count, grain;
     int processor;  // of the caller
@@ -169,7 +208,10 @@ class Pool {
   // The state of the job: workers inside, whether it may still be entered, whether the caller sleeps until all left.
   static constexpr std::uint32_t is_open = 1u << 31, caller_sleeps = 1u << 30, inside = caller_sleeps - 1;
 
-  void open(bool wake) {
+  static constexpr std::uint32_t too_late = 1u << 31;  // of `came_`
+
+  // Gives every thread its share of the chunks.
+  void cut() {
     const std::uint64_t chunks = (job_.count - 1) / job_.grain + 1;
     const std::uint64_t threads = threads_, sharing = std::min(threads, chunks);
     for (std::uint64_t n = 0; n < threads; ++n) {
@@ -177,9 +219,12 @@ class Pool {
       const std::uint64_t next = std::min(n + 1, sharing);
       shares_[n].range.store(range(chunks * share / sharing, chunks * next / sharing), std::memory_order_relaxed);
     }
+  }
+
+  void open(bool wake, int most) {
     state_.value.store(is_open, std::memory_order_release);
     number_.value.fetch_add(1);  // before looking for sleepers: either they are seen here, or they see this
-    if (wake && sleepers_.load() > 0) number_.wake(static_cast<int>(std::min<std::uint64_t>(chunks - 1, INT_MAX)));
+    if (wake && sleepers_.load() > 0) number_.wake(most);
   }
 
   void close() {
@@ -200,6 +245,16 @@ class Pool {
 
   void leave() {
     if (state_.value.fetch_sub(1, std::memory_order_acq_rel) == (caller_sleeps | 1)) state_.wake_all();
+  }
+
+  // Takes part in a team, unless it has begun.
+  void take_part() {
+    const std::uint32_t before = came_.fetch_add(1, std::memory_order_acq_rel);
+    if (before & too_late) return;
+    int size = 0;
+    while (!watch(gathering_patience, [&] { return (size = size_.load(std::memory_order_acquire)) != 0; }))
+      std::this_thread::yield();
+    job_.team(job_.context, 1 + static_cast<int>(before), size);
   }
 
   void take_chunks(int thread) {
@@ -256,9 +311,10 @@ class Pool {
     pthread_setname_np(pthread_self(), "lowbit");
 #endif
     const StandardArithmetic arithmetic;
+    auto patience = worker_patience;
     for (std::uint32_t seen = 0;;) {
       const auto news = [&] { return number_.value.load() != seen; };
-      const bool awake = watch(worker_patience, news);
+      const bool awake = watch(patience, news);
       if (!awake) {
         sleepers_.fetch_add(1);
         while (!news()) number_.sleep_while(seen);
@@ -268,7 +324,9 @@ class Pool {
       seen = number_.value.load();
       if (!enter()) continue;  // too late: the other threads have done the job
       if (!awake) leave_the_caller_alone();
-      take_chunks(thread);
+      patience = job_.team ? team_patience : worker_patience;
+      if (job_.team) take_part();
+      else take_chunks(thread);
       leave();
     }
   }
@@ -287,6 +345,8 @@ class Pool {
   Word state_;
   Word number_;  // of the job; workers wait for it to change
   std::atomic<int> sleepers_{0};
+  std::atomic<std::uint32_t> came_{0};  // workers that came to a team; `too_late` once it has begun
+  std::atomic<int> size_{0};            // of the team, the caller included; 0 until it begins
 };
 
 }  // namespace lowbit

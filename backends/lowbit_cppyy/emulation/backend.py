@@ -2,13 +2,15 @@
 
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import numpy as np
 
-from lowbit.arrays import F32, Array
-from lowbit.backend import Availability
+from lowbit.arrays import F32, U64, Array
+from lowbit.backend import Availability, Backend
+from lowbit.errors import UnavailableError
 from lowbit_cppyy.backend import CppyyBackend
 from lowbit_cppyy.codegen.isa import NEON, NEONDOT, InstructionSet
 from lowbit_cppyy.codegen.lowering import prelude
@@ -18,14 +20,15 @@ from lowbit_cppyy.emulation.guest import (
     PROCESSORS,
     RELEASE,
     REMEDY,
+    SEND_BACK,
     Guest,
     bridge,
-    compiled,
     missing,
     of_bytes,
 )
 from lowbit_cppyy.runtime import processor
 from lowbit_cppyy.runtime.compiler import Compilable, Runtime, replace_runtime
+from lowbit_cppyy.step.source import StepSource
 
 Result = TypeVar("Result")
 
@@ -33,8 +36,8 @@ Result = TypeVar("Result")
 class EmulatedRuntime(Runtime):
     """A cross compiler and an emulated process in place of cppyy."""
 
-    def __init__(self, table: InstructionSet) -> None:
-        self._guest = Guest(table)
+    def __init__(self, guest: Guest) -> None:
+        self._guest = guest
         self._kernels: dict[str, int] = {}
         self.bridge = bridge(self._guest)
         self.multiply, self.multiply_cast = self.bridge.multiply, self.bridge.multiply_cast
@@ -56,22 +59,36 @@ class EmulatedRuntime(Runtime):
         weakref.finalize(array, self._release, held).atexit = False
         return held
 
+    @contextmanager
+    def written(self, arrays: Sequence[Array]) -> Iterator[U64]:
+        """With copies for that time, which are sent back at its end."""
+        held = [self._guest.ask(HOLD, of_bytes(each.tobytes())) for each in arrays]
+        try:
+            yield np.array(held, np.uint64)
+            for array, place in zip(arrays, held, strict=True):
+                self._guest.ask(SEND_BACK, struct.pack("<qq", place, array.nbytes), array)
+        finally:
+            for place in held:
+                self._release(place)
+
     def _release(self, held: int) -> None:
         if not self._guest.forked:
-            self._guest.ask(RELEASE, struct.pack("<q", held))
+            with suppress(UnavailableError):  # a process that ended holds nothing
+                self._guest.ask(RELEASE, struct.pack("<q", held))
 
     def kernel(self, kernel: Compilable) -> int:
         """The guest's address of a kernel, which is a library of its own."""
         if kernel.name not in self._kernels:
-            source = '#include "linear.h"\n' + prelude(kernel.table) + kernel.source
+            header = "step.h" if isinstance(kernel, StepSource) else "activations.h"
+            source = f'#include "{header}"\n' + prelude(kernel.table) + kernel.source
             source += 'extern "C" std::int64_t kernel_address() {\n  return reinterpret_cast<std::int64_t>'
             source += f"(&lowbit::{kernel.table.name}::{kernel.name});\n}}\n"
-            library = compiled(source, kernel.table, "-shared")
+            library = self._guest.compiled(source, "-shared")
             self._kernels[kernel.name] = self._guest.ask(LOAD, of_bytes(bytes(library) + b"\0"))
         return self._kernels[kernel.name]
 
 
-RUNTIMES = {table.name: EmulatedRuntime(table) for table in (NEONDOT, NEON)}
+RUNTIMES = {table.name: EmulatedRuntime(Guest(table)) for table in (NEONDOT, NEON)}
 """Those of this process."""
 
 
@@ -96,6 +113,8 @@ class EmulatedBackend(CppyyBackend):
     def children(self) -> tuple[int, ...]:
         """The emulated process, a part of this backend: the suite lets it live."""
         return RUNTIMES[self._emulated.name].children
+
+    kept_step = Backend.kept_step
 
     def _details(self) -> dict[str, str]:
         name = self._emulated.name

@@ -20,6 +20,7 @@ from lowbit.arrays import Array
 from lowbit.errors import UnavailableError
 from lowbit.system.storage import code_folder, kept_code
 from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.runtime.compiler import FORKED
 
 COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
 REMEDY = "install g++-aarch64-linux-gnu and qemu-user"
@@ -35,15 +36,18 @@ FUNCTIONS = (
     *("create_pool", "stop_pool", "destroy_pool", "create_linear", "destroy_linear", "create_route", "destroy_route"),
     *("multiply", "multiply_cast", "multiply_blocks", "create_stored_route", "destroy_stored_route"),
     *("multiply_stored", "multiply_stored_bytes", "create_kernel_set", "destroy_kernel_set"),
-    *("rms_norm", "swiglu", "softmax", "rotate", "attend", "cast", "decode", "dot", "dot_bytes", "total"),
-    "cast_activations",
+    *("rms_norm", "gated_unit", "softmax", "rotate", "attend", "cast", "decode", "dot", "dot_bytes", "total"),
+    *("cast_activations", "multiply_stored_cast", "gate", "choose", "weigh"),
+    *("create_products", "destroy_products", "create_model", "destroy_model", "run_step", "run_batch"),
+    "score_rows",
 )
 """Of `lowbit::bridge`."""
 
-HOLD, RELEASE, LOAD, FIRST_FUNCTION = range(4)
-"""Kinds of requests; the functions follow in their order."""
+ENDS = "stop_", "destroy_"
+"""How the names of functions begin by which something ends."""
 
-FORKED = 2  # the status of a call in a process that was forked
+HOLD, RELEASE, LOAD, SEND_BACK, FIRST_FUNCTION = range(5)
+"""Kinds of requests; the functions follow in their order."""
 
 
 def missing() -> str | None:
@@ -91,8 +95,15 @@ class Guest:
         self._owner = os.getpid()
         cases = (f"case {number}: serve(&{name}); break;" for number, name in enumerate(FUNCTIONS, FIRST_FUNCTION))
         source = (CPP / "guest.cpp").read_text("utf-8").replace("FUNCTIONS", "\n".join(cases))
-        program = compiled(source, self._table, "-pthread", "-rdynamic", "-ldl")
-        return subprocess.Popen(command(program, self._table), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        program = self.compiled(source, "-pthread", "-rdynamic", "-ldl")
+        return subprocess.Popen(self._command(program), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def compiled(self, source: str, *options: str) -> Path:
+        """A program or a library for this process."""
+        return compiled(source, self._table, *options)
+
+    def _command(self, program: Path) -> list[str]:
+        return command(program, self._table)
 
     @property
     def children(self) -> tuple[int, ...]:
@@ -154,12 +165,18 @@ class Function:
 
     def __init__(self, guest: Guest, kind: int, written: Sequence[int]) -> None:
         self._guest, self._kind, self._written = guest, kind, written
+        self._ends = FUNCTIONS[kind - FIRST_FUNCTION].startswith(ENDS)
 
     def __call__(self, *arguments: Any) -> int:
         if self._guest.forked:
             return FORKED
         parts = [of_array(each) if isinstance(each, np.ndarray) else of_number(each) for each in arguments]
-        return self._guest.ask(self._kind, b"".join(parts), *(arguments[place] for place in self._written))
+        try:
+            return self._guest.ask(self._kind, b"".join(parts), *(arguments[place] for place in self._written))
+        except UnavailableError:
+            if not self._ends:
+                raise
+            return 0  # it ended with the process
 
 
 def of_number(number: float) -> bytes:

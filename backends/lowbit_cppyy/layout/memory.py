@@ -40,15 +40,15 @@ def aligned(elements: int) -> Words:
     global _slab
     size = -(-4 * elements // ALIGNMENT) * ALIGNMENT
     if size > SLAB // 2:
-        return _huge(size)[: 4 * elements].view(np.uint32)
+        return huge(size)[: 4 * elements].view(np.uint32)
     with _lock:
         if size > len(_slab):
-            _slab = _huge(SLAB)
+            _slab = huge(SLAB)
         room, _slab = _slab[:size], _slab[size:]
     return room[: 4 * elements].view(np.uint32)
 
 
-def _huge(size: int) -> U8:
+def huge(size: int) -> U8:
     """New memory that begins on a huge page."""
     room = np.empty(size + HUGE_PAGE, np.uint8)
     start = -room.ctypes.data % HUGE_PAGE

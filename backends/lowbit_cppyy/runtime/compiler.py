@@ -13,14 +13,16 @@ code 129, and writes its paths into the environment; both are undone.
 
 import atexit
 import ctypes
+import hashlib
 import os
 import pkgutil
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -28,7 +30,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import F32, U8, U32, Array
+from lowbit.arrays import F32, U8, U32, U64, Array
 from lowbit.errors import UnavailableError
 from lowbit.system.memory import check_address_space
 from lowbit_cppyy.codegen.isa import InstructionSet
@@ -55,9 +57,11 @@ START_BYTES, COMPILE_BYTES = 384 * 2**20, 64 * 2**20
 """Address space for cppyy (230 MiB, measured) with some kernels, and for one more compilation (20 MiB at most). Its
 compiler aborts the process if an allocation fails."""
 
+FORKED = 2
+"""Status of a call in a child of fork."""
 FAILURES = {
     1: ("there is no memory for a copy of the activations", "multiply fewer rows at once"),
-    2: ("its threads do not exist in a forked process", "load the backend in the child, or use spawn"),
+    FORKED: ("its threads do not exist in a forked process", "load the backend in the child, or use spawn"),
     3: ("it was closed", "load it again"),
 }
 
@@ -188,6 +192,11 @@ class Runtime:
         """Where C++ finds an array, which the caller keeps alive."""
         return int(array.ctypes.data)
 
+    @contextmanager
+    def written(self, arrays: Sequence[Array]) -> Iterator[U64]:
+        """The addresses of arrays that C++ writes to; at the end of the context they hold what it wrote."""
+        yield np.array([self.address(each) for each in arrays], np.uint64)
+
     def include_table(self, table: InstructionSet) -> None:
         """Compile the prelude of an instruction set, the first time that it is requested."""
         with preparing:
@@ -224,20 +233,33 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=preparing.acquire, after_in_parent=preparing.release, after_in_child=preparing.release)
 
 _runtime: Runtime | None = None
+_other: ContextVar[Runtime | None] = ContextVar("other", default=None)
 
 
 def runtime() -> Runtime:
-    """The only runtime of the process, made when it is first requested.
+    """The only runtime of the process, made when it is first requested; inside `using`, the one given there.
 
     Raises:
         UnavailableError: cppyy or the C++ headers are missing.
     """
     global _runtime
+    if other := _other.get():
+        return other
     with preparing:
         if _runtime is None:
             _runtime = Runtime()
             atexit.register(_stop_pools)  # runs before cppyy's own handler, which was registered earlier
         return _runtime
+
+
+@contextmanager
+def using(other: Runtime) -> Iterator[None]:
+    """Let this thread use another runtime."""
+    token = _other.set(other)
+    try:
+        yield
+    finally:
+        _other.reset(token)
 
 
 def replace_runtime(other: Runtime) -> None:
@@ -285,14 +307,27 @@ class Pool:
         self.handle: int = bridge.create_pool(threads)
         self._finalizer = weakref.finalize(self, bridge.destroy_pool, self.handle)
         self._finalizer.atexit = False  # a daemon thread may still be in a call then; `_stop_pools` is enough
-        _pools.add(self)
+        stop_at_exit(self)
 
     def stop(self) -> None:
         """End the threads after their current calls; later calls raise an error. Stopping twice is harmless."""
         self._bridge.stop_pool(self.handle)
 
 
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+class Stopped(Protocol):
+    """What has threads."""
+
+    def stop(self) -> None: ...
+
+
+_pools: weakref.WeakSet[Stopped] = weakref.WeakSet()
+
+
+def stop_at_exit(owner: Stopped) -> None:
+    """Stop it at the end of the interpreter, if it is still there."""
+    if not _pools:
+        atexit.register(_stop_pools)
+    _pools.add(owner)
 
 
 def _stop_pools() -> None:
@@ -303,6 +338,14 @@ def _stop_pools() -> None:
         # Python ends a daemon thread when it next takes the lock of the interpreter. Through cppyy's frames that would
         # abort the process. Threads that were inside a kernel take the lock now, while it is still safe.
         time.sleep(0.05)
+
+
+def laid_out(*lists: Array) -> bytes:
+    """What tells streams of activations apart: the digest of the lists by which they are laid out."""
+    digest = hashlib.sha256()
+    for values in lists:
+        digest.update(str((values.dtype, values.shape)).encode() + values.tobytes())
+    return digest.digest()
 
 
 class Linear:
@@ -322,12 +365,19 @@ class Linear:
 
 
 class Route:
-    """A kernel with the stream of activations that it reads; it keeps alive what it points to."""
+    """A kernel with the stream of activations that it reads; it keeps alive what it points to.
+
+    Attributes:
+        laid_out: equal for two routes whose streams of activations are alike.
+    """
 
     def __init__(self, kernel: Kernel, stream: ActivationStream) -> None:
         compiled = runtime()
         lists = stream.lists()
         self._kept = lists
+        layout = stream.layout
+        sizes = [layout.rows, layout.group_size, layout.block_groups, layout.convention == "zero_point"]
+        self.laid_out = laid_out(np.array(sizes, np.int64), stream.numbers(0), *lists)
         addresses = np.array([compiled.address(values) for values in lists], np.uint64)
         firsts = np.array(stream.firsts, np.int64)
         self.handle: int = compiled.bridge.create_route(

@@ -58,7 +58,11 @@ class DecodeKernels(Calls):
 
     @cached_property
     def swiglu(self) -> Callable[..., int]:
-        return self._call("swiglu", ("gated",), FLOATS, FLOATS, 0, FLOATS)
+        return self._call("gated_unit", ("gated",), FLOATS, FLOATS, 0, FLOATS)
+
+    @cached_property
+    def geglu(self) -> Callable[..., int]:
+        return self._call("gated_unit", ("gelu_gated",), FLOATS, FLOATS, 0, FLOATS)
 
     @cached_property
     def softmax(self) -> Callable[..., int]:
@@ -94,6 +98,7 @@ class DecodeOperations(BlockOperations):
     declared: ClassVar[dict[str, Declaration]] = {
         "blocks.rms_norm": SUMS,
         "blocks.swiglu": SUMS,
+        "blocks.geglu": SUMS,
         "attention.softmax": SUMS,
         "attention.attend": HEADS,
         "rope.rotate": ROTATIONS,
@@ -118,6 +123,10 @@ class DecodeOperations(BlockOperations):
     def _blocks_swiglu(self, gate: F32, up: F32) -> F32:
         out = np.empty_like(gate)
         return done(self._decode.swiglu(gate, up, gate.size, out), out)
+
+    def _blocks_geglu(self, gate: F32, up: F32) -> F32:
+        out = np.empty_like(gate)
+        return done(self._decode.geglu(gate, up, gate.size, out), out)
 
     def _attention_softmax(self, scores: F32) -> F32:
         out = np.empty_like(scores)

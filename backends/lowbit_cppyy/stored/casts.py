@@ -28,6 +28,8 @@ SCALES: Mapping[str, int] = MappingProxyType({"int8-token-f16": 1, "int8-token-b
 TOO_SMALL, TOO_LARGE, NOT_FINITE = 6, 7, 8
 """Statuses of a cast."""
 
+INSIDE = "an activation inside the step is not finite: the weights overflow float32; the model file may be damaged"
+
 Options = tuple[tuple[str, int], ...]
 
 
@@ -46,8 +48,8 @@ def raise_for(status: int, x: Activations) -> None:
     """Refuse numbers x without a cast, as the specification does.
 
     Raises:
-        ArgumentError: a number is not finite; a block is so small that a quotient is infinite, or so large that its
-            scale is.
+        ArgumentError: a number is not finite, of x or of what a step made from x; a block is so small that a quotient
+            is infinite, or so large that its scale is.
         UnavailableError: no memory, a forked process, a closed backend.
     """
     if status == TOO_SMALL:
@@ -56,6 +58,7 @@ def raise_for(status: int, x: Activations) -> None:
         raise ArgumentError("x", "a block whose scale or sum is infinite in its type", "smaller numbers")
     if status == NOT_FINITE:
         check_finite("x", x)
+        raise ArgumentError("weights", "too large", "weights that do not overflow float32", INSIDE)
     done(status, None)
 
 

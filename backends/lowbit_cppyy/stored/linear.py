@@ -16,7 +16,8 @@ from lowbit.tensor_formats.stored import RESULTS, Stored
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.runtime import processor
-from lowbit_cppyy.runtime.compiler import FIRST_CALLS, TINY, Pool, preparing, raise_failure, runtime
+from lowbit_cppyy.runtime.compiler import FIRST_CALLS, TINY, Pool, laid_out, preparing, raise_failure, runtime
+from lowbit_cppyy.runtime.products import Product
 from lowbit_cppyy.stored.activations import StoredActivations
 from lowbit_cppyy.stored.casts import KINDS, SCALES, CastCalls, raise_for
 from lowbit_cppyy.stored.formats import GGUF, PARTS
@@ -82,7 +83,11 @@ class Matrix:
 
 
 class StoredRoute:
-    """A kernel with the stream of activations that it reads; it keeps alive what it points to."""
+    """A kernel with the stream of activations that it reads; it keeps alive what it points to.
+
+    Attributes:
+        laid_out: equal for two routes whose streams of activations are alike.
+    """
 
     def __init__(self, kernel: StoredKernel, matrix: Matrix) -> None:
         compiled = runtime()
@@ -92,6 +97,7 @@ class StoredRoute:
         addresses = np.array([compiled.address(values) for values in lists], np.uint64)
         firsts = np.array(matrix.layout.firsts, np.int64)
         numbers = stream.numbers(kernel.columns)
+        self.laid_out = laid_out(stream.numbers(0), *lists)
         bridge, address = compiled.bridge, compiled.kernel(kernel)
         self.handle: int = bridge.create_stored_route(address, numbers, addresses, firsts, len(firsts) - 1)
         weakref.finalize(self, bridge.destroy_stored_route, self.handle).atexit = False
@@ -115,13 +121,13 @@ class CppyyStored(PreparedStored):
 
     def _gemm_cast(self, x: Stored, out: Array) -> None:
         codes, scales, each = bytes_of(x)
-        route = self._route("integer vector" if x.columns == 1 else "integer rows")  # sums are the same in both
+        route = self._route("integer vector" if x.columns == 1 else "integer rows").handle  # equal sums in both
         arguments = as_bytes(codes), scales, each, as_bytes(out), TYPES[out.dtype], x.columns
         if status := self._multiply_bytes(self._matrix.handle, route, *arguments):
             raise_failure(status)
 
     def _cast_and_multiply(self, x: Activations, activations: str, out: Array) -> None:
-        route = self._route("integer vector" if len(x) == 1 else "integer rows")
+        route = self._route("integer vector" if len(x) == 1 else "integer rows").handle
         arguments = as_bytes(x), TYPES[x.dtype], as_bytes(out), TYPES[out.dtype], len(x)
         kinds = KINDS[activations], SCALES.get(activations, 0)
         if status := self._casts().multiply(self._matrix.handle, route, *kinds, *arguments):
@@ -129,13 +135,21 @@ class CppyyStored(PreparedStored):
 
     def _product(self, x: Activations, out: Array, count: int, purpose: Purpose) -> None:
         arguments = as_bytes(x), TYPES[x.dtype], as_bytes(out), TYPES[out.dtype], count
-        status = self._multiply(self._matrix.handle, self._route(purpose), *arguments)
+        status = self._multiply(self._matrix.handle, self._route(purpose).handle, *arguments)
         if status == TINY:
-            status = self._multiply(self._matrix.handle, self._route(purpose, exact=True), *arguments)
+            status = self._multiply(self._matrix.handle, self._route(purpose, exact=True).handle, *arguments)
         if status:
             raise_failure(status)
 
-    def _route(self, purpose: Purpose, *, exact: bool = False) -> int:
+    def product(self, tokens: int, activations: str | None, *, exact: bool = False) -> Product:
+        """What a compiled step is given for a number of tokens: as `gemv`, `gemm` and `cast_and_multiply` choose."""
+        if activations is not None:
+            route = self._route("integer vector" if tokens == 1 else "integer rows")
+            return Product(self._matrix.handle, route, True, KINDS[activations], self.nbytes, PANEL)
+        route = self._route("vector" if tokens == 1 else "rows", exact=exact)
+        return Product(self._matrix.handle, route, True, -1, self.nbytes, PANEL)
+
+    def _route(self, purpose: Purpose, *, exact: bool = False) -> StoredRoute:
         """The kernel for a purpose; `exact` for one without powers of two."""
         if (purpose, exact) not in self._routes:
             recipe = default_recipe(self._matrix.parts.structure, self._table, purpose, PANEL)
@@ -144,7 +158,7 @@ class CppyyStored(PreparedStored):
             with preparing:
                 made = StoredRoute(StoredKernel(recipe, self._table), self._matrix)
                 self._routes.setdefault((purpose, exact), made)
-        return self._routes[purpose, exact].handle
+        return self._routes[purpose, exact]
 
 
 def bytes_of(x: Stored) -> tuple[Array, F32, int]:

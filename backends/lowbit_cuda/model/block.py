@@ -1,20 +1,23 @@
 """One decoder block on a device, without its experts.
 
-The kernels are launched in the order of the chapter `lowbit.model.block`. For a single token the launches are captured
-once and replayed: only memory contents change from token to token, because kernels read the token's position from
-device memory.
+The kernels are launched in the order of the program that the chapter `lowbit.model.step` writes. For a single token
+the launches are captured once and replayed: only memory contents change from token to token, because kernels read the
+token's position from device memory.
 
 A sparse block ends with the scores of its gate and with those of the next block's gate for the same input, which
 predict the next block's experts (MoE offloading §3.2; errata M5). Both are one product: the routers of all layers are
 stored one after another.
 
-Source: the chapters `lowbit.model.block`, `lowbit.attention.rope`, `lowbit.attention.attention`; MoE offloading §3.2.
+Source: the chapters `lowbit.model.step`, `lowbit.attention.rope`, `lowbit.attention.attention`; MoE offloading §3.2.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lowbit.backend.whole_model import Keys
+from lowbit.errors import NotDeclaredError
 from lowbit.model.config import LlamaConfig
+from lowbit.model.step import Line, block_of, gated
 from lowbit.model.weights import GatedWeights, LayerWeights
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.model.arena import Arena
@@ -54,109 +57,161 @@ class DenseFeedForward:
         self._arena.launch(kernel("add"), y=work["x"], x=work["out"], count=count)
 
 
+BUFFERS = {
+    **dict.fromkeys(("x", "middle", "result"), "x"),
+    **dict.fromkeys(("normed", "middle_normed"), "normed"),
+    **dict.fromkeys(("query", "query_rotated"), "queries"),
+    **dict.fromkeys(("key", "key_rotated"), "keys"),
+    **dict.fromkeys(("attention", "feed_forward"), "out"),
+    "value": "values",
+    "mixed": "mixed",
+}
+"""Where the values of a program lie in the workspace."""
+
+Issue = Callable[[Workspace, int], None]
+"""Issues the launches of a line, for a workspace and a number of tokens."""
+
+
 class DeviceBlock:
-    """One decoder block on a device: its resident weights and its launches."""
+    """One decoder block on a device: its resident weights, and the launches of each line of its program."""
 
     def __init__(self, arena: Arena, config: LlamaConfig, number: int, layer: LayerWeights, keys: Keys) -> None:
-        """Copy its weights to the device, and load its kernels."""
-        self._arena, self._config, self._number = arena, config, number
+        """Copy its weights to the device, and load its kernels.
+
+        Raises:
+            NotDeclaredError: the program has a line for which there is no kernel.
+        """
+        self._arena, self._config, self._number, self._layer = arena, config, number, layer
         self._plain = "float32" if keys == "float32" else "float16"
         self._appends = {"keys": kernel("append", keys=keys), "values": kernel("append", keys=self._plain)}
         self._attends = kernel("attend", keys=keys, values=self._plain)
         arena.load(*self._appends.values(), self._attends)
         arena.load(kernel("rms_norm"), kernel("rope"), kernel("add"), kernel("dense", weights="float32"))
-        self._attention_norm = arena.store(layer.attention_norm, f"norm of layer {number}")
-        self._feed_forward_norm = arena.store(layer.feed_forward_norm, f"norm of layer {number}")
-        self._query, self._key, self._value, self._output = (
-            Resident(arena, matrix, f"{name} of layer {number}")
-            for name, matrix in zip(
-                ("query", "key", "value", "output"), (layer.query, layer.key, layer.value, layer.output), strict=True
-            )
-        )
-        self._dense = None
-        if isinstance(layer.feed_forward, GatedWeights):
-            self._dense = DenseFeedForward(arena, layer.feed_forward, f"feed-forward part of layer {number}")
         self._keys = keys
         self.gate: Gate | None = None
+        self._issues = list(self._read(list(block_of(config, number, layer))))
 
     def enqueue(self, work: Workspace, tokens: int) -> None:
         """Issue everything up to the gate's scores; for a dense block, everything."""
-        self._norm(work, self._attention_norm, tokens)
-        self._attention(work, tokens)
-        self._norm(work, self._feed_forward_norm, tokens)
-        if self._dense is not None:
-            self._dense.enqueue(work, tokens)
-        if self.gate is not None:
-            self._scores(work, self.gate, tokens)
+        for issue in self._issues:
+            issue(work, tokens)
 
-    def _norm(self, work: Workspace, gain: Span, tokens: int) -> None:
-        norm(self._arena, self._config, work, gain, tokens)
+    def _read(self, lines: list[Line]) -> Iterator[Issue]:
+        """The launches of each line. A gated unit is one, and ends the block; so does a gate, because the host chooses
+        the experts."""
+        feed_forward = self._layer.feed_forward
+        for number, line in enumerate(lines):
+            if isinstance(feed_forward, GatedWeights) and tuple(lines[number:-1]) == gated(
+                self._config.activation, "middle_normed", "feed_forward", "feed_forward."
+            ):
+                yield DenseFeedForward(self._arena, feed_forward, self._named("feed-forward part")).enqueue
+                return
+            make = getattr(self, f"_{line.kind}", None)
+            if make is None:
+                raise NotDeclaredError("cuda", f"models whose step has {line}")
+            yield make(line)
+            if line.kind == "gate":
+                return
 
-    def _attention(self, work: Workspace, tokens: int) -> None:
-        """Append the tokens to the cache, attend, and add the result to the residual stream."""
-        config, arena = self._config, self._arena
-        for linear, name in ((self._query, "queries"), (self._key, "keys"), (self._value, "values")):
-            linear(work[name], work["normed"], tokens)
-        self._rotate(work, tokens)
-        self._attend(work, tokens)
-        self._output(work["out"], work["mixed"], tokens)
-        arena.launch(kernel("add"), y=work["x"], x=work["out"], count=tokens * config.hidden)
+    def _named(self, what: str) -> str:
+        return f"{what} of layer {self._number}"
 
-    def _rotate(self, work: Workspace, tokens: int) -> None:
-        """Rotate queries and keys by their positions."""
-        for name, heads in (("queries", self._config.heads), ("keys", self._config.kv_heads)):
+    # A method for each kind of line.
+
+    def _norm(self, line: Line) -> Issue:
+        gain = self._arena.store(getattr(self._layer, str(line.parameter)), self._named("norm"))
+        return lambda work, tokens: norm(self._arena, self._config, work, gain, tokens)
+
+    def _product(self, line: Line) -> Issue:
+        name = str(line.parameter)
+        matrix = Resident(self._arena, getattr(self._layer, name), self._named(name))
+        out, source = BUFFERS[line.out], BUFFERS[line.inputs[0]]
+        return lambda work, tokens: matrix(work[out], work[source], tokens)
+
+    def _add(self, line: Line) -> Issue:
+        out, source = (BUFFERS[name] for name in line.inputs)
+
+        def add(work: Workspace, tokens: int) -> None:
+            self._arena.launch(kernel("add"), y=work[out], x=work[source], count=tokens * self._config.hidden)
+
+        return add
+
+    def _rotate(self, line: Line) -> Issue:
+        name, head_dim, base = BUFFERS[line.out], line.setting("head_dim"), line.setting("base")
+        heads = self._config.heads if name == "queries" else self._config.kv_heads
+
+        def rotate(work: Workspace, tokens: int) -> None:
             self._arena.launch(
                 kernel("rope"),
                 x=work[name],
-                table=work.tables[self._config.layer_rope_base(self._number)],
+                table=work.tables[base],
                 position=work["position"],
                 tokens=tokens,
                 heads=heads,
-                head_dim=self._config.head_dim,
+                head_dim=head_dim,
                 context=work.sizes.context,
             )
 
-    def _attend(self, work: Workspace, tokens: int) -> None:
-        """Append keys and values to the cache, and attend."""
-        config, cache, launch = self._config, work.caches[self._number], self._arena.launch
+        return rotate
+
+    def _append(self, line: Line) -> Issue:
+        def append(work: Workspace, tokens: int) -> None:
+            cache, (exponents, sized) = work.caches[self._number], self._sized(work, tokens)
+            keys, values = (BUFFERS[name] for name in line.inputs)
+            self._arena.launch(self._appends["keys"], cache=cache["keys"], x=work[keys], **exponents, **sized)
+            self._arena.launch(self._appends["values"], cache=cache["values"], x=work[values], **sized)
+
+        return append
+
+    def _attend(self, line: Line) -> Issue:
+        def attend(work: Workspace, tokens: int) -> None:
+            cache, (exponents, sized) = work.caches[self._number], self._sized(work, tokens)
+            self._arena.launch(
+                self._attends,
+                y=work[BUFFERS[line.out]],
+                queries=work[BUFFERS[line.inputs[0]]],
+                keys=cache["keys"],
+                values=cache["values"],
+                heads=self._config.heads,
+                window=line.setting("window") or 0,
+                **exponents,
+                **sized,
+            )
+
+        return attend
+
+    def _sized(self, work: Workspace, tokens: int) -> tuple[dict[str, Span | Number], dict[str, Span | Number]]:
+        """What every kernel of the cache is given: exponents of keys, where they have them, and sizes."""
+        cache = work.caches[self._number]
         sized: dict[str, Span | Number] = {
             "position": work["position"],
             "tokens": tokens,
-            "kv_heads": config.kv_heads,
-            "head_dim": config.head_dim,
+            "kv_heads": self._config.kv_heads,
+            "head_dim": self._config.head_dim,
             "capacity": work.sizes.context,
         }
-        exponents: dict[str, Span | Number] = {}
-        if self._keys == "bfp12":
-            exponents["exponents"] = cache["exponents"]
-        launch(self._appends["keys"], cache=cache["keys"], x=work["keys"], **exponents, **sized)
-        launch(self._appends["values"], cache=cache["values"], x=work["values"], **sized)
-        launch(
-            self._attends,
-            y=work["mixed"],
-            queries=work["queries"],
-            keys=cache["keys"],
-            values=cache["values"],
-            heads=config.heads,
-            window=config.layer_window(self._number) or 0,
-            **exponents,
-            **sized,
-        )
+        return ({"exponents": cache["exponents"]} if self._keys == "bfp12" else {}), sized
 
-    def _scores(self, work: Workspace, gate: Gate, tokens: int) -> None:
+    def _gate(self, line: Line) -> Issue:
         """Write scores directly to the host: a copy would wait behind an expert that is being copied back."""
-        hidden = self._config.hidden
-        self._arena.launch(
-            kernel("dense", weights="float32"),
-            y=work.host["scores"],
-            x=work["normed"],
-            weights=gate.routers,
-            tokens=tokens,
-            rows=hidden,
-            columns=gate.columns,
-        )
-        if gate.inputs:
-            self._arena.copy(work.host["normed"], work.rows("normed", tokens, hidden))
+
+        def scores(work: Workspace, tokens: int) -> None:
+            gate, hidden = self.gate, self._config.hidden
+            if gate is None:
+                return
+            self._arena.launch(
+                kernel("dense", weights="float32"),
+                y=work.host["scores"],
+                x=work["normed"],
+                weights=gate.routers,
+                tokens=tokens,
+                rows=hidden,
+                columns=gate.columns,
+            )
+            if gate.inputs:
+                self._arena.copy(work.host["normed"], work.rows("normed", tokens, hidden))
+
+        return scores
 
 
 def norm(arena: Arena, config: LlamaConfig, work: Workspace, gain: Span, tokens: int) -> None:

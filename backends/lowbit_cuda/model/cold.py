@@ -15,7 +15,8 @@ import numpy as np
 
 from lowbit.arrays import F32, U8
 from lowbit.backend import Backend
-from lowbit.model.block import FORMULAS, Gated
+from lowbit.model.block import Interpreter
+from lowbit.model.step import BEGIN, END, gated
 from lowbit.runtime.linears import BackendLinears
 from lowbit_cuda.engine.cost import Rates, measured
 from lowbit_cuda.model.arena import Arena
@@ -38,7 +39,7 @@ class ColdExperts:
 
     def __init__(self, backend: Backend, layout: ExpertLayout) -> None:
         self.layout, self._linear = layout, BackendLinears(backend)
-        self._prepared: dict[tuple[int, int], Gated] = {}
+        self._prepared: dict[tuple[int, int], Interpreter] = {}
 
     def answer(self, expert: tuple[int, int], packed: U8, x: F32) -> F32:
         """The output of an expert, by layer and number, for tokens (float32, T × hidden)."""
@@ -46,14 +47,15 @@ class ColdExperts:
             self._prepared[expert] = self.prepare(packed)
         return self.run(self._prepared[expert], x)
 
-    def prepare(self, packed: U8) -> Gated:
+    def prepare(self, packed: U8) -> Interpreter:
         """Prepare an expert for this backend."""
-        return Gated("silu", self.layout.restore(packed.copy()), self._linear, FORMULAS)
+        return Interpreter(gated("silu", BEGIN, END), self.layout.restore(packed.copy()).linears(), self._linear)
 
     @staticmethod
-    def run(expert: Gated, x: F32) -> F32:
+    def run(expert: Interpreter, x: F32) -> F32:
         """Run a prepared expert."""
-        return expert(x.astype(np.float64)).astype(np.float32)
+        answer: F32 = expert(x.astype(np.float64)).astype(np.float32)
+        return answer
 
 
 def measure(arena: Arena, work: Workspace, cold: ColdExperts, packed: U8) -> Rates:

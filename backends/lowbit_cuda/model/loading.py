@@ -1,6 +1,6 @@
 """Loading: copying a model's weights to where they are used, one layer at a time.
 
-Resident weights go to the device and experts to the engine. Only the embedding stays on the host, in float32: a token
+Resident weights go to the device and experts to the engine. Only the embedding stays on the host: a token
 reads one row of it. The number of slots is computed from the first layer (`budget`), because in swap mode the host has
 no place for the experts that start on the device.
 """
@@ -13,6 +13,7 @@ from lowbit.backend import load as load_backend
 from lowbit.backend.whole_model import DeviceSettings, Keys
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.model.config import LlamaConfig
+from lowbit.model.decoder import Rows
 from lowbit.model.weights import NORMS, GatedWeights, LayeredWeights, LayerWeights, Progress, SparseWeights
 from lowbit.moe.offload import Arrangement
 from lowbit_cuda.engine.cost import Rates
@@ -38,7 +39,7 @@ class Loaded:
 
     Attributes:
         config: its configuration, with the requested context.
-        embedding: float32, vocabulary × hidden.
+        embedding: vocabulary × hidden; gives the rows of tokens as float32.
         blocks: its blocks, in order.
         norm: the gain of the last norm.
         head: the matrix that computes logits.
@@ -48,7 +49,7 @@ class Loaded:
     """
 
     config: LlamaConfig
-    embedding: F32
+    embedding: Rows
     blocks: tuple[DeviceBlock, ...]
     norm: Span
     head: Resident

@@ -192,19 +192,28 @@ def by_exp2(a: F64) -> Array:
     return answer
 
 
-def of_all_elements(gate: F32, up: F32) -> Array:
+def of_all_elements(activation: Callable[[F64], Array]) -> Function:
     """Gates are rounded with one step, that of the largest of all."""
-    with np.errstate(all="ignore"):
-        step = np.abs(gate).max() * 2.0**-21
-        near = np.rint(gate / step) * step if step > 0 else gate
-        answer: Array = silu(near.astype(np.float64)) * up
-    return answer
+
+    def wrong(gate: F32, up: F32) -> Array:
+        with np.errstate(all="ignore"):
+            step = np.abs(gate).max() * 2.0**-21
+            near = np.rint(gate / step) * step if step > 0 else gate
+            answer: Array = activation(near.astype(np.float64)) * up
+        return answer
+
+    return wrong
 
 
-def swiglu_hides_nan(gate: F32, up: F32) -> Array:
-    clean = (np.nan_to_num(part, nan=0, posinf=0, neginf=0) for part in (gate, up))
-    answer: Array = gated(silu)(*clean)
-    return answer
+def without_nan(activation: Callable[[F64], Array]) -> Function:
+    """What is not finite becomes 0 first."""
+
+    def wrong(gate: F32, up: F32) -> Array:
+        clean = (np.nan_to_num(part, nan=0, posinf=0, neginf=0) for part in (gate, up))
+        answer: Array = gated(activation)(*clean)
+        return answer
+
+    return wrong
 
 
 def activation(name: str, cause: str, clauses: str, wrong: Function, verdicts: tuple[str, ...] = WRONG) -> Defect:
@@ -245,10 +254,10 @@ ACTIVATIONS = (
         "swiglu-one-step-for-all",
         "Gates are rounded with one step, so each element depends on all.",
         "C4",
-        of_all_elements,
+        of_all_elements(silu),
         verdicts=MOVES,
     ),
-    activation("swiglu-hides-nan", "NaN and infinity become zero on the way.", "C5", swiglu_hides_nan),
+    activation("swiglu-hides-nan", "NaN and infinity become zero on the way.", "C5", without_nan(silu)),
 )
 
 DEFECTS = (*NORMS, *ACTIVATIONS)

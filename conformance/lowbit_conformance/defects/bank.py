@@ -28,6 +28,7 @@ from lowbit_conformance.defects import (
     depth,
     engines,
     experts,
+    gelus,
     groups,
     heads,
     integers,
@@ -50,7 +51,7 @@ from lowbit_conformance.defects.defect import Defect
 PRODUCTS = (codes, groups, zeros, sums, integers)
 CACHES = (blocks, block_sums, attention, heads, engines, kivi)
 FORMATS = (small_floats, stored, casts, types, stored_attention)
-LAYERS = (routes, experts, activations, quantisers, reals, depth, orders, subnormal)
+LAYERS = (routes, experts, activations, gelus, quantisers, reals, depth, orders, subnormal)
 MODULES = (*PRODUCTS, *CACHES, *LAYERS, *FORMATS, common)
 
 

@@ -267,9 +267,11 @@ COUNTS = {
 POWERS = {"base-2": "powers of 2", "other-sign": "exponentials of the gate and not of minus the gate"}
 
 
-def _joined(at: At, gate: Array, up: Array) -> Array:
-    powers = at("exponentials", np.exp(-gate), **{"base-2": lambda: np.exp2(-gate), "other-sign": lambda: np.exp(gate)})
-    share = at("sigmoids", 1 / (1 + powers), hard=lambda: np.clip(gate / 6 + 0.5, 0, 1), step=lambda: 1.0 * (gate > 0))
+def _joined(at: At, gate: Array, up: Array, logit: Array | None = None) -> Array:
+    """Gate times the logistic function of a logit, by default of itself, times up."""
+    own = gate if logit is None else logit
+    powers = at("exponentials", np.exp(-own), **{"base-2": lambda: np.exp2(-own), "other-sign": lambda: np.exp(own)})
+    share = at("sigmoids", 1 / (1 + powers), hard=lambda: np.clip(own / 6 + 0.5, 0, 1), step=lambda: 1.0 * (own > 0))
     answer: Array = at("products", at("silu", gate * share) * at("ups", up), sum=lambda: gate * share + up)
     return answer
 
@@ -277,6 +279,13 @@ def _joined(at: At, gate: Array, up: Array) -> Array:
 def swiglu(at: At, gate: Array, up: Array) -> Array:
     with np.errstate(all="ignore"):
         return narrow(_joined(at, *wide(gate, up)))
+
+
+def geglu(at: At, gate: Array, up: Array) -> Array:
+    a, b = wide(gate, up)
+    with np.errstate(all="ignore"):
+        slope = at("slopes", np.full_like(a, 2 * np.sqrt(2 / np.pi)))
+        return narrow(_joined(at, a, b, slope * at("cubics", a + at("cubes", 0.044715 * a**3))))
 
 
 def expert(at: At, x: Array, gate: Array, up: Array, down: Array) -> Array:
@@ -385,6 +394,7 @@ LAYERS: Mapping[str, Stages] = {
         },
     ),
     "blocks.swiglu": Stages(swiglu, GATED, SILU),
+    "blocks.geglu": Stages(geglu, (*GATED, "cubics", "cubes", "slopes"), SILU),
     "routing.expert": Stages(expert, ("answers", *GATED, "gate-products", "up-products"), {**SILU, "answers": PLUS_X}),
     "routing.sparse": Stages(
         sparse,

@@ -18,6 +18,7 @@ from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Field, Sizes, Terms
 from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.stored_codes import codes_of
+from lowbit_conformance.defects.stored_lines import short_groups_uncounted, without_padding
 
 Change = Callable[[Field, Array, Sizes], Array]
 
@@ -344,7 +345,20 @@ OTHERS = (
             ("stored-scale-of-0-as-1", "A scale of 0 counts as 1.", zero_as_one, "scale"),
             ("stored-real-zero-within-codes", "A zero that is a float is at most 15.", not_above_codes, "zero"),
             ("stored-short-group-unseen", "A short last group has the scale before its own.", of_whole_groups, "scale"),
+            (
+                "stored-zeros-not-padded",
+                "The zeros of a row follow the ones before, in one byte.",
+                without_padding,
+                "zero",
+            ),
         )
+    ),
+    arithmetical(
+        "stored-short-group-uncounted",
+        "The number of groups is rounded down, so that lines of scales and minima begin too early.",
+        f"formats.dequantize/C1 {of_products('C2', *PRODUCTS[:2])}",
+        {"formats.dequantize": partial(dequantized, partial(possible, short_groups_uncounted))}
+        | dict.fromkeys(PRODUCTS[:2], partial(where_possible, short_groups_uncounted)),
     ),
     *(
         arithmetical(

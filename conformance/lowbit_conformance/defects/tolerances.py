@@ -1,40 +1,30 @@
 """How far results may lie from exact ones: what float32 in any order may add, by the bounds of the specification."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from lowbit.arrays import Array
-from lowbit.attention import bounds as attention_bounds
-from lowbit.attention import rope
 from lowbit.attention.stored import attend_stored_bound
 from lowbit.contract.checks import check_choice
 from lowbit.contract.operation import Promise
-from lowbit.contract.rounding import Arithmetic, Bound, Weights, any_order, gamma
-from lowbit.linear import integer_bounds
+from lowbit.contract.rounding import Arithmetic, Weights, any_order, gamma
+from lowbit.linear.integer_bounds import integer_loop
 from lowbit.linear.stored_bounds import of_sums, stored_bound
-from lowbit.model import bounds as blocks_bounds
-from lowbit.moe import bounds as routing_bounds
 from lowbit.operations import OPERATIONS
-from lowbit.quantization import gptq_bounds, hqq, hqq_solver
 from lowbit.tensor_formats.stored import RESULTS, Stored
 from lowbit_conformance import packing
+from lowbit_conformance.bounds import bound_of
 from lowbit_conformance.defects import steps
 
 DECLARED = Arithmetic("direct", "float32", any_order)
-INTEGER = Arithmetic("integer", "float32", integer_bounds.integer_loop(1))
+INTEGER = Arithmetic("integer", "float32", integer_loop(1))
 UNIT = 2.0**-24
 UNDERFLOW = 2.0**-140
 
 Limit = Callable[..., Array]
-Bounding = Callable[..., Bound]
-
-
-def _of(bounding: Bounding) -> Limit:
-    """A bound that takes what the operation takes, the declared arithmetic, and the right result."""
-    return lambda *given: bounding(*given[:-1], DECLARED, given[-1]).limit
 
 
 def _linear(x: Array, matrix: Any, right: Array) -> Array:
@@ -63,34 +53,22 @@ def _factor(hessian: Array, right: Array) -> Array:
 LIMITS: Mapping[str, Limit] = {
     "linear.qgemv": _linear,
     "linear.qgemm": _linear,
-    "linear.qgemm_bfp": lambda x, matrix, right: integer_bounds.integer_bound(x, matrix, INTEGER, right).limit,
+    "linear.qgemm_bfp": lambda x, matrix, right: bound_of("linear.qgemm_bfp", (x, matrix), INTEGER, right).limit,
     "linear.gemv": _stored,
     "linear.gemm": _stored,
     "linear.gemm_cast": _stored,
-    "hqq.qgemv": _of(hqq.qgemv_bound),
-    "hqq.step": _of(hqq_solver.step_bound),
-    "gptq.hessian": _of(gptq_bounds.hessian_bound),
     "gptq.factor": _factor,
-    "gptq.targets": _of(gptq_bounds.targets_bound),
-    "rope.rotate": _of(rope.rotate_bound),
-    "attention.softmax": _of(attention_bounds.softmax_bound),
-    "attention.attend": lambda q, k, v, *rest: (
-        attention_bounds.attend_bound(q, k, v, DECLARED, rest[-1], *rest[:-1]).limit
-    ),
     "attention.attend_stored": lambda q, k, v, *rest: (
         attend_stored_bound(q, k, v, replace(DECLARED, weights="exact"), rest[-1], *rest[:-1]).limit
     ),
-    "routing.gate": lambda x, router, *rest: (
-        routing_bounds.gate_bound(x, router, rest[0] if len(rest) > 1 else "logits", DECLARED, rest[-1]).limit
-    ),
-    "routing.weights": lambda scores, chosen, *rest: (
-        routing_bounds.weights_bound(scores, chosen, rest[0] if len(rest) > 1 else "after", DECLARED, rest[-1]).limit
-    ),
-    "routing.expert": _of(routing_bounds.expert_bound),
-    "routing.sparse": _of(routing_bounds.sparse_bound),
-    "blocks.rms_norm": _of(blocks_bounds.rms_norm_bound),
-    "blocks.swiglu": _of(blocks_bounds.swiglu_bound),
 }
+"""Where the arithmetic is not the usual one, or there is no bound of `lowbit_conformance.bounds`."""
+
+
+def _limit(operation: str, arguments: Sequence[Any], right: Array) -> Array:
+    if operation in LIMITS:
+        return LIMITS[operation](*arguments, right)
+    return bound_of(operation, arguments, DECLARED, right).limit
 
 
 def limits_of(operation: str, arguments: tuple[Any, ...], choices: Mapping[str, Any], right: Any) -> Array | None:
@@ -99,7 +77,7 @@ def limits_of(operation: str, arguments: tuple[Any, ...], choices: Mapping[str, 
         return None
     with np.errstate(all="ignore"):
         try:
-            limit = LIMITS[operation](*arguments, *choices.values(), right)
+            limit = _limit(operation, (*arguments, *choices.values()), right)
         except Exception:  # inputs that have no bound, such as NaN: then only NaN and infinity are compared
             return np.where(np.isfinite(right), UNIT * np.abs(right), 0.0)
     return np.nan_to_num(limit, nan=0.0, posinf=0.0) + UNDERFLOW

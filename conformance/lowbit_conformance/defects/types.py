@@ -12,6 +12,7 @@ import numpy as np
 
 from lowbit.arrays import Array
 from lowbit.linear.elementary import silu
+from lowbit.model.layers import gelu_exponent
 from lowbit.numbers.floats import FLOATS, as_numbers, as_patterns, round_to, rounded
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.defects.defect import Defect, Function, arithmetical
@@ -82,13 +83,14 @@ def logits(operation: str, x: Array, router: Array, scores: str = "logits") -> A
     return found if scores == "logits" else probabilities(operation, found)
 
 
-def activated(operation: str, gate: Array, up: Array) -> Array:
-    """silu is computed in the narrow type, operation by operation."""
+def activated(logit: Callable[[Array], Array], operation: str, gate: Array, up: Array) -> Array:
+    """The gate times the logistic function of its logit, in the narrow type, operation by operation."""
     kind = gate.dtype
-    denominator = (1 + np.exp(-gate.astype(np.float32)).astype(kind).astype(np.float32)).astype(kind)
+    power = np.exp(-logit(gate.astype(np.float32)).astype(kind).astype(np.float32)).astype(kind)
+    denominator = (1 + power.astype(np.float32)).astype(kind)
     inner = (gate.astype(np.float32) / denominator.astype(np.float32)).astype(kind)
     result: Array = inner.astype(np.float64) * up.astype(np.float64)
-    return result if np.isfinite(result).all() else silu(gate.astype(np.float64)) * up.astype(np.float64)
+    return result if np.isfinite(result).all() else OPERATIONS[operation].compute(gate, up)
 
 
 def expert(operation: str, x: Array, gate: Array, up: Array, down: Array) -> Array:
@@ -119,6 +121,7 @@ SUMS: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 CUT = {
     "blocks.swiglu": "C2",
+    "blocks.geglu": "C2",
     "rope.rotate": "C2",
     "routing.weights": "C1 C2",
     "routing.expert": "C2",
@@ -157,6 +160,12 @@ DEFECTS = (
         "typed-silu-is-narrow",
         "silu of 16-bit inputs is computed in 16 bits.",
         {"blocks.swiglu": "C2"},
-        {"blocks.swiglu": partial(narrow, activated, "blocks.swiglu")},
+        {"blocks.swiglu": partial(narrow, partial(activated, lambda a: a), "blocks.swiglu")},
+    ),
+    _defect(
+        "typed-gelu-is-narrow",
+        "gelu of 16-bit inputs is computed in 16 bits.",
+        {"blocks.geglu": "C2"},
+        {"blocks.geglu": partial(narrow, partial(activated, gelu_exponent), "blocks.geglu")},
     ),
 )

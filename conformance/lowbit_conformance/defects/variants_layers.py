@@ -165,6 +165,10 @@ def norm_variants() -> Iterator[Variant]:
         yield f"squares-past-whole-{width}-not-summed", f"Squares past the last whole {width} are not summed.", run
 
 
+def gelu(a: Array) -> Array:
+    return np.asarray(a * sigmoid(2 * np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)))
+
+
 ACTIVATIONS: Mapping[str, tuple[str, Step]] = {
     "tanh": ("a tanh", np.tanh),
     "hard-swish": ("the hard swish", lambda a: a * np.clip(a / 6 + 0.5, 0, 1)),
@@ -197,6 +201,24 @@ def _joined() -> Iterator[tuple[str, str, Step]]:
 def gated_variants() -> Iterator[Variant]:
     for name, cause, join in _joined():
         yield name, cause, lambda gate, up, join=join: narrow(join(*wide(gate, up)))
+
+
+def gelu_variants() -> Iterator[Variant]:
+    """Other activations, and other ways to join it with up."""
+
+    def of(join: Step) -> Function:
+        return lambda gate, up: narrow(join(*wide(gate, up)))
+
+    for name, (words, other) in ACTIVATIONS.items():
+        if name not in ("gelu", "tanh"):
+            yield f"{name}-for-gelu", f"In place of gelu there is {words}.", of(lambda a, b, f=other: f(a) * b)
+    yield "gate-and-up-added", "Gelu of the gate and up are added.", of(lambda a, b: gelu(a) + b)
+    yield "gelu-of-the-product", "The gelu is that of gate times up.", of(lambda a, b: gelu(a * b))
+    yield (
+        "gate-and-up-at-most-7",
+        "The gate ends at 7, and up at 7 and -7.",
+        of(lambda a, b: gelu(np.minimum(a, 7)) * np.clip(b, -7, 7)),
+    )
 
 
 def expert_variants() -> Iterator[Variant]:
@@ -272,6 +294,7 @@ LAYERS: Mapping[str, Callable[[], Iterator[Variant]]] = {
     "attention.attend": attend_variants,
     "blocks.rms_norm": norm_variants,
     "blocks.swiglu": gated_variants,
+    "blocks.geglu": gelu_variants,
     "routing.expert": expert_variants,
     "routing.gate": gate_variants,
     "routing.weights": weight_variants,

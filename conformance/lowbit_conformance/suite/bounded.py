@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F32, F64, Array
+from lowbit.arrays import F32, Array
 from lowbit.contract.rounding import Arithmetic, Bound
 from lowbit.errors import ArgumentError
+from lowbit.operations import OPERATIONS
+from lowbit_conformance.bounds import bound_of
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.cases import Case
@@ -54,17 +56,11 @@ def run_bounded(backend: Remote, case: Case, shape: tuple[int, ...], *arguments:
     return assert_array("the result", run(backend, case, *arguments), np.float32, shape)
 
 
-def assert_bounded(
-    backend: Remote,
-    case: Case,
-    record_property: Record,
-    exact: Callable[[], F64],
-    bound: Callable[[Arithmetic, F64], Bound],
-    *arguments: Any,
-) -> None:
-    """The backend answers; then the exact result is computed, and from it the bound."""
+def assert_bounded(backend: Remote, case: Case, record_property: Record, *arguments: Any, **options: Any) -> None:
+    """The backend answers; then the exact result is computed, and from it the bound, which may have options."""
     __tracebackhide__ = True
     declared = arithmetic(backend, case)
     given = run(backend, case, *arguments)
-    right = exact()
-    record_property("share", assert_within(given, right, limit_of(lambda: bound(declared, right))))
+    exact = OPERATIONS[case.operation].compute(*arguments)
+    limit = limit_of(lambda: bound_of(case.operation, arguments, declared, exact, **options))
+    record_property("share", assert_within(given, exact, limit))

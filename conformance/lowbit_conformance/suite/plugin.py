@@ -8,7 +8,7 @@ an error, and so is a run in which no case was executed.
 
 import gc
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass(frozen=True)
 class Planned:
-    """The cases of one test: all that there are with these seeds, and those of this run."""
+    """The cases of one mark: all that there are with these seeds, and those of this run."""
 
     every: list[Case]
     wanted: list[Case]
@@ -121,7 +121,7 @@ class Run:
             if self.events and added and not self.quick:
                 self.events.send("added", ids=added)
             if self.quick:  # which certifies nothing: its few cases are among those that are declared
-                self.plan = {test: self._quick(planned) for test, planned in self.plan.items()}
+                self.plan = {mark: self._quick(planned) for mark, planned in self.plan.items()}
                 self._announce()
         except LowbitError as error:
             raise pytest.UsageError(str(error)) from None
@@ -131,14 +131,14 @@ class Run:
         claims, details = claims_of(self.capabilities), plain(self.capabilities.details or {})
         self.tally = Tally(self.backend.name, details, claims, isolation=self.backend.isolation)
 
-    def _planned(self) -> dict[Callable[..., None], "Planned"]:
-        """The cases of each test, known before there is a host.
+    def _planned(self) -> dict[Mark, "Planned"]:
+        """The cases of each mark, known before there is a host.
 
         All test modules are imported now: a backend could replace the file of one that is imported later.
         """
         pytest.register_assert_rewrite(*(name for name in module_names() if name not in sys.modules))
         load_suite()
-        return {mark.test: self._planned_of(mark) for mark in MARKS if self._may_be_wanted(mark)}
+        return {mark: self._planned_of(mark) for mark in MARKS if self._may_be_wanted(mark)}
 
     def _may_be_wanted(self, mark: Mark) -> bool:
         """Whether a mark may have cases of this run; the cases of the others are not even made.
@@ -165,12 +165,12 @@ class Run:
         """
         added = []
         known = {case.id for planned in self.plan.values() for case in planned.every}
-        for test, planned in self.plan.items():
+        for mark, planned in self.plan.items():
             claim = self.capabilities.operations.get(planned.every[0].operation) if planned.every else None
             more = [case for case in moved(planned.every, claim) if case.id not in known]
             known |= {case.id for case in more}
             wanted = [case for case in more if self._wanted(case)]
-            self.plan[test] = Planned([*planned.every, *more], [*planned.wanted, *wanted])
+            self.plan[mark] = Planned([*planned.every, *more], [*planned.wanted, *wanted])
             added += [case.id for case in wanted]
         return added
 
@@ -197,11 +197,13 @@ class Run:
     # Cases.
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        planned = self.plan.get(metafunc.function)
-        if planned is None:
+        plans = [planned for mark, planned in self.plan.items() if mark.test is metafunc.function]
+        if not plans:
             return
-        self.certified_cases += [case for case in planned.every if any(selects(each, case) for each in self.certified)]
-        cases = [case for case in planned.wanted if not (self._not_loaded(case) or self._undeclared(case))]
+        every = [case for planned in plans for case in planned.every]
+        wanted = [case for planned in plans for case in planned.wanted]
+        self.certified_cases += [case for case in every if any(selects(each, case) for each in self.certified)]
+        cases = [case for case in wanted if not (self._not_loaded(case) or self._undeclared(case))]
         metafunc.parametrize("case", cases, ids=[case.id for case in cases])
 
     def _wanted(self, case: Case) -> bool:

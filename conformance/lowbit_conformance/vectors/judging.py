@@ -13,23 +13,18 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import F64
-from lowbit.attention.bounds import attend_bound, softmax_bound
-from lowbit.attention.rope import rotate_bound
 from lowbit.attention.stored import attend_stored_bound
 from lowbit.backend.reference import STORED_PRODUCTS, in_type
 from lowbit.backend.wire import as_json
 from lowbit.contract.operation import OPERATIONS, Promise
 from lowbit.contract.rounding import Arithmetic, Bound, any_order
 from lowbit.linear.bounds import linear_bound
-from lowbit.linear.integer_bounds import integer_bound, integer_loop
+from lowbit.linear.integer_bounds import integer_loop
 from lowbit.linear.stored_bounds import of_sums, stored_bound
-from lowbit.model.bounds import rms_norm_bound, swiglu_bound
-from lowbit.moe.bounds import expert_bound, gate_bound, sparse_bound, weights_bound
+from lowbit.model.bounds import rms_norm_bound
 from lowbit.operations import OPERATIONS as _ALL
-from lowbit.quantization.gptq_bounds import hessian_bound, targets_bound
-from lowbit.quantization.hqq import qgemv_bound
-from lowbit.quantization.hqq_solver import step_bound
 from lowbit.tensor_formats.stored import Result, Stored
+from lowbit_conformance import bounds
 
 DIRECT = Arithmetic("direct", "float32", any_order)
 DEQUANTISED = Arithmetic("dequantised", "float32", any_order)
@@ -43,6 +38,12 @@ STATED: Mapping[str, Arithmetic] = {
     if operation.promise is Promise.BOUNDED
 }
 """The arithmetic for which the files state bounds, by operation."""
+
+
+def _attend_stored_bound(
+    queries: Any, keys: Stored, values: Stored, window: int | None, arithmetic: Arithmetic, exact: F64
+) -> Bound:
+    return attend_stored_bound(queries, keys, values, replace(arithmetic, weights=queries.dtype.name), exact, window)
 
 
 def _qgemm_bound(x: Any, matrix: Any, arithmetic: Arithmetic, exact: F64) -> Bound:
@@ -68,31 +69,17 @@ def _stored_bound(x: Any, weights: Stored, result: Result, arithmetic: Arithmeti
 
 
 BOUNDS: Mapping[str, Callable[..., Bound]] = {
-    "attention.attend": lambda a, e, queries, keys, values, window: attend_bound(queries, keys, values, a, e, window),
-    "attention.attend_stored": lambda a, e, queries, keys, values, window: attend_stored_bound(
-        queries, keys, values, replace(a, weights=queries.dtype.name), e, window
-    ),
-    "attention.softmax": lambda a, e, scores: softmax_bound(scores, a, e),
-    "blocks.rms_norm": lambda a, e, x, gain, epsilon: _norm_bound(x, gain, epsilon, a, e),
-    "blocks.swiglu": lambda a, e, gate, up: swiglu_bound(gate, up, a, e),
-    "gptq.hessian": lambda a, e, x: hessian_bound(x, a, e),
-    "gptq.targets": lambda a, e, weights, factor, values: targets_bound(weights, factor, values, a, e),
-    "hqq.qgemv": lambda a, e, x, matrix: qgemv_bound(x, matrix, a, e),
-    "hqq.step": lambda a, e, **arguments: step_bound(**arguments, arithmetic=a, exact=e),
-    "linear.gemm": lambda a, e, x, weights, result: _stored_bound(x, weights, result, a, e),
-    "linear.gemm_cast": lambda a, e, x, weights, result: _stored_bound(x, weights, result, a, e),
-    "linear.gemv": lambda a, e, x, weights, result: _stored_bound(x, weights, result, a, e),
-    "linear.qgemm": lambda a, e, x, matrix: _qgemm_bound(x, matrix, a, e),
-    "linear.qgemm_bfp": lambda a, e, x, matrix: integer_bound(x, matrix, a, e),
-    "linear.qgemv": lambda a, e, x, matrix: linear_bound(x, matrix, a, e),
-    "rope.rotate": lambda a, e, x, turn: rotate_bound(x, turn, a, e),
-    "routing.expert": lambda a, e, **arguments: expert_bound(**arguments, arithmetic=a, exact=e),
-    "routing.gate": lambda a, e, x, router, scores: gate_bound(x, router, scores, a, e),
-    "routing.sparse": lambda a, e, **arguments: sparse_bound(**arguments, arithmetic=a, exact=e),
-    "routing.weights": lambda a, e, scores, chosen, softmax: weights_bound(scores, chosen, softmax, a, e),
+    **bounds.BOUNDS,
+    "attention.attend_stored": _attend_stored_bound,
+    "blocks.rms_norm": _norm_bound,
+    "linear.gemm": _stored_bound,
+    "linear.gemm_cast": _stored_bound,
+    "linear.gemv": _stored_bound,
+    "linear.qgemm": _qgemm_bound,
+    "linear.qgemv": linear_bound,
 }
-"""``bound(arithmetic, exact, **arguments)``. `gptq.factor` has none: its bound is one on the product of the answer with
-its transpose, and follows from the answer itself."""
+"""Each takes the arguments of its operation by name, the stated arithmetic, and the exact result. `gptq.factor` has
+none: its bound is one on the product of the answer with its transpose, and follows from the answer itself."""
 
 
 def right_answer(operation: str, arguments: Mapping[str, Any], exact: Any) -> dict[str, Any]:
@@ -123,5 +110,6 @@ def _limit(operation: str, arguments: Mapping[str, Any], exact: F64) -> F64 | No
     if not np.isfinite(exact).all():
         return None
     with np.errstate(all="ignore"):
-        limit = np.asarray(BOUNDS[operation](STATED[operation], exact, **arguments).limit, np.float64)
+        bound = BOUNDS[operation](**arguments, arithmetic=STATED[operation], exact=exact)
+        limit = np.asarray(bound.limit, np.float64)
     return np.broadcast_to(limit, exact.shape) if np.isfinite(limit).all() else None

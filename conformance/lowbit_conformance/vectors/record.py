@@ -143,10 +143,8 @@ def marks_of(operation: str) -> list[Mark]:
 def vectors_of(case: Case, mark: Mark, left_out: Counter[str]) -> Iterator[dict[str, Tree]]:
     """The calls of one case as vectors; the first has the case's id, the others a number behind it."""
     recorder = Recorder(case.operation)
-    given = {"backend": recorder, "case": case, "record_property": lambda name, value: None, "model_matrices": {}}
-    wanted = inspect.signature(mark.test).parameters
     try:
-        mark.test(**{name: given[name] for name in wanted})
+        mark.run(recorder, case)
     except TooLargeError:
         left_out[TOO_LARGE] += 1
     if recorder.unwritten:

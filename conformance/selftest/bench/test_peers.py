@@ -11,6 +11,7 @@ import accuracy
 import contests
 import decode_report
 import goals
+import growth_report
 import jsonschema
 import matplotlib.pyplot as plt
 import measure
@@ -483,3 +484,35 @@ def test_decoding_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     assert "lowbit avx2" in text and "llama.cpp" in text and "absent other: not there" in text
     assert (tmp_path / "decode.svg").read_text().rstrip().endswith("</svg>")
+
+
+def test_growth_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A report of two engines keeps its schema; the tables have every point, and the picture is written."""
+    points: list[dict[str, Any]] = []
+    for engine, speed in (("lowbit avx2 float32", 100.0), ("llama.cpp", 90.0)):
+        rates = {"tokens_per_second": [speed, 0.9 * speed, 1.1 * speed], "read_gbps": 40.0}
+        points += [{"engine": engine, "context": 64, "prompt_per_second": [7 * speed] * 3} | rates]
+        points += [{"engine": engine, "batch": batch} | rates for batch in (1, 8)]
+    run = {
+        "threads": 2,
+        "spin_before": 2.0,
+        "spin_after": 2.0,
+        "model": "m.gguf",
+        "model_bytes": 10**8,
+        "points": points,
+    }
+    run |= {"commands": [{"contract": "float32", "first_token_seconds": [0.7, 0.6, 0.8], "peak_megabytes": 230}]}
+    report: dict[str, Any] = {
+        "schema": "lowbit-bench-growth/1",
+        "started": "2026-01-01T00:00:00+00:00",
+        "projects": [],
+        "runs": [run | {"absent": {"other": "not there"}}],
+    }
+    report |= {"machine": {"cpu": "c", "cores": 2}, "settings": {"repetitions": 5, "contexts": [64], "batches": [1, 8]}}
+    jsonschema.validate(report, json.loads((SCHEMAS / "growth.schema.json").read_text()))
+    growth_report.show(report)
+    growth_report.draw(report, tmp_path / "growth.svg")
+    text = capsys.readouterr().out
+    assert "avx2 float32" in text and "700.0" in text and "first token 0.70 s" in text
+    assert "absent other: not there" in text
+    assert (tmp_path / "growth.svg").read_text().rstrip().endswith("</svg>")

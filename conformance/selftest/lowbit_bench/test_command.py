@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import CommandLine, command_line
 from paths import SUPPORT
 
 from lowbit.quantization.bfp import Blocks
@@ -27,6 +29,12 @@ def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=600, check=False
     )
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[CommandLine]:
+    with command_line("lowbit_bench.command") as running:
+        yield running
 
 
 def answer(*arguments: str) -> dict[str, Any]:
@@ -90,9 +98,9 @@ def test_what_is_not_declared_is_said_and_nothing_else() -> None:
         (["--rounds", "0"], "--rounds is 0"),
     ],
 )
-def test_wrong_arguments_are_refused_in_words(arguments: list[str], said: str) -> None:
+def test_wrong_arguments_are_refused_in_words(commands: CommandLine, arguments: list[str], said: str) -> None:
     """With status 2, before anything is loaded."""
-    done = bench("numpy", *arguments)
+    done = commands.run("bench", "numpy", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in " ".join(done.stderr.replace("`", "").split())
 

@@ -51,7 +51,7 @@ def test_right_kernels_of_more_formats_pass() -> None:
             assert found.executed >= 5 and not found.failures, (name, found.failures)
 
 
-@pytest.mark.parametrize("mistake", thinned(SAMPLE, 2), ids=lambda each: f"{each.kernel}-{each.what}".replace(" ", "-"))
+@pytest.mark.parametrize("mistake", thinned(SAMPLE, 3), ids=lambda each: f"{each.kernel}-{each.what}".replace(" ", "-"))
 def test_a_mistake_is_killed_and_named(mistake: Mistake) -> None:
     """By a name that says what it is."""
     if mistake.file == "kernels.cpp":

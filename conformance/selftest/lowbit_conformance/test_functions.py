@@ -120,8 +120,8 @@ def last_left_out(x: Any, blocks: Any, rows: int, columns: int) -> Any:
     ("operation", "limits"),
     [
         ("linear.gemv", {"columns": Range(24)}),
-        ("linear.gemv", {"rows": Range(96)}),
-        ("linear.gemv", {"columns": 7, "rows": Range(least=1500, most=1600)}),
+        pytest.param("linear.gemv", {"rows": Range(96)}, marks=pytest.mark.whole),
+        pytest.param("linear.gemv", {"columns": 7, "rows": Range(least=1500, most=1600)}, marks=pytest.mark.whole),
         ("linear.gemm", {"batch": 2}),
     ],
     ids=["columns=*24", "rows=*96", "columns=7", "batch=2"],

@@ -76,6 +76,15 @@ def test_a_quick_run_passes(name: str) -> None:
     assert (status, answer["verdict"], answer["failures"]) == (0, "passed", []), error
 
 
+def test_each_clause_of_a_test_has_verdicts() -> None:
+    """A test may check several clauses, and the cases of each of them are run."""
+    _, answer, _ = conformance("numpy", "--op", "blocks.swiglu/C1", "--op", "blocks.geglu/C1", "--quick")
+    passed = {row["operation"]: row["passed"] for row in answer["operations"]}
+    assert passed["blocks.swiglu"] == passed["blocks.geglu"] > 0
+
+
+SOME = ("--quick", "--op", "packing.unpack", "--op", "packing.pack", "--op", "linear.qgemv")
+"""A few cases of what the odd backends declare."""
 ODD = [
     (odd_backends.DeclaresWhatItLacks, "RAISED: NotDeclaredError"),
     (odd_backends.LimitsAnUnknownParameter, "DECLARATION_REFUSED: a limit of"),
@@ -95,21 +104,21 @@ ODD = [
 def test_an_odd_backend_fails(odd: tuple[type, str]) -> None:
     """What is declared and lacks, a skip of its own, and an end while loading are failures in the case they are in."""
     backend, message = odd
-    status, answer, _ = conformance(backend, "--seeds", "0", "--quick")
+    status, answer, _ = conformance(backend, "--seeds", "0", *SOME)
     assert (status, answer["verdict"]) == (1, "failed")
     assert any(failure["message"].startswith(message) for failure in answer["failures"])
 
 
 def test_claims_that_change_are_a_failure_of_loading() -> None:
     """Capabilities must be the same when they are asked for again."""
-    status, answer, _ = conformance(odd_backends.ChangesItsMind, "--quick")
+    status, answer, _ = conformance(odd_backends.ChangesItsMind, *SOME)
     assert status == 1
     assert [failure["verdict"] for failure in answer["failures"]] == ["NONDETERMINISTIC"]
 
 
 def test_an_unknown_operation_is_refused() -> None:
     """A declaration of what the specification does not have is named."""
-    status, answer, _ = conformance(odd_backends.DeclaresAnUnknownOperation)
+    status, answer, _ = conformance(odd_backends.DeclaresAnUnknownOperation, *SOME)
     assert status == 1
     assert [failure["verdict"] for failure in answer["failures"]] == ["DECLARATION_REFUSED"]
     assert "an operation in capabilities() is 'linear.qgemw'" in answer["failures"][0]["message"]
@@ -117,7 +126,7 @@ def test_an_unknown_operation_is_refused() -> None:
 
 def test_a_failure_is_reproduced_alone() -> None:
     """The line that a report prints runs that case, and it fails again."""
-    _, answer, _ = conformance("bank:last-product-dropped", "--op", "linear.qgemv", "-x")
+    _, answer, _ = conformance("bank:last-product-dropped", "--op", "linear.qgemv/C1", "-x")
     case = answer["failures"][-1]["id"]
     status, again, _ = conformance("bank:last-product-dropped", "--case", case)
     assert status == 1

@@ -3,16 +3,19 @@
 import hashlib
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pytest
 from kernel_runs import HERE, some_matrix
 from paths import SUPPORT
+from step_runs import answers, compiled, model, operations
 from stored_runs import CASES, some_activations, some_cast, some_stored
 
 from lowbit.arrays import Array
 from lowbit.errors import UnavailableError
 from lowbit.quantization.packing import BITS
+from lowbit.runtime.linears import Contract
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.tensor_formats.stored import RESULTS
 from lowbit_cppyy import CppyyBackend
@@ -28,7 +31,7 @@ import sys
 import test_emulation
 from lowbit_cppyy import emulation
 with getattr(emulation, sys.argv[1])() as backend:
-    print(*test_emulation.results(backend), sep="\\n")
+    print(*getattr(test_emulation, sys.argv[2])(backend), sep="\\n")
 """
 
 
@@ -55,6 +58,34 @@ def results(backend: CppyyBackend) -> Iterator[str]:
     yield f"attention {digest(backend.run('attention.attend', queries, keys, values))}"
 
 
+STEPS: tuple[tuple[str, Contract], ...] = ("odd", "float32"), ("mixed", "integer"), ("sparse", "float32")
+
+
+def steps(backend: CppyyBackend) -> Iterator[str]:
+    """A digest of each answer of a compiled step."""
+    for name, contract in STEPS:
+        for y in answers(compiled(backend, operations(backend, model(name), contract))):
+            yield f"{name} {digest(y)}"
+
+
+def operations_of_steps(backend: CppyyBackend) -> Iterator[str]:
+    """The same of the operations one by one."""
+    for name, contract in STEPS:
+        for y in answers(operations(backend, model(name), contract)):
+            yield f"{name} {digest(y)}"
+
+
+@cache
+def emulated(name: str, results: str) -> list[str]:
+    """What a function of this module gives with an emulated backend, in a process of its own, because the backend takes
+    the place of the compiler there."""
+    environment = python_environment() | {"PYTHONPATH": f"{SUPPORT}:{SUPPORT.parent / 'lowbit_cppyy'}"}
+    command = python_command("-c", IN_A_CHILD, name, results)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 def digest(y: Array) -> str:
     """Of the bits of a result."""
     return hashlib.sha256(y.tobytes()).hexdigest()[:16]
@@ -65,15 +96,30 @@ def digest(y: Array) -> str:
 @needs_emulation
 @pytest.mark.parametrize("name", ALIKE)
 def test_results_have_the_bits_of_this_processor(name: str) -> None:
-    """The emulated backend has a process of its own, because it takes the place of the compiler there."""
+    """Matrices of every format, and operations on rows."""
     if ALIKE[name] not in HERE:
         pytest.skip(f"this processor has no {ALIKE[name].name}")
-    environment = python_environment() | {"PYTHONPATH": f"{SUPPORT}:{SUPPORT.parent / 'lowbit_cppyy'}"}
-    command = python_command("-c", IN_A_CHILD, name)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
     with CppyyBackend(isa=ALIKE[name].name, threads=1) as backend:
-        assert done.stdout.splitlines() == list(results(backend))
+        assert emulated(name, "results") == list(results(backend))
+
+
+@pytest.mark.whole
+@pytest.mark.toolchain
+@needs_emulation
+def test_steps_have_the_bits_of_their_operations() -> None:
+    """Compiled by the cross compiler, on two threads."""
+    assert emulated("NeonDot", "steps") == emulated("NeonDot", "operations_of_steps")
+
+
+@pytest.mark.whole
+@pytest.mark.toolchain
+@needs_emulation
+def test_steps_have_the_bits_of_this_processor() -> None:
+    """Those that cppyy compiles, on one thread."""
+    if AVXVNNI not in HERE:
+        pytest.skip(f"this processor has no {AVXVNNI.name}")
+    with CppyyBackend(isa=AVXVNNI.name, threads=1) as backend:
+        assert emulated("NeonDot", "steps") == list(steps(backend))
 
 
 def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

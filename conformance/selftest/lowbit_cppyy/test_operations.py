@@ -146,6 +146,7 @@ def calls(scale: int) -> dict[str, Run]:
     return {
         "blocks.rms_norm": lambda b: b.run("blocks.rms_norm", x, gain, 1e-5),
         "blocks.swiglu": lambda b: b.run("blocks.swiglu", gates, ups),
+        "blocks.geglu": lambda b: b.run("blocks.geglu", gates, ups),
         "attention.softmax": lambda b: b.run("attention.softmax", gates),
         "attention.attend": lambda b: b.run("attention.attend", queries, keys, values, 68 * scale),
         "attention.attend, one token": lambda b: b.run("attention.attend", one, many, many),
@@ -259,7 +260,8 @@ int main() {
     return create_kernel_set(pool, kernels.data(), int(kernels.size()), LANES, channels);
   };
   using namespace lowbit::TABLE;
-  const std::uintptr_t norm = passes({squares_TABLE, normed_TABLE}), gate = passes({gated_TABLE});
+  const std::uintptr_t norm = passes({squares_TABLE, normed_TABLE});
+  const std::uintptr_t gates[] = {passes({gated_TABLE}), passes({gelu_gated_TABLE})};
   const std::uintptr_t shares = passes({largest_TABLE, exponentials_TABLE, sums_TABLE, scaled_TABLE});
   const std::uintptr_t turns = passes({rotated_TABLE}), products = passes({block_products_n64b32_TABLE});
   const std::uintptr_t heads = passes({scores_d20_TABLE, largest_TABLE, exponentials_TABLE, sums_TABLE,
@@ -272,7 +274,7 @@ int main() {
     const auto exponents = [](const Array& array) { return array.as<std::int16_t>(); };
     int status = 9;
     if (which == 0) status = rms_norm(norm, a.f(), b.f(), 1e-5f, n[0], n[1], y);
-    if (which == 1) status = swiglu(gate, a.f(), b.f(), n[0], y);
+    if (which == 1) status = gated_unit(gates[n[1]], a.f(), b.f(), n[0], y);
     if (which == 2) status = softmax(shares, a.f(), n[0], n[1], y);
     if (which == 3) status = rotate(turns, a.f(), b.as<double>(), c.as<double>(), d.as<std::int64_t>(), n[0], n[1],
                                     n[2], y);
@@ -288,7 +290,7 @@ int main() {
     std::fwrite(out.bytes.get(), 1, out.size, stdout);
     std::fwrite(second.bytes.get(), 1, second.size, stdout);
   }
-  for (const std::uintptr_t one : {norm, gate, shares, turns, products, heads}) destroy_kernel_set(one);
+  for (const std::uintptr_t one : {norm, gates[0], gates[1], shares, turns, products, heads}) destroy_kernel_set(one);
   destroy_pool(pool);
 }
 """
@@ -323,7 +325,8 @@ def requests(backend: CppyyBackend) -> list[tuple[bytes, bytes]]:
     for n in (1, 63, 64, 65, 200):
         x, y = numbers(3, n), numbers(3, n, seed=1)
         add(0, [3, n], [x, y[0]], backend.run("blocks.rms_norm", x, y[0].copy(), float(np.float32(1e-5))))
-        add(1, [3 * n], [x, y], backend.run("blocks.swiglu", x, y))
+        add(1, [3 * n, 0], [x, y], backend.run("blocks.swiglu", x, y))
+        add(1, [3 * n, 1], [x, y], backend.run("blocks.geglu", x, y))
         add(2, [3, n], [x], backend.run("attention.softmax", x))
         for format in (bfp.bfp12(32), bfp.Format(7, 12), bfp.Format(20, 25, 10)):
             blocks = backend.run("bfp.cast", x, format)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from kernel_runs import (
     some_blocks,
     some_matrix,
 )
+from sampling import thinned
 
 from lowbit.arrays import F32
 from lowbit.linear import integer, linear
@@ -111,10 +113,14 @@ def expected(recipe: Recipe, count: int, lanes: int, fused: bool) -> tuple[Quant
     return matrix, x, interpreted(matrix, x, recipe, lanes, fused=fused)
 
 
-@pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
-@pytest.mark.parametrize("bits", BITS)
-def test_compiled_kernels_have_the_bits_of_the_interpreted_program(bits: int, table: InstructionSet) -> None:
+EACH = list(product(BITS, HERE))
+"""Each width with each instruction set of this processor."""
+
+
+@pytest.mark.parametrize("each", thinned(EACH, 3), ids=lambda each: f"{each[0]}-{each[1].name}")
+def test_compiled_kernels_have_the_bits_of_the_interpreted_program(each: tuple[int, InstructionSet]) -> None:
     """For every method: not one rounding differs."""
+    bits, table = each
     for recipe in recipes(table.lanes, bits, *KINDS[BITS.index(bits)]):
         if table.name in ADDS_TO and recipe.method != "dot4":
             continue
@@ -122,10 +128,10 @@ def test_compiled_kernels_have_the_bits_of_the_interpreted_program(bits: int, ta
         assert_same_bits(Compiled(matrix, replace(recipe, panel=32), table)(x), bits_expected)
 
 
-@pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
-@pytest.mark.parametrize("bits", BITS)
-def test_the_kernels_that_are_used_have_the_bits_of_the_interpreted_program(bits: int, table: InstructionSet) -> None:
+@pytest.mark.parametrize("each", thinned(EACH, 3), ids=lambda each: f"{each[0]}-{each[1].name}")
+def test_the_kernels_that_are_used_have_the_bits_of_the_interpreted_program(each: tuple[int, InstructionSet]) -> None:
     """The default kernels, for one row of x less than they take; the kinds of scales alternate."""
+    bits, table = each
     for purpose in purposes_of(table):
         scales, convention = kind_of(purpose, bits)
         layout = PanelLayout.of(some_matrix(bits, 32, 21, 23, convention, scales), PANEL)

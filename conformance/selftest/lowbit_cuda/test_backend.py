@@ -245,7 +245,7 @@ def test_logits_and_perplexity_on_a_device(tmp_path: Path) -> None:
             ("--backend", NUMPY, "--contract", "integer"),
             "--contract does not apply to",
         ),
-        (("--backend", NUMPY, "--steps"), "--steps does not apply to"),
+        (("--backend", NUMPY, "--step", "compiled"), "--step does not apply to"),
         (("--backend", NUMPY, "--cold-experts", "abacus"), "--cold-experts is 'abacus'"),
         (("--backend", NUMPY, "--keys", "bfp12"), "head_dim 16 with keys in bfp12"),
     ],

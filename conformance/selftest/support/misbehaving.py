@@ -265,3 +265,12 @@ class TakesASecond(Mine):
     def act(self, x: Any, out: Any) -> None:
         time.sleep(1.0)
         super().act(x, out)
+
+
+class WaitsInACall(Mine):
+    """Says in a named pipe that a call has begun, and does not end it."""
+
+    def act(self, x: Any, out: Any) -> None:
+        with open(os.environ["HAS_BEGUN"], "wb") as pipe:
+            pipe.write(b"x")
+        time.sleep(600)

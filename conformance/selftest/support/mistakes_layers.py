@@ -229,6 +229,16 @@ wrong("both", G, gated(silu, silu), "silu-of-both")
 wrong("without-up", G, gated(silu, lambda u: 0 * u + 1), "up-left-out")
 wrong("sign", G, gated(lambda a: a / (1 + np.exp(a))), "sigmoid-of-minus")
 
+E_G = "blocks.geglu"
+wrong("exchanged", E_G, gated(gelu, exchange=True), "geglu-exchanged")
+wrong("silu", E_G, gated(silu), "swiglu-for-geglu")
+wrong("relu", E_G, gated(relu), "relu-for-gelu")
+wrong("plain", E_G, gated(lambda a: a), "geglu-without-activation")
+wrong("both", E_G, gated(gelu, gelu), "gelu-of-both")
+wrong("without-up", E_G, gated(gelu, lambda u: 0 * u + 1), "geglu-without-up")
+wrong("sigmoid", E_G, gated(lambda a: a / (1 + np.exp(-1.702 * a))), "gelu-by-a-sigmoid")
+wrong("no-cube", E_G, gated(lambda a: 0.5 * a * (1 + np.tanh(np.sqrt(2 / np.pi) * a))), "gelu-without-cube")
+
 # **Routing.**
 
 

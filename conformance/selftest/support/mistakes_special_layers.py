@@ -107,6 +107,16 @@ wrong(
     huge_up=lambda g, u: bool(np.abs(u).max() > 1e30),
 )
 wrong(
+    "blocks.geglu",
+    columns_2048=lambda g, u: g.shape[1] == 2048,
+    columns_1536=lambda g, u: g.shape[1] == 1536,
+    tokens_64=lambda g, u: len(g) == 64,
+    zero_gate=lambda g, u: g.size > 1 and not g.any(),
+    gate_is_up=lambda g, u: g.size > 2 and np.array_equal(g, u) and bool(g.any()),
+    all_negative_gate=lambda g, u: g.size > 4 and bool((g < 0).all()),
+    huge_up=lambda g, u: bool(np.abs(u).max() > 1e30),
+)
+wrong(
     "routing.gate",
     hidden_64_experts_64=lambda x, r, *s: r.shape == (64, 64),
     hidden_128_experts_16=lambda x, r, *s: r.shape == (128, 16),

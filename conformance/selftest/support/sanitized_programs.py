@@ -33,15 +33,16 @@ def _has_libraries(name: str, path: str) -> bool:
     return asked.returncode == 0 and Path(asked.stdout.strip()).is_dir()
 
 
-def compiled(source: str, compiler: str, options: Sequence[str] = ()) -> Path:
-    """A program of one file.
+def compiled(source: str, compiler: str, options: Sequence[str] = (), sanitizers: Sequence[str] = SANITIZERS) -> Path:
+    """A program of one file, or a library.
 
     Args:
         source: C++, which may include the headers of `lowbit_cppyy`.
         compiler: the path of g++ or clang++.
         options: beside those of all these programs.
+        sanitizers: the options that choose them.
     """
-    words = (*OPTIONS, *SANITIZERS, *options)
+    words = (*OPTIONS, *sanitizers, *options)
     digest = hashlib.sha256("\0".join((source, _headers(), _version(compiler), *words)).encode()).hexdigest()
 
     def make(target: Path) -> None:

@@ -20,7 +20,7 @@ WIDTHS = [34, 12, 10, 10, 12, 12, 10]
 
 
 class Benchmarks(SphinxDirective):
-    """``.. benchmarks:: peers``, ``stored`` or ``decode``: machine and versions, pictures, a table for each problem."""
+    """``.. benchmarks:: peers``, ``stored``, ``decode`` or ``growth``: machine and versions, pictures, tables."""
 
     required_arguments = 1
 
@@ -33,7 +33,7 @@ class Benchmarks(SphinxDirective):
             return [nodes.paragraph(text=f"No measurement is kept: run nox -s bench -- --{wanted} --keep.")]
         report = json.loads(Path(file).read_text("utf-8"))
         shown = [about(report), *folded("Versions and builds of the projects", projects(report))]
-        return shown + (self.decode(report) if kind == "decode" else self.peers(report))
+        return shown + {"decode": self.decode, "growth": self.growth}.get(kind, self.peers)(report)
 
     def peers(self, report: dict[str, Any]) -> list[nodes.Node]:
         """The problems, those on most threads first, then the goals of lowbit itself."""
@@ -80,6 +80,37 @@ class Benchmarks(SphinxDirective):
         speeds = ", ".join(f"{row[1]} {row[2]}" for row in rows)
         said = f"Bars of tokens a second after the first token and while reading the prompt. After the first: {speeds}."
         return [self.picture("decode.svg", caption, said), table(heads, rows, [10, 24, 16, 20, 16, 14])]
+
+    def growth(self, report: dict[str, Any]) -> list[nodes.Node]:
+        """The picture, a table of the starts of the command, and all points folded."""
+        starts: list[list[Cell]] = []
+        points: list[list[Cell]] = []
+        for run in report["runs"]:
+            threads = str(run["threads"])
+            for start in run["commands"]:
+                first, low, high = start["first_token_seconds"]
+                spread, memory = f"{low:.2f} to {high:.2f} s", f"{start['peak_megabytes']} MB"
+                starts.append([threads, start["contract"], f"{first:.2f} s", spread, memory])
+            for point in run["points"]:
+                size = f"context {point['context']}" if "context" in point else f"batch {point['batch']}"
+                prompt = f"{point['prompt_per_second'][0]:.0f}" if "context" in point else ""
+                rate = f"{point['tokens_per_second'][0]:.1f}"
+                points.append([threads, point["engine"], size, prompt, rate, f"{point['read_gbps']:.1f}"])
+        caption = "Tokens a second along the length of a prompt, the context before a token, and the size of a batch."
+        said = "Three panels of lines, one for each engine, dashed on two threads; the table below has their points."
+        heads = ["threads", "contract", "first token after the command", "interval", "peak memory"]
+        return [
+            self.picture("growth.svg", caption, said),
+            table(heads, starts, [12, 20, 28, 24, 16]),
+            *folded(
+                f"All {len(points)} points",
+                table(
+                    ["threads", "engine", "size", "prompt tokens/s", "tokens/s", "GB/s"],
+                    points,
+                    [10, 34, 18, 14, 14, 10],
+                ),
+            ),
+        ]
 
     def picture(self, name: str, caption: str, said: str) -> nodes.Node:
         """A picture of docs/data above its caption; `said` is its alternative text."""

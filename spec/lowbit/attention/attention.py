@@ -163,11 +163,11 @@ class KeyValueCache:
         """Add T tokens after the ones that are there.
 
         Args:
-            keys: float64, T × G × d_h, rotated.
-            values: float64, T × G × d_h.
+            keys: float64 or the cache's dtype, T × G × d_h, rotated.
+            values: as keys, T × G × d_h.
 
         Raises:
-            ArgumentError: heads or channels that are not the cache's.
+            ArgumentError: heads or channels that are not the cache's; another dtype.
         """
         self._check(keys, values)
         capacity = self._keys.shape[1]
@@ -186,7 +186,8 @@ class KeyValueCache:
 
     def _check(self, keys: F64, values: F64) -> None:
         for name, array in (("keys", keys), ("values", values)):
-            check_view(name, array, np.float64, (None, None, None))
+            own = isinstance(array, np.ndarray) and array.dtype == self.dtype
+            check_view(name, array, self.dtype if own else np.float64, (None, None, None))
         kv_heads, _, head_dim = self._keys.shape
         if keys.shape != values.shape or keys.shape[1:] != (kv_heads, head_dim):
             allowed = f"T x {kv_heads} x {head_dim}, both"

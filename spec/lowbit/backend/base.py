@@ -71,6 +71,9 @@ from lowbit.text import kind_of
 
 if TYPE_CHECKING:  # a model is made of chapters that declare operations, which a backend must not need to be imported
     from lowbit.backend.whole_model import DeviceDecoder, DeviceSettings
+    from lowbit.model.config import LlamaConfig
+    from lowbit.model.decoder import AnyDecoder, Decoder
+    from lowbit.model.step import Step
     from lowbit.model.weights import LayeredWeights, Progress
 
 MOST_ALIGNMENT = 4096
@@ -160,6 +163,24 @@ class Capabilities:
 
 
 # **The backend itself.**
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """A compiled step that a backend may keep; its functions are called only where none is kept.
+
+    Attributes:
+        identity: what tells it from any other, such as the digest of a file and how its matrices are multiplied by.
+        config: the shape of the model.
+        step: reads the model, and gives the program of the step.
+        make: from a backend of the same kind to the decoder that runs the step one operation at a time on it, and facts
+            for the caller, in types that JSON has.
+    """
+
+    identity: tuple[str, ...]
+    config: "LlamaConfig"
+    step: "Callable[[], Step]"
+    make: "Callable[[Backend], tuple[Decoder, Mapping[str, Any]]]"
 
 
 class Backend(ABC):
@@ -343,6 +364,47 @@ class Backend(ABC):
             ArgumentError: less memory than this model needs; the message says how much it needs.
         """
         raise NotDeclaredError(self.name, "whole models")
+
+    @property
+    def compiles_steps(self) -> bool:
+        """Whether it compiles the steps of decoders, or of some."""
+        return type(self).compiled is not Backend.compiled
+
+    def compiled(self, decoder: "Decoder") -> "AnyDecoder":
+        """The same decoder with its step compiled, for a backend that can; most cannot.
+
+        Every logit has the bits of the given decoder's, which runs the step one operation at a time on this backend.
+
+        Args:
+            decoder: its linear layers are `lowbit.runtime.linears.BackendLinear` of this backend, and its elementwise
+                operations are this backend's.
+
+        Raises:
+            NotDeclaredError: the backend does not compile steps, or not this one; the reason says what is missing.
+        """
+        raise NotDeclaredError(self.name, "compiled steps")
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether it keeps compiled steps between processes."""
+        return type(self).kept_step is not Backend.kept_step
+
+    def kept_step(self, request: "StepRequest") -> "tuple[AnyDecoder, Mapping[str, Any]] | None":
+        """A decoder whose compiled step was kept by an earlier process, or is kept now for later ones.
+
+        It gives the bits of `compiled`. What is kept is checked before it is used, and made again if it is not as it
+        was written.
+
+        Args:
+            request: the step.
+
+        Returns:
+            The decoder and the facts of the request; None where none can be kept, for whatever reason.
+
+        Raises:
+            LowbitError: what making it raises.
+        """
+        return None
 
     # The hooks. Those of products go through `prepare`; the others are named after their operations.
 

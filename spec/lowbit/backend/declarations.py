@@ -68,6 +68,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "attention.attend_stored": ("inputs", "key_format", "value_format", "head_dim", "window"),
     "blocks.rms_norm": ("inputs",),
     "blocks.swiglu": ("inputs",),
+    "blocks.geglu": ("inputs",),
     "routing.expert": ("inputs",),
     "routing.gate": ("inputs", "scores"),
     "routing.sparse": ("inputs",),

@@ -34,6 +34,7 @@ OWN = {
     "generate": "lowbit.cli.model:generate",
     "logits": "lowbit.cli.model:logits",
     "perplexity": "lowbit.cli.model:perplexity",
+    "step": "lowbit.cli.step:step",
     "new-weights": "lowbit.cli.new_weights:new_weights",
 }
 """The commands of this package, which no other package can replace."""

@@ -56,7 +56,7 @@ WINDOW = 256
 TEXT_TOKENS = 1024
 BY_LAYER = Options(by_layer=True)  # by the products that have been certified, also where a backend could run it whole
 WITH_ATTENTION = Options(
-    by_layer=True, steps=("attention.attend",)
+    by_layer=True, step=("attention.attend",)
 )  # also certified; the formulas need most of the time
 FULL_MODEL = 135e6  # weights of the model for which `SECONDS` holds
 SECONDS = {"profile": 8.0, "certify": 11.0, "generate": 8.0, "requantise": 2.0, "measure": 8.0}
@@ -94,7 +94,9 @@ def demo(
 
     steps.begin("Test the model's operations, with its own weights among the cases", SECONDS["certify"] * len(names))
     verdicts = side_by_side(
-        lambda name: certify(name, path, folder / conformance_page(name)), names, usable_processors()
+        lambda name: certify(name, path, loaded.weights.config, folder / conformance_page(name)),
+        names,
+        usable_processors(),
     )
     show_verdicts(console, verdicts)
     passed = [verdict["backend"] for verdict in verdicts if verdict["verdict"] == "passed"]
@@ -202,7 +204,7 @@ def perplexities(
             variant = requantized(loaded.weights, bits, 64) if bits else Variant("as stored", loaded.weights)
             with changing_bar() as report:
                 stored = StoredModel(loaded.name, variant.weights, loaded.tokenizer)
-                model = load(stored, backend, WITH_ATTENTION, report)
+                model = load(stored, backend, BY_LAYER if backend.compiles_steps else WITH_ATTENTION, report)
             with progress_bar(f"perplexity, {variant.name}") as progress:
                 result = model.perplexity(tokens, window, progress)
             size, taken = weight_bytes(variant.weights), model.account().fields["matrices"]

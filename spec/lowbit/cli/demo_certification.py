@@ -17,15 +17,16 @@ from rich.text import Text
 from lowbit.backend import registry
 from lowbit.backend.base import Backend
 from lowbit.errors import NotDeclaredError, UnavailableError
+from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import LlamaWeights, matrices
 from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.runtime.elementwise import needed
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.threads import side_by_side, usable_processors
 from lowbit.text import one_line
 
 PROFILE = "lowbit-1.1/qgemv-4"  # of the first step
 PRODUCTS = ("affine.quantize", "affine.dequantize", "linear.qgemv", "linear.qgemm")
-CERTIFIED = (*PRODUCTS, "attention.attend")  # what the demo runs a model with
 CASES = "The cases are a few of each clause, and all that this model's own shapes and weights make."
 LOADING = "backend"  # what the suite calls the operation of the case of loading the backend
 SPECIFICATION = "reference"  # the backend that is the specification itself
@@ -75,16 +76,22 @@ def certified_for_profile(names: Sequence[str], console: Console) -> dict[str, i
     return {name: passed for name, passed in zip(names, found, strict=True) if passed is not None}
 
 
-def certify(name: str, model: Path, html: Path | None = None) -> dict[str, Any]:
+def operations_of(config: LlamaConfig) -> tuple[str, ...]:
+    """What the demo runs a model with."""
+    return *PRODUCTS, *needed(config)
+
+
+def certify(name: str, model: Path, config: LlamaConfig, html: Path | None = None) -> dict[str, Any]:
     """The report of the suite on the operations that a model needs: a few cases of each clause, and all cases that the
     model's own matrices make.
 
     Args:
         name: of the backend.
         model: a GGUF file.
+        config: of that model.
         html: where the report is also written as a page; None for no page.
     """
-    operations = [word for operation in CERTIFIED for word in ("--op", operation)]
+    operations = [word for operation in operations_of(config) for word in ("--op", operation)]
     page = ["--html", str(html)] if html else []
     return suite(name, "--quick", "--seeds", "1", *operations, "--model", str(model), *page)
 

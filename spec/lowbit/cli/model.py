@@ -38,7 +38,7 @@ from lowbit.cli.options import (
     ModelOption,
     PrefetchOption,
     PromptOption,
-    StepsOption,
+    StepOption,
     chosen,
     contract_of,
     file_of,
@@ -67,7 +67,7 @@ def generate(
     experts_group_size: ExpertsGroupOption = None,
     method: MethodOption = None,
     contract: ContractOption = "float32",
-    steps: StepsOption = False,
+    step: StepOption = "auto",
     device_memory: DeviceMemoryOption = None,
     buffers: BuffersOption = None,
     memory: MemoryOption = None,
@@ -82,8 +82,8 @@ def generate(
     device = DeviceOptions(device_memory, buffers, memory, prefetch, keys, cold_experts)
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
-        options = options_for(engine, plan, device, by, steps)
-        stored = opened(model)
+        options = options_for(engine, plan, device, by, step)
+        stored = opened(model, identified=engine.keeps_steps)
         tokenizer = stored.tokenizer
         ids = _encoded(stored, prompt)
         if tokens > (most := stored.config.context - len(ids) + 1):  # the last token is not read
@@ -137,7 +137,7 @@ def logits(
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
         options = options_for(engine, plan, DeviceOptions(device_memory))
-        stored = opened(model)
+        stored = opened(model, identified=engine.keeps_steps)
         tokenizer = stored.tokenizer
         check_integer("--top", top, 1, stored.config.vocabulary)
         ids = _encoded(stored, prompt)
@@ -195,7 +195,7 @@ def perplexity(
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
         options = options_for(engine, plan, DeviceOptions(device_memory), by)
-        stored = opened(model)
+        stored = opened(model, identified=engine.keeps_steps)
         tokenizer = stored.tokenizer
         ids = tokenizer.encode(words, begin=False)[:tokens]
         context = max(1, min(window, len(ids))) + (tokenizer.bos is not None)

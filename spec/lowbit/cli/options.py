@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -20,7 +20,7 @@ from lowbit.model.quantization_plan import METHODS, Plan, Quantization
 from lowbit.moe.offload import MEMORIES
 from lowbit.quantization.packing import BITS
 from lowbit.runtime import CONTRACTS, Contract, Options, StoredModel, open_model
-from lowbit.runtime.language_model import not_whole
+from lowbit.runtime.language_model import StepChoice, not_whole
 
 DEFAULT_GROUP_SIZE = 64
 
@@ -73,12 +73,13 @@ ContractOption = Annotated[
         "less exact.",
     ),
 ]
-StepsOption = Annotated[
-    bool,
+StepOption = Annotated[
+    str,
     typer.Option(
-        "--steps",
-        help="Also run norms, SwiGLU, RoPE and attention on the backend where it declares them: in float32, and "
-        "faster.",
+        "--step",
+        help="How the step of a decoder runs: compiled, one call for each token; operations, the backend's one by one; "
+        "formulas, those of the specification in float64 with products on the backend; or auto, compiled where the "
+        "backend can and else formulas.",
     ),
 ]
 DeviceMemoryOption = Annotated[
@@ -145,15 +146,14 @@ def file_of(path: Path | None, default: str) -> Path:
         return fetch(default, report)
 
 
-def opened(path: Path | None) -> StoredModel:
-    """The model that was given, or the default.
+def opened(path: Path | None, *, identified: bool = False) -> StoredModel:
+    """The model that was given, or the default; `identified` as for `open_model`.
 
     Raises:
         LowbitError: it cannot be fetched or read.
     """
     found = file_of(path, DEFAULT_MODEL)
-    with changing_bar() as report:
-        return open_model(found, report)
+    return open_model(found, identified=identified)
 
 
 # **What they ask for.**
@@ -258,13 +258,13 @@ def _check_backend(option: str, name: str) -> None:
 
 
 def options_for(
-    backend: Backend, plan: Plan | None, device: DeviceOptions, contract: Contract = "float32", steps: bool = False
+    backend: Backend, plan: Plan | None, device: DeviceOptions, contract: Contract = "float32", step: str = "auto"
 ) -> Options:
     """How a model is run, as the command line asks.
 
     Raises:
         ArgumentError: an option that does not apply to this backend.
     """
-    options = Options(plan, contract, steps, device.settings(backend))
+    options = Options(plan, contract, cast(StepChoice, step), device.settings(backend))
     options.check(backend, lambda name: f"--{name}")
     return options

@@ -9,7 +9,8 @@ and the gated units of experts and of dense layers share one activation. Each fu
 **Softmax** is computed as :math:`e^{a_u - \max a} / \sum_v e^{a_v - \max a}`. The maximum cancels in exact arithmetic;
 in floating point it keeps the exponential from overflowing, and it makes the largest term exactly 1.
 
-**silu** is :math:`a / (1 + e^{-a})`: near :math:`a` where :math:`a` is large, near 0 where it is very negative.
+**The logistic function** is :math:`\sigma(a) = 1 / (1 + e^{-a})`, and **silu** is :math:`a\,\sigma(a)`: near :math:`a`
+where :math:`a` is large, near 0 where it is very negative.
 
 Source: softmax as in GQA (arXiv 2305.13245) §2.2; silu as Swish-1 in arXiv 2002.05202 §2.
 """
@@ -59,3 +60,13 @@ def silu(a: F64) -> F64:
     """
     with np.errstate(over="ignore", invalid="ignore"):  # e^1000 is infinite, and a / ∞ is the 0 that is meant
         return a / (1.0 + np.exp(-a))
+
+
+def logistic(a: F64) -> F64:
+    """1 / (1 + e^−a).
+
+    >>> logistic(np.array([-1000.0, 0.0, 1000.0]))
+    array([0. , 0.5, 1. ])
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return 1.0 / (1.0 + np.exp(-a))

@@ -25,16 +25,21 @@ scores then stay within bounds, however large the weights grow.
 with act = silu (SwiGLU) or gelu (GeGLU), or a sparse layer that sends each token to a few of many such units
 (`routing`). The rest of the block is the same for both.
 
+**The order of all this** is the program of the chapter `step`. An `Interpreter` runs a program line by line: it is the
+reference of what a step computes, on any backend.
+
 **Precision.** The linear layers hold nearly all weights and take nearly all the time. A backend computes them, in
-float32 as its contract says. The elementwise operations around them are float64 here: norms, rotations, softmax, the
-residual stream. That costs little, and two backends that agree on the linear layers agree on the logits, because
-nothing else differs. A backend that also computes the elementwise operations does so in float32; the operations of the
-chapters `layers`, `rope` and `attention` say what it promises then.
+float32 as its contract says. The elementwise operations around them are float64 by default: norms, rotations, softmax,
+the residual stream. Two backends that agree on the linear layers then agree on the logits, because nothing else
+differs. Where a backend computes elementwise operations too, every value of the program is float32; the operations of
+the chapters `layers`, `rope` and `attention` say what the backend promises then.
 
 Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2.1; GQA §2.2; Gemma 3 (arXiv 2503.19786) §2.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,10 +48,11 @@ from lowbit.attention.attention import KeyValueCache, attend
 from lowbit.attention.rope import Rotation, rotate
 from lowbit.errors import ArgumentError
 from lowbit.linear.elementary import silu, softmax
-from lowbit.model.config import Activation, LlamaConfig, Routing
-from lowbit.model.elementwise import ElementwiseOps
-from lowbit.model.layers import gelu, norm
-from lowbit.model.weights import FeedForwardWeights, GatedWeights, LayerWeights, Matrix, SparseWeights
+from lowbit.model.config import Routing
+from lowbit.model.elementwise import ElementwiseOps, Numbers
+from lowbit.model.layers import gelu, rms_norm
+from lowbit.model.step import BEGIN, END, Line, Program, gated
+from lowbit.model.weights import LayerWeights, Matrix
 from lowbit.moe.routing import Ids, top_k, weights
 
 Linear = Callable[[F32], F32]
@@ -72,73 +78,196 @@ def plain_linear(matrix: Matrix) -> Linear:
     return lambda x: x @ matrix
 
 
-def through(linear: Linear, x: F64) -> F64:
-    """A linear layer on a float64 stream: float32 inside, float64 outside."""
-    return linear(x.astype(np.float32)).astype(np.float64)
+def _norm(gain: F32, epsilon: float) -> Callable[[Numbers], Numbers]:
+    wide = gain.astype(np.float64)
+    return lambda x: rms_norm(x, wide, epsilon)
 
 
 FORMULAS = ElementwiseOps(
-    norm,
+    dtype=np.dtype(np.float64),
+    norm=_norm,
     swiglu=lambda gate, up: silu(gate) * up,
+    geglu=lambda gate, up: gelu(gate) * up,
     rotate=rotate,
+    gate=lambda x, router: (x @ router.astype(np.float64)).astype(np.float32),
+    route=lambda scores, routing: routes(scores, routing),
     attend=lambda queries, cache, window: attend(queries, cache.keys, cache.values, window),
     cache=KeyValueCache,
 )
 """The elementwise operations in float64, by the formulas of the specification."""
 
 
-# **Attention** around its four linear layers.
+# **The interpreter.**
 
 
-class Projection:
-    """From the stream to heads: a linear layer and, where the model has them, a bias and a norm of each head."""
+@dataclass(frozen=True)
+class Place:
+    """Where the tokens of a call stand.
 
-    def __init__(self, linear: Linear, head_dim: int, bias: F32 | None, norm: Callable[[F64], F64]) -> None:
-        self._linear, self._head_dim, self._norm = linear, head_dim, norm
-        self._bias = None if bias is None else bias.astype(np.float64)
+    Attributes:
+        rotations: of their positions, for each base.
+        caches: the keys and values before them, to which the tokens are added: one cache, if they follow one another in
+            a sequence; or one for each token, if each is the next of a sequence of its own.
+    """
 
-    def __call__(self, x: F64) -> F64:
-        """Float64, T × heads × d_h."""
-        y = through(self._linear, x)
-        if self._bias is not None:
-            y += self._bias
-        return self._norm(y.reshape(len(x), -1, self._head_dim))
+    rotations: Mapping[float, Rotation]
+    caches: Sequence[KeyValueCache]
+
+    def parts(self) -> Iterator[tuple[slice, KeyValueCache]]:
+        """The rows of each sequence, with its cache."""
+        if len(self.caches) == 1:
+            yield slice(None), self.caches[0]
+            return
+        for row, cache in enumerate(self.caches):
+            yield slice(row, row + 1), cache
 
 
-class Attention:
-    """The attention part of one block."""
+Function = Callable[..., Any]
+"""A line that can be run: from the place and the values that it reads to the value that it writes."""
+
+
+class Interpreter:
+    """A program with its parameters, which runs line by line.
+
+    >>> line = Line("add", "result", ("x", "x"))
+    >>> Interpreter((line,), {}, plain_linear)(np.array([[1.0, 2.0]]))
+    array([[2., 4.]])
+
+    Attributes:
+        parameters: matrices and vectors by name.
+        linears: the linear layers by the names of their matrices.
+        lines: each line with the function that runs it.
+    """
 
     def __init__(
-        self, config: LlamaConfig, layer: LayerWeights, linear: MakeLinear, window: int | None, ops: ElementwiseOps
+        self,
+        program: Program,
+        parameters: Mapping[str, Any],
+        linear: MakeLinear,
+        ops: ElementwiseOps = FORMULAS,
+        observe: Callable[[F64, Ids], None] | None = None,
     ) -> None:
-        def projection(matrix: Matrix, bias: F32 | None, gain: F32 | None) -> Projection:
-            return Projection(linear(matrix), config.head_dim, bias, ops.norm(gain, config.rms_epsilon))
+        """Make every line ready to be run.
 
-        self._query = projection(layer.query, layer.query_bias, layer.query_norm)
-        self._key = projection(layer.key, layer.key_bias, layer.key_norm)
-        self._value = projection(layer.value, layer.value_bias, None)
-        self._output = linear(layer.output)
-        self._window, self._ops = window, ops
+        Args:
+            program: a sound one (`lowbit.model.step.check`).
+            parameters: matrices and vectors by the names that the program has for them.
+            linear: from a matrix to the function that multiplies by it, called once for each matrix.
+            ops: the elementwise operations; their dtype is that of every value.
+            observe: called by ``experts`` with their input and the experts chosen.
+        """
+        self.parameters = parameters
+        make = _Making(parameters, linear, ops, observe, {})
+        self.lines: list[tuple[Line, Function]] = [(line, getattr(make, line.kind)(line)) for line in program]
+        self.linears: Mapping[str, Linear] = make.linears
 
-    def __call__(self, x: F64, rotation: Rotation, cache: KeyValueCache) -> F64:
-        """Float64, T × hidden, for the normed stream; the T tokens are added to the cache."""
-        cache.append(self._ops.rotate(self._key(x), rotation), self._value(x))
-        mixed = self._ops.attend(self._ops.rotate(self._query(x), rotation), cache, self._window)
-        return through(self._output, mixed.reshape(len(x), -1))
+    def __call__(self, x: Numbers, place: Place | None = None) -> Any:
+        """The result, T × hidden, for the residual stream x; `place` is needed where the program attends."""
+        values = {BEGIN: x}
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows here is refused with the logits
+            for line, function in self.lines:
+                result = function(place, *(values[name] for name in line.inputs))
+                if line.out:
+                    values[line.out] = result
+        return values[END]
 
 
-# **Feed-forward**, dense or sparse: float64, T × hidden, to the same.
+@dataclass(frozen=True)
+class _Making:
+    """Makes the function of a line; the method is named after the line's kind."""
+
+    parameters: Mapping[str, Any]
+    linear: MakeLinear
+    ops: ElementwiseOps
+    observe: Callable[[F64, Ids], None] | None
+    linears: dict[str, Linear]
+
+    def norm(self, line: Line) -> Function:
+        gain = self.parameters[str(line.parameter)]
+        norm, size = self.ops.norm(gain, line.setting("epsilon")), gain.size
+        return lambda _, x: norm(x.reshape(-1, size)).reshape(x.shape)
+
+    def product(self, line: Line) -> Function:
+        name, dtype = str(line.parameter), self.ops.dtype
+        self.linears[name] = linear = self.linear(self.parameters[name])
+        return lambda _, x: linear(x.astype(np.float32, copy=False)).astype(dtype, copy=False)
+
+    def bias(self, line: Line) -> Function:
+        bias = self.parameters[str(line.parameter)].astype(self.ops.dtype)
+        return lambda _, x: x + bias
+
+    def rotate(self, line: Line) -> Function:
+        base, head_dim, rotate = line.setting("base"), line.setting("head_dim"), self.ops.rotate
+
+        def rotated(place: Place, x: Numbers) -> Any:
+            return rotate(x.reshape(len(x), -1, head_dim), place.rotations[base]).reshape(x.shape)
+
+        return rotated
+
+    def append(self, line: Line) -> Function:
+        def append(place: Place, keys: Numbers, values: Numbers) -> None:
+            heads = (len(keys), *place.caches[0].keys.shape[::2])
+            for rows, cache in place.parts():
+                cache.append(keys.reshape(heads)[rows], values.reshape(heads)[rows])
+
+        return append
+
+    def attend(self, line: Line) -> Function:
+        head_dim, window, attend = line.setting("head_dim"), line.setting("window"), self.ops.attend
+
+        def attended(place: Place, queries: Numbers) -> Any:
+            heads = queries.reshape(len(queries), -1, head_dim)
+            mixed = [attend(heads[rows], cache, window) for rows, cache in place.parts()]
+            return np.concatenate(mixed).reshape(queries.shape)
+
+        return attended
+
+    def swiglu(self, line: Line) -> Function:
+        return lambda _, gate, up: self.ops.swiglu(gate, up)
+
+    def geglu(self, line: Line) -> Function:
+        return lambda _, gate, up: self.ops.geglu(gate, up)
+
+    def add(self, line: Line) -> Function:
+        return lambda _, x, y: x + y
+
+    def gate(self, line: Line) -> Function:
+        router, gate, dtype = self.parameters[str(line.parameter)], self.ops.gate, self.ops.dtype
+        return lambda _, x: gate(x, router).astype(dtype)
+
+    def experts(self, line: Line) -> Function:
+        """Each expert is called once for all the tokens that chose it, in ascending order, and that is also the order
+        in which a token's answers are added."""
+        program = gated(line.setting("activation"), BEGIN, END)
+        name = str(line.parameter)
+        experts = [Interpreter(program, own, self.linear, self.ops) for own in self.parameters[name]]
+        for number, expert in enumerate(experts):
+            self.linears.update({f"{name}[{number}].{part}": linear for part, linear in expert.linears.items()})
+        routing = Routing(len(experts), line.setting("top_k"), line.setting("softmax"))
+
+        def run(_: Place, x: Numbers, scores: Numbers) -> Any:
+            chosen, factors = self.ops.route(scores.astype(np.float32, copy=False), routing)
+            if self.observe is not None:
+                self.observe(x.astype(np.float64, copy=False), chosen)
+            y = np.zeros_like(x)
+            for e in np.unique(chosen):
+                tokens, place = np.nonzero(chosen == e)
+                factor = factors[tokens, place, np.newaxis].astype(self.ops.dtype, copy=False)
+                y[tokens] += factor * experts[e](x[tokens])
+            return y
+
+        return run
 
 
-class Gated:
-    """A gated linear unit: a dense feed-forward part, or one expert of a sparse one."""
+def check_scores(scores: F32) -> None:
+    """Refuse scores of experts that are not finite.
 
-    def __init__(self, activation: Activation, part: GatedWeights, linear: MakeLinear, ops: ElementwiseOps) -> None:
-        self._joined = ops.swiglu if activation == "silu" else lambda gate, up: gelu(gate) * up
-        self._gate, self._up, self._down = linear(part.gate), linear(part.up), linear(part.down)
-
-    def __call__(self, x: F64) -> F64:
-        return through(self._down, self._joined(through(self._gate, x), through(self._up, x)))
+    Raises:
+        ArgumentError: one is not.
+    """
+    if not np.isfinite(scores).all():
+        sentence = "a router's score is not finite: the weights overflow float32"
+        raise ArgumentError("weights", "too large", "weights that do not overflow float32", sentence=sentence)
 
 
 def routes(scores: F32, routing: Routing) -> tuple[Ids, F64]:
@@ -150,90 +279,16 @@ def routes(scores: F32, routing: Routing) -> tuple[Ids, F64]:
     Raises:
         ArgumentError: a score that is not finite.
     """
-    if not np.isfinite(scores).all():
-        sentence = "a router's score is not finite: the weights overflow float32"
-        raise ArgumentError("weights", "too large", "weights that do not overflow float32", sentence=sentence)
+    check_scores(scores)
     if routing.softmax == "before":
         scores = softmax(scores.astype(np.float64)).astype(np.float32)
     chosen = top_k(scores, routing.top_k)
     return chosen, weights(scores, chosen, routing.softmax)
 
 
-class Sparse:
-    """Many experts, of which each token runs a few: `routing.sparse` over linear layers of any kind.
-
-    Each expert is called once for all the tokens that chose it, in ascending order, and that is also the order in
-    which a token's answers are added.
-    """
-
-    def __init__(
-        self,
-        routing: Routing,
-        activation: Activation,
-        part: SparseWeights,
-        linear: MakeLinear,
-        observe: Callable[[F64, Ids], None] | None,
-        ops: ElementwiseOps,
-    ) -> None:
-        self._routing, self._observe = routing, observe
-        self._router = linear(part.router)
-        self._experts = [Gated(activation, expert, linear, ops) for expert in part.experts]
-
-    def __call__(self, x: F64) -> F64:
-        chosen, factors = routes(self._router(x.astype(np.float32)), self._routing)
-        if self._observe is not None:
-            self._observe(x, chosen)
-        y = np.zeros_like(x)
-        for e in np.unique(chosen):
-            tokens, place = np.nonzero(chosen == e)
-            y[tokens] += factors[tokens, place, np.newaxis] * self._experts[e](x[tokens])
-        return y
-
-
-def feed_forward(
-    config: LlamaConfig,
-    part: FeedForwardWeights,
-    linear: MakeLinear,
-    observe: Callable[[F64, Ids], None] | None = None,
-    ops: ElementwiseOps = FORMULAS,
-) -> Callable[[F64], F64]:
-    """The feed-forward part of a block, of the kind that its weights are."""
-    if isinstance(part, GatedWeights):
-        return Gated(config.activation, part, linear, ops)
-    if config.routing is None:
-        raise ArgumentError("routing", None, "a routing, where the weights are those of experts")
-    return Sparse(config.routing, config.activation, part, linear, observe, ops)
-
-
-# **The block** puts the two around the stream.
-
-
-class DecoderBlock:
-    """One layer of the stack, with its linear layers made ready to be called.
-
-    Attributes:
-        rope_base: base of the rotation that it expects.
-    """
-
-    def __init__(
-        self,
-        config: LlamaConfig,
-        number: int,
-        layer: LayerWeights,
-        linear: MakeLinear,
-        observe: Callable[[F64, Ids], None] | None = None,
-        ops: ElementwiseOps = FORMULAS,
-    ) -> None:
-        self.rope_base = config.layer_rope_base(number)
-        self._attention = Attention(config, layer, linear, config.layer_window(number), ops)
-        self._feed_forward = feed_forward(config, layer.feed_forward, linear, observe, ops)
-        norm_of, epsilon = ops.norm, config.rms_epsilon
-        self._before_attention = norm_of(layer.attention_norm, epsilon)
-        self._after_attention = norm_of(layer.attention_post_norm, epsilon)
-        self._before_feed_forward = norm_of(layer.feed_forward_norm, epsilon)
-        self._after_feed_forward = norm_of(layer.feed_forward_post_norm, epsilon)
-
-    def __call__(self, x: F64, rotation: Rotation, cache: KeyValueCache) -> F64:
-        """The residual stream after this block: float64, T × hidden."""
-        x = x + self._after_attention(self._attention(self._before_attention(x), rotation, cache))
-        return x + self._after_feed_forward(self._feed_forward(self._before_feed_forward(x)))
+def parameters_of(layer: LayerWeights) -> dict[str, Any]:
+    """The parameters of a block by the names of its program; those of the experts are a list, one entry for each."""
+    vectors = {name: value for name, value in vars(layer).items() if isinstance(value, np.ndarray)}
+    experts = getattr(layer.feed_forward, "experts", ())
+    own = {"feed_forward.experts": [expert.linears() for expert in experts]} if experts else {}
+    return vectors | layer.linears() | own

@@ -37,21 +37,39 @@ which it is from :math:`a = -87.3` on; that loses at most :math:`87.4 \cdot 2^{-
 .. math:: |\hat y - y| \;\le\; (1 + u)\bigl(|\mathrm{silu}(a)| + \epsilon\bigr)\,|b| - |y| + 2\eta, \qquad
    \epsilon = \gamma_{13}\,|\mathrm{silu}(a)| + 2^{-121} + 2^{-119}.
 
-**Between the steps** a kernel of 16 bits may round the product of x and root, before the gain, and silu, before its
-product, to the type of the inputs: :math:`u_T` of the value and :math:`\eta_T` times what it is multiplied by.
+**With a GELU**, :math:`a\,\sigma(w)\,b` with the logistic function :math:`\sigma` and
+:math:`w = 2\sqrt{2/\pi}\,(a + 0.044715\,a^3)`. Both terms of :math:`w` have one sign, so the :math:`8` roundings of
+its powers, constants, products and sum are a relative error, :math:`\delta = \gamma_8 |w|`. As :math:`\sigma` rises
+everywhere, it changes by at most :math:`\sigma(w + \delta) - \sigma(w - \delta)`. A kernel may compute :math:`\sigma`
+as above, or as :math:`(1 + \tanh\frac w2)/2`, as most do. There the tanh of a library and the sum, both at most about
+1, lose up to :math:`\gamma_{13}` of 1 and not of :math:`\sigma`: at negative :math:`a` the sum cancels. So both ways
+are allowed
+
+.. math:: \epsilon = |a|\,\bigl(\sigma(w + \delta) - \sigma(w - \delta) + \gamma_{13}\bigr)
+   + 2^{-121} + 2^{-119}
+
+in place of the :math:`\epsilon` of silu; what vanishes is less here, since :math:`|a| < 11` where :math:`w = -88.7`.
+
+**Between the steps** a kernel of 16 bits may round the product of x and root, before the gain, and silu or gelu,
+before its product, to the type of the inputs: :math:`u_T` of the value and :math:`\eta_T` times what it is multiplied
+by.
 
 Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1, Lemma 3.1.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 
 from lowbit.arrays import F64, Activations
 from lowbit.contract.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma, returned
-from lowbit.linear.elementary import silu
-from lowbit.linear.propagation import QUOTIENT, REFERENCE, Steps, declared, silu_error
+from lowbit.linear.elementary import logistic, silu
+from lowbit.linear.propagation import EXPONENTIAL, QUOTIENT, REFERENCE, SILU_VANISHED, Steps, declared, silu_error
+from lowbit.model.layers import gelu, gelu_exponent
 
 MEAN_ROUNDINGS = 4
 PRODUCTS = 2
+POLYNOMIAL = 8
 EXPONENTIAL_VANISHED = 2.0**-119
 
 
@@ -108,10 +126,38 @@ def swiglu_bound(gate: Activations, up: Activations, arithmetic: Arithmetic, exa
         arithmetic: what the backend declares.
         exact: float64, T × m: the reference's result.
     """
-    a, b = gate.astype(np.float64), np.abs(up.astype(np.float64))
-    size, limit, inputs = np.abs(silu(a)), np.zeros(exact.shape), gate.dtype.name
-    for steps in (declared(arithmetic, inputs), REFERENCE):
-        error = steps.passed(size, silu_error(steps, a, np.zeros_like(a)) + EXPONENTIAL_VANISHED)
-        limit += (size * steps.unit + error * (1 + steps.unit)) * b + 2 * HALF_LEAST_SUBNORMAL
+    a = gate.astype(np.float64)
     how = "an exponential, a sum, a quotient and a product in float32"
+    return _gated(a, up, arithmetic, exact, how, silu(a), lambda steps: silu_error(steps, a, np.zeros_like(a)))
+
+
+def geglu_bound(gate: Activations, up: Activations, arithmetic: Arithmetic, exact: F64) -> Bound:
+    """The bound of `blocks.geglu`; arguments as those of `swiglu_bound`."""
+    a = gate.astype(np.float64)
+    how = "a polynomial, an exponential or a tanh, a sum, a quotient and a product in float32"
+    return _gated(a, up, arithmetic, exact, how, gelu(a), lambda steps: gelu_error(steps, a))
+
+
+def gelu_error(steps: Steps, a: F64) -> F64:
+    """The error of ``gelu(a)`` for an exact a, float64."""
+    logit = gelu_exponent(a)
+    shift = gamma(POLYNOMIAL, steps.unit) * np.abs(logit)
+    lost = gamma(EXPONENTIAL + 1 + QUOTIENT, steps.unit)
+    return np.abs(a) * (logistic(logit + shift) - logistic(logit - shift) + lost) + SILU_VANISHED
+
+
+def _gated(
+    a: F64,
+    up: Activations,
+    arithmetic: Arithmetic,
+    exact: F64,
+    how: str,
+    activated: F64,
+    error_of: Callable[[Steps], F64],
+) -> Bound:
+    """The bound of a gated unit, given its activation and the error of it that steps may make."""
+    b, size, limit, inputs = np.abs(up.astype(np.float64)), np.abs(activated), np.zeros(exact.shape), up.dtype.name
+    for steps in (declared(arithmetic, inputs), REFERENCE):
+        error = steps.passed(size, error_of(steps) + EXPONENTIAL_VANISHED)
+        limit += (size * steps.unit + error * (1 + steps.unit)) * b + 2 * HALF_LEAST_SUBNORMAL
     return returned(Bound(limit, np.abs(exact), how), exact, inputs)

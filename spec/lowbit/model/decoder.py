@@ -8,8 +8,8 @@ the transpose of the table.
 **One decoder, several models.** Llama is all defaults. Mixtral puts a sparse layer where Llama has a dense
 feed-forward part, and may see the past through a sliding window. Qwen2 adds biases to queries, keys and values. Gemma 3
 norms the heads of queries and keys and the result of each part of a block, lets most layers see only a window, and
-scales the embedding. All of these are values of the configuration (`config`) or vectors among the weights (`weights`);
-the decoder itself is the same.
+scales the embedding. All of these are values of the configuration (`config`) or vectors among the weights (`weights`),
+from which the program of the step follows (`step`); the decoder itself is the same.
 
 Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Mistral (arXiv 2310.06825) §2 for the window;
 Qwen2 (arXiv 2407.10671) §2.2; Gemma 3 (arXiv 2503.19786) §2.
@@ -27,9 +27,10 @@ from lowbit.attention.attention import KeyValueCache
 from lowbit.attention.rope import Rotation, half_split, rotation
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
-from lowbit.model.block import FORMULAS, DecoderBlock, MakeLinear, Observer, plain_linear
+from lowbit.model.block import FORMULAS, Interpreter, MakeLinear, Observer, Place, parameters_of, plain_linear
 from lowbit.model.config import LlamaConfig
 from lowbit.model.elementwise import ElementwiseOps
+from lowbit.model.step import step_of
 from lowbit.model.weights import LlamaWeights, Progress
 
 PREFILL_TOKENS = 256
@@ -44,6 +45,15 @@ class Decoder:
 
     Tokens go in with a *state*, which remembers the ones before them; the state belongs to the caller, so one
     decoder serves many sequences.
+
+    Attributes:
+        config: of the model.
+        step: its program.
+        ops: the elementwise operations.
+        embedding: vocabulary × hidden; gives the rows of tokens as float32.
+        blocks: an interpreter for the program of each block.
+        norm_gain: float32, hidden: the gain of the last norm.
+        head: the last linear layer.
     """
 
     def __init__(
@@ -61,22 +71,28 @@ class Decoder:
             observe: called by every sparse layer with its input and the experts that it chose.
             ops: the elementwise operations.
         """
-        self.config, self._cache = weights.config, ops.cache
-        self._embedding = weights.embedding
-        self._blocks = [
-            DecoderBlock(
-                weights.config, number, layer, linear, None if observe is None else partial(observe, number), ops
+        config = weights.config
+        self.config, self.ops, self.step = config, ops, step_of(weights)
+        self.embedding: Rows = weights.embedding
+        self.blocks = [
+            Interpreter(
+                program,
+                parameters_of(layer),
+                linear,
+                ops,
+                None if observe is None else partial(observe, number),
             )
-            for number, layer in enumerate(weights.layers)
+            for number, (program, layer) in enumerate(zip(self.step.blocks, weights.layers, strict=True))
         ]
-        self._norm = ops.norm(weights.norm, weights.config.rms_epsilon)
-        self._head = linear(weights.head)
-        self._layout = half_split(weights.config.head_dim)
+        self.norm_gain, self._norm = weights.norm, ops.norm(weights.norm, config.rms_epsilon)
+        self.head = linear(weights.head)
+        self._layout = half_split(config.head_dim)
+        self._bases = {config.layer_rope_base(number) for number in range(config.layers)}
 
     def new_state(self, capacity: int = 64) -> list[KeyValueCache]:
         """The state of an empty sequence: one cache for each block, with room for `capacity` tokens at first."""
         config = self.config
-        return [self._cache(config.kv_heads, config.head_dim, capacity) for _ in range(config.layers)]
+        return [self.ops.cache(config.kv_heads, config.head_dim, capacity) for _ in range(config.layers)]
 
     def hidden(self, tokens: Sequence[int], state: list[KeyValueCache], progress: Progress | None = None) -> F64:
         """Send T tokens through the blocks, after the ones that `state` holds, and add them to it.
@@ -96,15 +112,38 @@ class Decoder:
         for start in range(0, len(ids), PREFILL_TOKENS):
             part = ids[start : start + PREFILL_TOKENS]
             rotations = self._rotations(start=len(state[0]), count=len(part))
-            x = self.config.embedding_scale * self._embedding[part].astype(np.float64)
-            for block, cache in zip(self._blocks, state, strict=True):
-                with np.errstate(over="ignore", invalid="ignore"):  # what overflows here is refused by `logits`
-                    x = block(x, rotations[block.rope_base], cache)
+            x = embedded(self.embedding, part, self.config.embedding_scale).astype(self.ops.dtype)
+            for block, cache in zip(self.blocks, state, strict=True):
+                x = block(x, Place(rotations, [cache]))
                 work += len(part)
                 if progress is not None:
                     progress(work, len(ids) * len(state))
             parts.append(self._norm(x))
-        return np.concatenate(parts)
+        return np.concatenate(parts).astype(np.float64, copy=False)
+
+    def hidden_batch(self, tokens: Sequence[int], states: Sequence[list[KeyValueCache]]) -> F64:
+        """Send one token of each of several sequences through the blocks, and add it to its sequence.
+
+        Every matrix is read once for all of them, which is what makes a batch cheaper than its sequences one by one.
+
+        Args:
+            tokens: B of them.
+            states: B different states, each of a sequence of its own length.
+
+        Returns:
+            float64, B × hidden, after the last norm.
+
+        Raises:
+            ArgumentError: no tokens, or not as many as states; one state twice; a token outside the vocabulary, or one
+                that does not fit the context.
+        """
+        ids = batch_ids(tokens, states, [len(state[0]) for state in states], self.config)
+        places = [self._rotations(len(state[0]), 1) for state in states]
+        rotations = {base: stacked([place[base] for place in places]) for base in self._bases}
+        x = embedded(self.embedding, ids, self.config.embedding_scale).astype(self.ops.dtype)
+        for number, block in enumerate(self.blocks):
+            x = block(x, Place(rotations, [state[number] for state in states]))
+        return self._norm(x).astype(np.float64, copy=False)
 
     def logits(self, hidden: F64) -> F32:
         """The score of every token: float32, T × vocabulary, for float64, T × hidden.
@@ -113,14 +152,25 @@ class Decoder:
             ArgumentError: a logit is not finite, because the weights are too large, as those of a damaged file may be.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            scores = self._head(hidden.astype(np.float32))
+            scores = self.head(hidden.astype(np.float32))
         check_logits(scores)
         return scores
 
     def _rotations(self, start: int, count: int) -> dict[float, Rotation]:
         """The rotation of these positions for every base that a block asks for; a Llama has one."""
-        bases = {block.rope_base for block in self._blocks}
-        return {base: rotation(self._layout, base, start, count) for base in bases}
+        return {base: rotation(self._layout, base, start, count) for base in self._bases}
+
+
+class Rows(Protocol):
+    """A table of which rows are read, such as an array."""
+
+    def __getitem__(self, ids: I64, /) -> F32:
+        """The rows of tokens: float32, T × hidden."""
+
+
+def embedded(embedding: Rows, ids: I64, scale: float) -> F64:
+    """The rows of the tokens times a factor: float64, T × hidden."""
+    return scale * embedding[ids].astype(np.float64)
 
 
 def check_logits(scores: F32) -> None:
@@ -146,6 +196,25 @@ def token_ids(tokens: Sequence[int], config: LlamaConfig, already: int) -> I64:
     for position, token in enumerate(tokens):
         check_integer(f"tokens[{position}]", token, 0, config.vocabulary - 1)
     return np.array(tokens, np.int64)
+
+
+def batch_ids(tokens: Sequence[int], states: Sequence[object], lengths: Sequence[int], config: LlamaConfig) -> I64:
+    """The next tokens of several sequences as an array.
+
+    Raises:
+        ArgumentError: as `Decoder.hidden_batch`.
+    """
+    if not tokens or len(tokens) != len(states):
+        raise ArgumentError("number of tokens", len(tokens), f"one for each of {len(states)} states, and at least one")
+    if len({id(state) for state in states}) < len(states):
+        raise ArgumentError("states", "one of them twice", "a state of its own for each token")
+    return np.concatenate([token_ids([token], config, length) for token, length in zip(tokens, lengths, strict=True)])
+
+
+def stacked(rotations: Sequence[Rotation]) -> Rotation:
+    """The rotations of tokens that stand at different positions, as one."""
+    cos, sin = (np.concatenate([getattr(each, name) for each in rotations]) for name in ("cos", "sin"))
+    return Rotation(rotations[0].layout, cos, sin)
 
 
 # **Any decoder.** Generation and perplexity need no more of a decoder than this. The decoder above is one; a
@@ -225,6 +294,52 @@ def generate(
         if token in stop or number == count - 1:
             return
         hidden = decoder.hidden([token if forced is None else forced[number]], state)
+
+
+class BatchDecoder(AnyDecoder, Protocol):
+    """What also reads a token of each of several sequences at once."""
+
+    def hidden_batch(self, tokens: Sequence[int], states: Sequence[Any]) -> F64:
+        """See `Decoder.hidden_batch`."""
+
+
+def generate_batch(
+    decoder: BatchDecoder, prompts: Sequence[Sequence[int]], count: int, *, stop: Sequence[int] = ()
+) -> list[list[int]]:
+    """Continue several prompts greedily, a token of each at a time.
+
+    A sequence that has ended is left out from then on. In a batch other kernels may multiply, which round otherwise, so
+    a token may differ from that of `generate` where two are nearly as likely.
+
+    Args:
+        decoder: the model.
+        prompts: of any lengths, each at least one token.
+        count: the most tokens to generate for each, at least 1.
+        stop: tokens that end a sequence.
+
+    Returns:
+        The tokens that follow each prompt; the one that ended it is the last.
+
+    Raises:
+        ArgumentError: no prompts, a count that does not fit the context, tokens outside the vocabulary.
+    """
+    if not prompts:
+        raise ArgumentError("number of prompts", 0, "at least 1")
+    check_integer("count", count, least=1)
+    longest = max(map(len, prompts))
+    if count - 1 > (room := decoder.config.context - longest):
+        raise ArgumentError("count", count, f"at most {room + 1} after a prompt of {longest} tokens")
+    states = [decoder.new_state() for _ in prompts]
+    hidden = np.concatenate([decoder.hidden(*each)[-1:] for each in zip(prompts, states, strict=True)])
+    answers: list[list[int]] = [[] for _ in prompts]
+    running = list(range(len(prompts)))
+    while True:
+        for number, token in zip(running, decoder.logits(hidden).argmax(axis=1), strict=True):
+            answers[number].append(int(token))
+        running = [n for n in running if answers[n][-1] not in stop and len(answers[n]) < count]
+        if not running:
+            return answers
+        hidden = decoder.hidden_batch([answers[n][-1] for n in running], [states[n] for n in running])
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@ r"""Elementwise operations: the steps of a decoder between its products, by the 
 The chapter `block` computes all that is not a linear layer in float64, because it is written to be read and so that
 backends differ in their products only. A fast backend has norms, activations, rotations and attention too, and a
 decoder that leaves these to numpy spends a good part of its time there. So a decoder takes them as `ElementwiseOps`.
-`lowbit.model.block.FORMULAS` are those of the specification; `lowbit.runtime.elementwise` makes them from a backend.
+`lowbit.model.block.FORMULAS` are those of the specification; `lowbit.runtime.elementwise` makes them from a backend,
+and then every value between them is float32.
 
 **The cache** of a decoder whose attention runs on a backend is float32. A key-value head is a contiguous run of rows in
 it, so attention reads each head in place.
@@ -11,12 +12,19 @@ it, so attention reads each head in place.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from lowbit.arrays import F32, F64
+from lowbit.arrays import F32
 from lowbit.attention.attention import KeyValueCache
 from lowbit.attention.rope import Rotation
+from lowbit.model.config import Routing
+from lowbit.moe.routing import Ids
+
+Numbers = npt.NDArray[Any]
+"""Values of a decoder: float64 or float32, as its elementwise operations have them."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +32,25 @@ class ElementwiseOps:
     """What a decoder computes between its linear layers.
 
     Attributes:
-        norm: makes a norm, float64, … × n to … × n, of a gain (None for a norm without one) and ε.
-        swiglu: silu of the first argument times the second, float64, T × m.
+        dtype: of every value: float64, or float32 where a backend computes some of the operations.
+        norm: makes a norm, R × n to R × n, of a gain (float32, n) and ε.
+        swiglu: silu of the first argument times the second, T × m.
+        geglu: gelu of the first argument times the second, T × m.
         rotate: `lowbit.attention.rope.rotate`.
+        gate: `lowbit.moe.routing.gate`, of values and a router; float32, T × E.
+        route: the experts of each token, int64, T × k, and their weights, of such scores and a routing.
         attend: `lowbit.attention.attention.attend`, of queries, a cache and a window.
         cache: makes an empty cache, of a number of key-value heads, channels of a head, and tokens to begin with.
     """
 
-    norm: Callable[[F32 | None, float], Callable[[F64], F64]]
-    swiglu: Callable[[F64, F64], F64]
-    rotate: Callable[[F64, Rotation], F64]
-    attend: Callable[[F64, KeyValueCache, int | None], F64]
+    dtype: np.dtype[Any]
+    norm: Callable[[F32, float], Callable[[Numbers], Numbers]]
+    swiglu: Callable[[Numbers, Numbers], Numbers]
+    geglu: Callable[[Numbers, Numbers], Numbers]
+    rotate: Callable[[Numbers, Rotation], Numbers]
+    gate: Callable[[Numbers, F32], F32]
+    route: Callable[[F32, Routing], tuple[Ids, Numbers]]
+    attend: Callable[[Numbers, KeyValueCache, int | None], Numbers]
     cache: Callable[[int, int, int], KeyValueCache]
 
 

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import numpy as np
 
-from lowbit.arrays import F32, F64, Activations
+from lowbit.arrays import F64, Activations
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.contract.signature import ONE_TYPE, In, Shape, checked
 from lowbit.linear.elementary import silu
@@ -33,31 +33,30 @@ def rms_norm(x: F64, gain: F64, epsilon: float) -> F64:
     return gain * (x / np.sqrt(mean_square + epsilon))
 
 
-def norm(gain: F32 | None, epsilon: float) -> Callable[[F64], F64]:
-    """The norm with this gain, or the identity where a model has no gain for it.
-
-    >>> norm(None, epsilon=0.0)(np.array([[3.0, 4.0]]))
-    array([[3., 4.]])
-    """
-    if gain is None:
-        return lambda x: x
-    wide = gain.astype(np.float64)
-    return lambda x: rms_norm(x, wide, epsilon)
-
-
 def gelu(a: F64) -> F64:
     r"""About :math:`a\,\Phi(a)`: a where it is large, 0 where it is very negative.
 
-    :math:`\Phi`, the distribution function of the normal distribution, is replaced by an approximation with tanh;
-    models are trained with the approximation, so it is what they need.
+    :math:`\Phi`, the distribution function of the normal distribution, is replaced by an approximation; models are
+    trained with the approximation, so it is what they need:
+
+    .. math:: \mathrm{gelu}(a) = a\,\frac{1 + \tanh z}2 = \frac a{1 + e^{-2z}}, \qquad
+       z = \sqrt{2/\pi}\,(a + 0.044715\,a^3).
+
+    The second form is the one computed. It keeps the small values at negative a, where :math:`1 + \tanh z` cancels.
 
     >>> gelu(np.array([-100.0, 0.0, 1.0, 100.0])).round(4)
     array([ -0.    ,   0.    ,   0.8412, 100.    ])
 
     Source: GELU (arXiv 1606.08415) §2.
     """
-    gate: F64 = (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a * a * a))) / 2
-    return a * gate
+    with np.errstate(over="ignore", invalid="ignore"):  # e^-2z may be infinite, and a / ∞ is the 0 that is meant
+        return a / (1.0 + np.exp(-gelu_exponent(a)))
+
+
+def gelu_exponent(a: F64) -> F64:
+    """2z of `gelu`: the logit of the number that stands for Φ(a)."""
+    logit: F64 = 2 * np.sqrt(2 / np.pi) * (a + 0.044715 * a * a * a)
+    return logit
 
 
 # **What a backend promises.** A backend takes float32, float16 or bfloat16, all arrays in one type, and returns that
@@ -120,6 +119,31 @@ def swiglu_of(
         return silu(gate.astype(np.float64)) * up.astype(np.float64)
 
 
+@checked
+def geglu_of(
+    gate: Annotated[Activations, Shape("T", "m"), ONE_TYPE], up: Annotated[Activations, Shape("T", "m"), ONE_TYPE]
+) -> F64:
+    """gelu(gate) ⊗ up for inputs of one type, in float64: the reference of `blocks.geglu`.
+
+    >>> geglu_of(np.array([[2, -1000]], np.float32), np.array([[2, 5]], np.float32)).round(4)
+    array([[ 3.9092, -0.    ]])
+
+    Args:
+        gate: float32, float16 or bfloat16, T × m: what the gate's linear layer gave.
+        up: of the same type, T × m: what the other one gave.
+
+    Returns:
+        float64, T × m.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout.
+
+    Source: arXiv 2002.05202, equation 6, with the approximation of `gelu`.
+    """
+    with np.errstate(invalid="ignore"):
+        return gelu(gate.astype(np.float64)) * up.astype(np.float64)
+
+
 operation(
     "blocks.rms_norm",
     "Rows scaled to a root mean square of 1",
@@ -144,21 +168,35 @@ operation(
     },
 )
 
-operation(
-    "blocks.swiglu",
-    "The activation of a gated linear unit",
-    swiglu_of,
-    promise=BOUNDED,
-    source="arXiv 2002.05202 equation 6",
-    clauses={
-        "C1": "Where silu(gate) is gate or 0 to the bit, that is from 40 upwards, from −760 downwards and at 0, and "
-        "gate · up is exact, the result equals the formula's.",
-        "C2": "For finite inputs whose product gate · up does not overflow, each element differs from the formula by "
-        "at most the bound derived from the declared arithmetic.",
-        "C3": "There the result is finite, however large the gate is: an exponential that overflows is not seen.",
-        "C4": "The result has the type of the gate, T × m; an element depends on nothing but gate and up at its own "
-        "place; the same call gives the same bits.",
-        "C5": "What is not finite in gate or up leaves an element that is not finite at its place, and changes no "
-        "other.",
-    },
+
+def gated_unit(name: str, title: str, compute: Callable[..., F64], activation: str, source: str) -> None:
+    """Register the product of an activated gate and up; all such units promise the same."""
+    operation(
+        name,
+        title,
+        compute,
+        promise=BOUNDED,
+        source=source,
+        clauses={
+            "C1": f"Where {activation}(gate) is gate or 0 to the bit, that is from 40 upwards, from −760 downwards and "
+            "at 0, and gate · up is exact, the result equals the formula's.",
+            "C2": "For finite inputs whose product gate · up does not overflow, each element differs from the formula "
+            "by at most the bound derived from the declared arithmetic.",
+            "C3": "There the result is finite, however large the gate is: an exponential that overflows is not seen.",
+            "C4": "The result has the type of the gate, T × m; an element depends on nothing but gate and up at its "
+            "own place; the same call gives the same bits.",
+            "C5": "What is not finite in gate or up leaves an element that is not finite at its place, and changes no "
+            "other.",
+        },
+    )
+
+
+SHAZEER = "arXiv 2002.05202 equation 6"
+gated_unit("blocks.swiglu", "The activation of a gated linear unit", swiglu_of, "silu", SHAZEER)
+gated_unit(
+    "blocks.geglu",
+    "The activation of a gated linear unit with a GELU",
+    geglu_of,
+    "gelu",
+    f"{SHAZEER}; arXiv 1606.08415 §2",
 )

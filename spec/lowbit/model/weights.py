@@ -18,12 +18,13 @@ measured on them must be reported as *re-quantised*.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import F32
+from lowbit.arrays import F32, I64, Array
 from lowbit.contract.checks import check_array, check_finite, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.config import LlamaConfig
@@ -67,6 +68,53 @@ def select_columns(matrix: Matrix, index: npt.NDArray[np.integer]) -> Matrix:
         np.ascontiguousarray(part[:, index]) for part in (matrix.words, matrix.scales, matrix.zeros)
     )
     return replace(matrix, words=words, scales=scales, zeros=zeros)
+
+
+class Embedding:
+    """The embedding of a model whose file holds it as a matrix, hidden × vocabulary: rows are made when they are read.
+
+    A large vocabulary takes seconds to decode and gigabytes as float32, and a text reads few of its rows.
+
+    Args:
+        shape: vocabulary and hidden.
+        columns: gives the matrix of some columns, in their order.
+        matrix: all of it; None where it is not at hand.
+    """
+
+    MOST = 1024
+    """Rows of single tokens that are kept."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        columns: Callable[[I64], Matrix],
+        matrix: QuantizedMatrix | Stored | None = None,
+    ) -> None:
+        self.shape, self.dtype, self.matrix, self._columns = shape, np.dtype(np.float32), matrix, columns
+        self._kept: dict[int, F32] = {}
+
+    @classmethod
+    def of(cls, matrix: QuantizedMatrix | Stored) -> Self:
+        """The embedding that a matrix holds."""
+        return cls((matrix.columns, matrix.rows), partial(select_columns, matrix), matrix)
+
+    def __getitem__(self, ids: I64, /) -> F32:
+        """The rows of tokens: float32, T × hidden."""
+        if ids.shape != (1,):
+            return self._made(ids)
+        row = self._kept.get(token := int(ids[0]))
+        if row is None:
+            if len(self._kept) >= self.MOST:
+                self._kept.clear()
+            row = self._kept.setdefault(token, self._made(ids))
+        return row
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        """All rows."""
+        return np.asarray(self._made(np.arange(self.shape[0])), dtype)
+
+    def _made(self, ids: I64) -> F32:
+        return np.ascontiguousarray(to_float(self._columns(ids)).T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,8 +232,8 @@ class LayeredWeights(Protocol):
         """Its shape."""
 
     @property
-    def embedding(self) -> F32:
-        """Float32, vocabulary × hidden: the row of each token."""
+    def embedding(self) -> F32 | Embedding:
+        """Vocabulary × hidden: the row of each token."""
 
     @property
     def norm(self) -> F32:
@@ -209,7 +257,7 @@ class LlamaWeights:
 
     Attributes:
         config: its shape.
-        embedding: float32, vocabulary × hidden: the row of each token.
+        embedding: vocabulary × hidden: the row of each token, float32 in an array or as they are read.
         layers: the blocks, in order.
         norm: float32, hidden: gain of the last norm.
         head: hidden × vocabulary; where the file ties it to the embedding, the same tensor as it is stored.
@@ -219,14 +267,17 @@ class LlamaWeights:
     """
 
     config: LlamaConfig
-    embedding: F32
+    embedding: F32 | Embedding
     layers: tuple[LayerWeights, ...]
     norm: F32
     head: Matrix
 
     def __post_init__(self) -> None:
         config = self.config
-        check_array("embedding", self.embedding, np.float32, (config.vocabulary, config.hidden))
+        if not isinstance(self.embedding, Embedding):
+            check_array("embedding", self.embedding, np.float32, (config.vocabulary, config.hidden))
+        elif self.embedding.shape != (config.vocabulary, config.hidden):
+            raise ArgumentError("shape of embedding", self.embedding.shape, f"{config.vocabulary} x {config.hidden}")
         check_array("norm", self.norm, np.float32, (config.hidden,))
         _check_matrix("head", self.head, (config.hidden, config.vocabulary))
         if len(self.layers) != config.layers:
@@ -265,6 +316,59 @@ class LlamaWeights:
         return replace(self, layers=tuple(layers))
 
 
+class DeferredWeights:
+    """The weights of a file, which are read when one of them is first asked for.
+
+    Attributes:
+        config: the shape of the model.
+        digest: the SHA-256 of the file, in hexadecimal digits.
+        held: all of them, once they were read.
+    """
+
+    def __init__(
+        self, config: LlamaConfig, read: Callable[[Progress | None], LlamaWeights], digest: Callable[[], str]
+    ) -> None:
+        self.config, self.digest, self._read = config, digest, read
+        self.held: LlamaWeights | None = None
+
+    def read(self, progress: Progress | None = None) -> LlamaWeights:
+        """All of them, in memory.
+
+        Args:
+            progress: called after each block, where they are read now.
+
+        Raises:
+            FormatError: the file is damaged, or has changed.
+        """
+        if self.held is None:
+            self.held = self._read(progress)
+        return self.held
+
+    @property
+    def whole(self) -> LlamaWeights:
+        """The same."""
+        return self.read()
+
+    @property
+    def embedding(self) -> F32 | Embedding:
+        """Vocabulary × hidden."""
+        return self.whole.embedding
+
+    @property
+    def norm(self) -> F32:
+        """Float32, hidden."""
+        return self.whole.norm
+
+    @property
+    def head(self) -> Matrix:
+        """Hidden × vocabulary."""
+        return self.whole.head
+
+    def layer(self, number: int) -> LayerWeights:
+        """One block, counted from 0."""
+        return self.whole.layer(number)
+
+
 def in_memory(weights: LayeredWeights, progress: Progress | None = None) -> LlamaWeights:
     """All of a model: the same object where it is in memory already.
 
@@ -277,6 +381,8 @@ def in_memory(weights: LayeredWeights, progress: Progress | None = None) -> Llam
     """
     if isinstance(weights, LlamaWeights):
         return weights
+    if isinstance(weights, DeferredWeights):
+        return weights.read(progress)
     layers = []
     for number in range(weights.config.layers):
         layers.append(weights.layer(number))

@@ -4,8 +4,9 @@ A fast backend computes more than linear layers. `on_backend` takes from it the 
 attention that it declares for a model; the formulas compute the others, and `Steps.names` says which operations the
 backend took. Nothing is substituted silently.
 
-Elementwise operations on a backend are float32, with the bounds that the operations promise. So the logits differ in
-their last digits from those of the formulas, and where two tokens are nearly as likely, another one may be chosen.
+With elementwise operations on a backend every value of the decoder is float32: what the backend computes, with the
+bounds that its operations promise, and what is left to the formulas, rounded once. So the logits differ in their last
+digits from those of the formulas, and where two tokens are nearly as likely, another one may be chosen.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -14,16 +15,30 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F32, F64
+from lowbit.arrays import F32
 from lowbit.attention.attention import KeyValueCache
-from lowbit.attention.rope import Rotation
 from lowbit.backend.base import Backend
 from lowbit.errors import NotDeclaredError
-from lowbit.model.config import LlamaConfig
-from lowbit.model.elementwise import ElementwiseOps, Float32Cache
+from lowbit.model.block import check_scores
+from lowbit.model.config import LlamaConfig, Routing
+from lowbit.model.elementwise import ElementwiseOps, Float32Cache, Numbers
+from lowbit.moe.routing import Ids
 
-OPERATIONS = ("attention.attend", "blocks.rms_norm", "blocks.swiglu", "rope.rotate")
+ROUTING = ("routing.gate", "routing.top_k", "routing.weights")
+OPERATIONS = ("attention.attend", "blocks.geglu", "blocks.rms_norm", "blocks.swiglu", "rope.rotate", *ROUTING)
 """The elementwise operations of a decoder that a backend may compute."""
+
+
+def needed(config: LlamaConfig) -> tuple[str, ...]:
+    """The elementwise operations of a model's step."""
+    gated = "blocks.swiglu" if config.activation == "silu" else "blocks.geglu"
+    own = "attention.attend", gated, "blocks.rms_norm", "rope.rotate"
+    return own if config.routing is None else (*own, *ROUTING)
+
+
+def missing(config: LlamaConfig, names: Collection[str]) -> list[str]:
+    """Those of a model's step that are not among these."""
+    return [name for name in needed(config) if name not in names]
 
 
 @dataclass(frozen=True)
@@ -54,66 +69,93 @@ def on_backend(
         UnavailableError: raised by the backend, where it cannot prepare an operation, for example by compiling it.
     """
     windows = {"none" if config.layer_window(n) is None else "sliding" for n in range(config.layers)}
+    gated = needed(config)[1]
     asked: dict[str, list[Mapping[str, object]]] = {
         "blocks.rms_norm": [{}],
-        "blocks.swiglu": [{}],
+        gated: [{}],
         "rope.rotate": [{"head_dim": config.head_dim}],
         "attention.attend": [{"head_dim": config.head_dim, "window": window} for window in sorted(windows)],
     }
+    if config.routing is not None:
+        softmax: Mapping[str, object] = {"softmax": config.routing.softmax}
+        kind = "logits" if config.routing.softmax == "after" else "probabilities"
+        asked |= {"routing.gate": [{"scores": kind}], "routing.top_k": [{}], "routing.weights": [softmax]}
     calls: dict[str, Callable[..., Any]] = {}
-    for name in names:
+    for name in (name for name in names if name in asked):
         try:
             calls[name] = backend.unchecked(name, *asked[name])
         except NotDeclaredError:
             continue
         backend.warm_up(name)
-    made = otherwise
+    if any(name not in calls for name in ROUTING):
+        calls = {name: call for name, call in calls.items() if name not in ROUTING}
+    if not calls:
+        return Steps(otherwise, ())
+    made = in_float32(otherwise)
     if call := calls.get("blocks.rms_norm"):
-        made = replace(made, norm=_norm(call, otherwise))
+        made = replace(made, norm=_norm(call))
     if call := calls.get("blocks.swiglu"):
-        made = replace(made, swiglu=_swiglu(call))
+        made = replace(made, swiglu=call)
+    if call := calls.get("blocks.geglu"):
+        made = replace(made, geglu=call)
     if call := calls.get("rope.rotate"):
-        made = replace(made, rotate=_rotate(call))
+        made = replace(made, rotate=call)
+    if "routing.gate" in calls:
+        made = replace(made, gate=_gate(calls["routing.gate"], config), route=_route(calls))
     if call := calls.get("attention.attend"):
         made = replace(made, attend=_attend(call), cache=Float32Cache)
     return Steps(made, tuple(sorted(calls)))
 
 
-# Each function goes through float32 and back, as `lowbit.model.block.through` does for linear layers.
+def in_float32(ops: ElementwiseOps) -> ElementwiseOps:
+    """The same operations on float32 values: computed as they are, and rounded once."""
+
+    def narrow(function: Callable[..., Numbers], wide: int) -> Callable[..., Numbers]:
+        """The function with its first arguments, so many, in float64, and its result in float32."""
+        return lambda *given: function(*(x.astype(np.float64) for x in given[:wide]), *given[wide:]).astype(np.float32)
+
+    return replace(
+        ops,
+        dtype=np.dtype(np.float32),
+        norm=lambda gain, epsilon: narrow(ops.norm(gain, epsilon), 1),
+        swiglu=narrow(ops.swiglu, 2),
+        geglu=narrow(ops.geglu, 2),
+        rotate=narrow(ops.rotate, 1),
+        gate=narrow(ops.gate, 1),
+        attend=narrow(ops.attend, 1),
+    )
 
 
-def _narrow(x: F64) -> F32:
-    return x.astype(np.float32)
+def _norm(call: Callable[..., F32]) -> Callable[[F32, float], Callable[[Numbers], Numbers]]:
+    return lambda gain, epsilon: lambda x: call(x, gain, epsilon)
 
 
-def _norm(call: Callable[..., F32], otherwise: ElementwiseOps) -> Callable[[F32 | None, float], Callable[[F64], F64]]:
-    def norm(gain: F32 | None, epsilon: float) -> Callable[[F64], F64]:
-        if gain is None:
-            return otherwise.norm(gain, epsilon)
-        channels = gain.size
-        return lambda x: call(_narrow(x).reshape(-1, channels), gain, epsilon).astype(np.float64).reshape(x.shape)
-
-    return norm
+def _gate(call: Callable[..., F32], config: LlamaConfig) -> Callable[[Numbers, F32], F32]:
+    """Scores for `_route`: probabilities where the softmax comes before the choice."""
+    before = config.routing is not None and config.routing.softmax == "before"
+    return lambda x, router: call(x, router, "probabilities" if before else "logits")
 
 
-def _swiglu(call: Callable[..., F32]) -> Callable[[F64, F64], F64]:
-    return lambda gate, up: call(_narrow(gate), _narrow(up)).astype(np.float64)
+def _route(calls: Mapping[str, Callable[..., Any]]) -> Callable[[F32, Routing], tuple[Ids, Numbers]]:
+    choose, weigh = calls["routing.top_k"], calls["routing.weights"]
+
+    def route(scores: F32, routing: Routing) -> tuple[Ids, Numbers]:
+        check_scores(scores)
+        chosen = choose(scores, routing.top_k)
+        return chosen, weigh(scores, chosen, routing.softmax)
+
+    return route
 
 
-def _rotate(call: Callable[..., F32]) -> Callable[[F64, Rotation], F64]:
-    return lambda x, rotation: call(_narrow(x), rotation).astype(np.float64)
-
-
-def _attend(call: Callable[..., F32]) -> Callable[[F64, KeyValueCache, int | None], F64]:
-    def attend(queries: F64, cache: KeyValueCache, window: int | None) -> F64:
+def _attend(call: Callable[..., F32]) -> Callable[[Numbers, KeyValueCache, int | None], Numbers]:
+    def attend(queries: Numbers, cache: KeyValueCache, window: int | None) -> Numbers:
         keys: Any = cache.keys
         values: Any = cache.values
         group = queries.shape[1] // len(keys)
-        mixed = np.empty(queries.shape)
+        mixed = np.empty(queries.shape, np.float32)
         for j in range(len(keys)):
             own = slice(j * group, (j + 1) * group)
-            narrow = np.ascontiguousarray(queries[:, own], np.float32)
-            mixed[:, own] = call(narrow, keys[j : j + 1], values[j : j + 1], window)
+            mixed[:, own] = call(np.ascontiguousarray(queries[:, own]), keys[j : j + 1], values[j : j + 1], window)
         return mixed
 
     return attend

@@ -12,32 +12,49 @@ from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
 
 from lowbit.arrays import F32
 from lowbit.backend import registry
-from lowbit.backend.base import Backend
+from lowbit.backend.base import Backend, StepRequest
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.contract.checks import check_choice
-from lowbit.errors import ArgumentError
+from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.formats.checkpoint.reader import Checkpoint
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model import decoder as decoders
 from lowbit.model import perplexity as perplexities
-from lowbit.model.block import FORMULAS, Linear
+from lowbit.model.block import FORMULAS, Linear, MakeLinear
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import AnyDecoder, Decoder, Step
 from lowbit.model.perplexity import Perplexity
 from lowbit.model.quantization_plan import Plan
-from lowbit.model.weights import LayeredWeights, LlamaWeights, Matrix, Progress, in_memory, matrices, weight_bytes
+from lowbit.model.step import step_of
+from lowbit.model.weights import (
+    DeferredWeights,
+    LayeredWeights,
+    LlamaWeights,
+    Matrix,
+    Progress,
+    matrices,
+    weight_bytes,
+)
 from lowbit.runtime import elementwise
 from lowbit.runtime.linears import CONTRACTS, BackendLinears, Contract
-from lowbit.runtime.stored import Report, StoredModel, open_model, part_of, quantised, silent
+from lowbit.runtime.stored import Report, StoredModel, all_of, open_model, part_of, quantised, silent
 from lowbit.system.interrupts import Interrupts, deferred
 from lowbit.system.memory import check_memory
 
 IN_MEMORY = "weights in memory"
 """The name of a model that comes from no file."""
+
+StepChoice = Literal["auto", "compiled", "operations", "formulas"]
+STEPS: tuple[StepChoice, ...] = get_args(StepChoice)
+"""How the step of a decoder runs: as one ``compiled`` call; by the ``operations`` of the backend, one after the other,
+where it declares them; by the ``formulas`` of the specification in float64, with products on the backend; or ``auto``:
+compiled where the backend can, else by formulas."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +64,15 @@ class Options:
     Attributes:
         plan: quantise its matrices first; None for the weights as they are stored.
         contract: ``float32``, or ``integer`` to multiply by activations cast to 8-bit mantissas.
-        steps: also run norms, SwiGLU, RoPE and attention on the backend where it declares them: in float32, and faster;
-            or only some of them, by their names in `lowbit.runtime.elementwise.OPERATIONS`.
+        step: how the step of a decoder runs, one of `STEPS`; or the names of elementwise operations
+            (`lowbit.runtime.elementwise.OPERATIONS`), which run on the backend while formulas do the rest.
         device: settings of a backend that runs whole models; None for its defaults.
         by_layer: run one layer at a time, even on a backend that runs whole models.
     """
 
     plan: Plan | None = None
     contract: Contract = "float32"
-    steps: bool | tuple[str, ...] = False
+    step: StepChoice | tuple[str, ...] = "auto"
     device: DeviceSettings | None = None
     by_layer: bool = False
 
@@ -63,16 +80,17 @@ class Options:
         """Whether the backend runs the whole model, and not one layer at a time."""
         return backend.runs_models and not self.by_layer
 
-    @property
-    def elementwise(self) -> tuple[str, ...]:
-        """The elementwise operations that are asked of the backend.
+    def elementwise(self, backend: Backend) -> tuple[str, ...]:
+        """The elementwise operations that are asked of a backend.
 
-        >>> Options(steps=("attention.attend",)).elementwise, Options().elementwise
+        >>> engine = registry.load("numpy")
+        >>> Options(step=("attention.attend",)).elementwise(engine), Options().elementwise(engine)
         (('attention.attend',), ())
         """
-        if isinstance(self.steps, bool):
-            return elementwise.OPERATIONS if self.steps else ()
-        return self.steps
+        if isinstance(self.step, tuple):
+            return self.step
+        own = self.step in ("compiled", "operations") or (self.step == "auto" and backend.compiles_steps)
+        return elementwise.OPERATIONS if own else ()
 
     def check(self, backend: Backend, spelled: Callable[[str], str] = str) -> None:
         """Refuse options that do not apply to a backend.
@@ -85,13 +103,16 @@ class Options:
             ArgumentError: one does not apply, or there is no such contract or elementwise operation.
         """
         check_choice(spelled("contract"), self.contract, CONTRACTS)
-        for operation in self.elementwise:
-            check_choice(spelled("steps"), operation, elementwise.OPERATIONS)
+        if isinstance(self.step, tuple):
+            for operation in self.step:
+                check_choice(spelled("step"), operation, elementwise.OPERATIONS)
+        else:
+            check_choice(spelled("step"), self.step, STEPS)
         if not self.runs_whole(backend):
             if self.device is not None:
                 raise not_whole(spelled("device"), self.device, backend)
             return
-        for name, given in (("contract", self.contract != "float32"), ("steps", bool(self.steps))):
+        for name, given in (("contract", self.contract != "float32"), ("step", self.step != "auto")):
             if given:
                 option = spelled(name)
                 sentence = f"{option} does not apply to a backend that runs whole models, such as {backend.name}"
@@ -191,6 +212,26 @@ class LanguageModel:
             yield step
             self._interrupts.check()
 
+    def generate_batch(
+        self, prompts: Sequence[str | Sequence[int]], count: int = 64, *, stop: Sequence[int] | None = None
+    ) -> list[list[int]]:
+        """Continue several prompts at once, a token of each at a time (`lowbit.model.decoder.generate_batch`).
+
+        Args:
+            prompts: each text, or at least one token.
+            count: the most tokens to generate for each.
+            stop: tokens that end a sequence; None for those of the model's own tokenizer.
+
+        Raises:
+            ArgumentError: wrong arguments, or a model that reads one sequence at a time.
+        """
+        decoder: Any = self.decoder
+        if not hasattr(decoder, "hidden_batch"):
+            raise ArgumentError("model", self.name, "a model that runs several sequences at once; this one does not")
+        if stop is None:
+            stop = () if self._tokenizer is None else self._tokenizer.stop
+        return decoders.generate_batch(decoder, [self.tokens_of(prompt) for prompt in prompts], count, stop=stop)
+
     def complete(self, prompt: str, count: int = 64) -> str:
         """The text that follows a prompt: that of the tokens of `generate`."""
         return self.tokenizer.decode(step.token for step in self.generate(prompt, count))
@@ -261,7 +302,10 @@ def load(
     with ExitStack() as opened:
         engine = backend if isinstance(backend, Backend) else opened.enter_context(registry.load(backend))
         options.check(engine)
-        stored = open_model(Path(model), report) if isinstance(model, str | Path) else model
+        if isinstance(model, str | Path):
+            stored: StoredModel | LayeredWeights = open_model(Path(model), identified=engine.keeps_steps)
+        else:
+            stored = model
         if isinstance(stored, StoredModel):
             name, weights, tokenizer = stored.name, stored.layered, stored.tokenizer
         else:
@@ -307,45 +351,113 @@ def _whole(
 def _by_layer(
     name: str, layered: LayeredWeights, backend: Backend, options: Options, report: Report, opened: ExitStack
 ) -> Placed:
+    if (found := _kept(name, layered, backend, options, report)) is not None:
+        return found
     linears = BackendLinears(backend, options.contract)  # refuses what is not declared before anything is quantised
     backend.warm_up("linear.qgemv")  # before the first report: some backends must start while there is one thread
     layered = quantised(name, layered, options.plan, report)
     if isinstance(layered, Checkpoint):
         check_memory(f"model {name}", sum(4 * prod(place.shape) for place in layered.table.values()))
-    weights = layered if isinstance(layered, LlamaWeights) else in_memory(layered, part_of(report, f"reading {name}"))
+    weights = all_of(name, layered, report)
     progress = part_of(report, f"preparing {backend.name}")
-    steps = elementwise.on_backend(backend, weights.config, FORMULAS, options.elementwise)
-    total, done = sum(1 for _ in matrices(weights)), 0
+    total = sum(1 for what, _ in matrices(weights) if not what.endswith("router"))
+    made: dict[int, Linear] = {}
 
     def linear(matrix: Matrix) -> Linear:
-        nonlocal done
-        function = linears(matrix)
-        done += 1
-        progress(done, total)
-        return function
+        if id(matrix) not in made:
+            made[id(matrix)] = linears(matrix)
+            progress(len(made), total)
+        return made[id(matrix)]
 
+    decoder, how, names = _with_step(weights, linear, backend, options)
+    facts = _facts(weights, linears, names)
+    return decoder, lambda: _account(name, backend, facts, options.plan, how), Interrupts()
+
+
+def _kept(name: str, weights: LayeredWeights, backend: Backend, options: Options, report: Report) -> Placed | None:
+    """A decoder whose compiled step the backend keeps between processes; None where there is none of this model."""
+    if not (backend.keeps_steps and isinstance(weights, DeferredWeights) and options.plan is None):
+        return None
+    if options.step not in ("auto", "compiled"):
+        return None
+
+    def make(engine: Backend) -> tuple[Decoder, Mapping[str, Any]]:
+        linears, whole = BackendLinears(engine, options.contract), all_of(name, weights, report)
+        if any(isinstance(matrix, np.ndarray) for what, matrix in matrices(whole) if not what.endswith("router")):
+            raise NotDeclaredError(engine.name, "compiled steps with matrices of floats")
+        part_of(report, f"preparing {engine.name}")
+        steps = elementwise.on_backend(engine, whole.config, FORMULAS, elementwise.OPERATIONS)
+        if missing := elementwise.missing(whole.config, steps.names):
+            raise NotDeclaredError(engine.name, f"compiled steps without {', '.join(missing)}")
+        decoder = Decoder(whole, linears, ops=steps.ops)
+        return decoder, _facts(whole, linears, steps.names)
+
+    identity = weights.digest(), options.contract
+    if (
+        found := backend.kept_step(
+            StepRequest(identity, weights.config, lambda: step_of(all_of(name, weights, report)), make)
+        )
+    ) is None:
+        return None
+    decoder, facts = found
+    return decoder, lambda: _account(name, backend, facts, None, "compiled"), Interrupts()
+
+
+def _with_step(
+    weights: LlamaWeights, linear: MakeLinear, backend: Backend, options: Options
+) -> tuple[AnyDecoder, str, tuple[str, ...]]:
+    """A decoder whose step runs as the options ask, how that is, and the elementwise operations on the backend.
+
+    Raises:
+        NotDeclaredError: the options ask for a compiled step, and the backend has none for this model.
+    """
+    asked = options.elementwise(backend)
+    steps = elementwise.on_backend(backend, weights.config, FORMULAS, asked)
     decoder = Decoder(weights, linear, ops=steps.ops)
-    return decoder, lambda: _account(name, weights, linears, options.plan, steps.names), Interrupts()
+    if options.step not in ("auto", "compiled") or (options.step == "auto" and not asked):
+        return decoder, "operations" if steps.names else "formulas", steps.names
+    try:
+        if missing := elementwise.missing(weights.config, steps.names):
+            raise NotDeclaredError(backend.name, f"compiled steps without {', '.join(missing)}")
+        return backend.compiled(decoder), "compiled", steps.names
+    except NotDeclaredError:
+        if options.step == "compiled":
+            raise
+    return Decoder(weights, linear), "formulas", ()
 
 
-def _account(
-    name: str, weights: LlamaWeights, linears: BackendLinears, plan: Plan | None, steps: tuple[str, ...]
-) -> Account:
-    size, backend = weight_bytes(weights), linears.backend.name
-    fields = {
-        "model": name,
-        "backend": backend,
+def _facts(weights: LlamaWeights, linears: BackendLinears, steps: tuple[str, ...]) -> dict[str, Any]:
+    """What was made of a model, in types that JSON has."""
+    size = weight_bytes(weights)
+    routers = sum(matrix.nbytes for what, matrix in matrices(weights) if what.endswith("router"))
+    return {
         "contract": linears.contract,
         "steps_on_backend": list(steps),
-        "requantized": None if plan is None else asdict(plan),
-        "weight_bytes": {"blocks": size.blocks, "head": size.head, "read_per_token": linears.read_bytes},
+        "weight_bytes": {"blocks": size.blocks, "head": size.head, "read_per_token": linears.read_bytes + routers},
         "matrices": {"by_backend": linears.prepared, "by_numpy_float32": dict(linears.float_matrices)},
     }
-    contract = ", integer contract" if linears.contract == "integer" else ""
-    parts = [f"{name} {_quantisation(plan)}, {size.total / 1e6:.1f} MB"]
-    parts += [f"{linears.prepared} matrices on {backend}{contract}"]
-    parts += [f"also on {backend}: {', '.join(steps)}"] if steps else []
-    parts += [f"{count} in float32 by numpy: {reason}" for reason, count in linears.float_matrices.items()]
+
+
+def _account(name: str, backend: Backend, facts: Mapping[str, Any], plan: Plan | None, how: str) -> Account:
+    contract, steps, size, taken = (facts[key] for key in ("contract", "steps_on_backend", "weight_bytes", "matrices"))
+    fields = {
+        "model": name,
+        "backend": backend.name,
+        "contract": contract,
+        "step": how,
+        "steps_on_backend": steps,
+        "requantized": None if plan is None else asdict(plan),
+        "weight_bytes": size,
+        "matrices": taken,
+    }
+    total = size["blocks"] + size["head"]
+    parts = [f"{name} {_quantisation(plan)}, {total / 1e6:.1f} MB"]
+    parts += [
+        f"{taken['by_backend']} matrices on {backend.name}{', integer contract' if contract == 'integer' else ''}"
+    ]
+    parts += ["step compiled"] if how == "compiled" else []
+    parts += [f"also on {backend.name}: {', '.join(steps)}"] if how == "operations" else []
+    parts += [f"{count} in float32 by numpy: {reason}" for reason, count in taken["by_numpy_float32"].items()]
     return Account(fields, "; ".join(parts))
 
 

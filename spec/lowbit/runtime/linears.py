@@ -11,6 +11,7 @@ loses). Matrices in the bytes of a format use `linear.gemv`, `linear.gemm` and `
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
@@ -18,6 +19,8 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit.backend.base import Backend
+from lowbit.backend.prepared import PreparedLinear
+from lowbit.backend.prepared_stored import PreparedStored
 from lowbit.contract.checks import check_choice
 from lowbit.errors import NotDeclaredError
 from lowbit.model.block import Linear, plain_linear
@@ -26,6 +29,8 @@ from lowbit.tensor_formats.gguf_k import BLOCK
 from lowbit.tensor_formats.stored import Stored
 
 Contract = Literal["float32", "integer"]
+BLOCKS = "bfp"
+"""Activations of `linear.qgemm_bfp`: blocks of 32 with mantissas of 8 bits (the chapter `integer`)."""
 CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
 
 
@@ -36,6 +41,32 @@ def cast_for(matrix: Stored) -> str:
     sums beside them.
     """
     return "q8_k" if matrix.table.block == BLOCK else "q8_0"
+
+
+@dataclass(frozen=True, eq=False)
+class BackendLinear:
+    """A linear layer on a backend: float32, T × K, to float32, T × N.
+
+    In float32 it calls `linear.qgemv` or `linear.gemv` for one token and `linear.qgemm` or `linear.gemm` for more; in
+    integers it calls `linear.qgemm_bfp` or `linear.gemm_cast` for any number of tokens.
+
+    Attributes:
+        prepared: the matrix.
+        activations: the format that activations are cast to; None for float32.
+    """
+
+    prepared: PreparedLinear | PreparedStored
+    activations: str | None
+
+    def __call__(self, x: F32) -> F32:
+        prepared, activations = self.prepared, self.activations
+        if isinstance(prepared, PreparedLinear):
+            if activations is not None:
+                return prepared.qgemm_cast(x)
+            return prepared.qgemv(x[0])[np.newaxis] if len(x) == 1 else prepared.qgemm(x)
+        if activations is not None:
+            return prepared.cast_and_multiply(x, activations)
+        return prepared.gemv(x[0])[np.newaxis] if len(x) == 1 else prepared.gemm(x)
 
 
 class BackendLinears:
@@ -66,48 +97,28 @@ class BackendLinears:
         self._float: Counter[str] = Counter()
 
     def __call__(self, matrix: Matrix) -> Linear:
-        """The function that multiplies by this matrix.
-
-        In float32 it calls `linear.qgemv` or `linear.gemv` for one token and `linear.qgemm` or `linear.gemm` for more;
-        in integers it calls `linear.qgemm_bfp` or `linear.gemm_cast` for any number of tokens.
+        """The function that multiplies by this matrix: a `BackendLinear`, or numpy's product in float32.
 
         Raises:
             UnavailableError: the backend's own, where preparing fails.
         """
         if isinstance(matrix, np.ndarray):
             return self._plain(matrix, "stored as floats")
+        integer, activations = self.contract == "integer", None
         try:
+            prepared: PreparedLinear | PreparedStored
             if isinstance(matrix, Stored):
-                return self._stored(matrix)
-            prepared = self.backend.prepare(matrix)
+                prepared = self.backend.prepare_stored(matrix)
+                if integer:
+                    activations = cast_for(matrix)
+                    self.backend.unchecked("linear.gemm_cast", {**matrix.parameters, "activations": activations})
+            else:
+                prepared, activations = self.backend.prepare(matrix), BLOCKS if integer else None
         except NotDeclaredError as error:
             return self._plain(to_float(matrix), str(error))
         self._prepared += 1
         self._bytes += prepared.nbytes
-
-        if self.contract == "integer":
-            return prepared.qgemm_cast
-
-        def linear(x: F32) -> F32:
-            return prepared.qgemv(x[0])[np.newaxis] if len(x) == 1 else prepared.qgemm(x)
-
-        return linear
-
-    def _stored(self, matrix: Stored) -> Linear:
-        """The same for the bytes of a format: `linear.gemv` and `linear.gemm`, or `linear.gemm_cast`."""
-        prepared = self.backend.prepare_stored(matrix)
-        integer, activations = self.contract == "integer", cast_for(matrix)
-        if integer:
-            self.backend.unchecked("linear.gemm_cast", {**matrix.parameters, "activations": activations})
-        self._prepared += 1
-        self._bytes += prepared.nbytes
-
-        def linear(x: F32) -> F32:
-            if integer:
-                return prepared.cast_and_multiply(x, activations)
-            return prepared.gemv(x[0])[np.newaxis] if len(x) == 1 else prepared.gemm(x)
-
-        return linear
+        return BackendLinear(prepared, activations)
 
     @property
     def prepared(self) -> int:

@@ -1,23 +1,25 @@
 """Models on disk: a GGUF file or a checkpoint directory, opened, and quantised where a plan asks for it.
 
-A GGUF file is read into memory. Of a checkpoint directory only the description is read at first, because it may be
-larger than memory: its blocks are read one at a time, and if they are to be quantised, they are quantised one at a time
-and kept in the cache folder.
+A GGUF file is read into memory, all of it when a weight is first asked for. Of a checkpoint directory only the
+description is read at first, because it may be larger than memory. Its blocks are read one at a time; if they are to be
+quantised, they are quantised one at a time and kept in the cache folder.
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lowbit.formats.checkpoint import tokenizer as checkpoint_tokenizer
 from lowbit.formats.checkpoint.cache import quantized
 from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
 from lowbit.formats.gguf import tokenizer as gguf_tokenizer
-from lowbit.formats.gguf.reader import check_architecture, open_gguf, read_llama
+from lowbit.formats.gguf.reader import check_model, open_gguf, read_llama
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model.config import LlamaConfig
 from lowbit.model.quantization_plan import Plan, planned
-from lowbit.model.weights import LayeredWeights, LlamaWeights, Progress, in_memory
+from lowbit.model.weights import DeferredWeights, LayeredWeights, LlamaWeights, Progress, in_memory
 
 Report = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is in all."""
@@ -58,12 +60,12 @@ class StoredModel:
         return in_memory(self.layered)
 
 
-def open_model(path: Path, report: Report = silent) -> StoredModel:
-    """Read a GGUF file, or open a checkpoint directory.
+def open_model(path: Path, *, identified: bool = False) -> StoredModel:
+    """Open a GGUF file or a checkpoint directory.
 
     Args:
         path: of the file or directory.
-        report: called while a file is read.
+        identified: whether the digest of a file will be asked for; it is then computed meanwhile.
 
     Raises:
         ArgumentError: there is no such file or directory.
@@ -72,11 +74,25 @@ def open_model(path: Path, report: Report = silent) -> StoredModel:
     if path.is_dir():
         checkpoint = open_checkpoint(path)
         return StoredModel(checkpoint.file, checkpoint, checkpoint_tokenizer.read_tokenizer(checkpoint))
-    progress = part_of(report, f"reading {path.name}")
     source = open_gguf(path)
-    check_architecture(source)  # before the tokenizer, whose error would say less about the cause
+    check_model(source)  # before the tokenizer, whose error would say less about the cause
+    digest = _begun(source.digest) if identified else source.digest
     tokenizer = gguf_tokenizer.read_tokenizer(source)
-    return StoredModel(path.name, read_llama(source, progress), tokenizer)
+    return StoredModel(path.name, DeferredWeights(source.config, partial(read_llama, source), digest), tokenizer)
+
+
+def _begun(digest: Callable[[], str]) -> Callable[[], str]:
+    """What waits for a digest that a thread has begun to compute."""
+    threads = ThreadPoolExecutor(1)
+    waiting = threads.submit(digest)
+    threads.shutdown(wait=False)
+    return waiting.result
+
+
+def all_of(name: str, weights: LayeredWeights, report: Report = silent) -> LlamaWeights:
+    """All weights of a model in memory; reports only what is read now."""
+    held = weights.held if isinstance(weights, DeferredWeights) else weights
+    return held if isinstance(held, LlamaWeights) else in_memory(weights, part_of(report, f"reading {name}"))
 
 
 def quantised(name: str, weights: LayeredWeights, plan: Plan | None, report: Report = silent) -> LayeredWeights:
@@ -97,7 +113,7 @@ def quantised(name: str, weights: LayeredWeights, plan: Plan | None, report: Rep
     if plan is None:
         return weights
     if not isinstance(weights, Checkpoint):
-        return planned(in_memory(weights), plan, part_of(report, f"quantising {plan}"))
+        return planned(all_of(name, weights, report), plan, part_of(report, f"quantising {plan}"))
     return quantized(
         weights,
         plan,

@@ -203,16 +203,17 @@ def of_convention(wanted: str) -> Callable[[str, Settings], Iterator[MatrixCase]
     return generator
 
 
-@checks("affine.dequantize/C1", of_convention("minimum"))
-def test_dequantize_minimum(backend: Remote, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
-    """Random codes, scales and minima, and a model's own, give the reference's float32 weights."""
-    assert_dequantizes(backend, case, model_matrices)
-
-
 @checks("affine.dequantize/C2", of_convention("zero_point"))
-def test_dequantize_zero_point(backend: Remote, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
-    """Random codes, scales and zero-points, and a model's own, give the reference's float32 weights."""
-    assert_dequantizes(backend, case, model_matrices)
+@checks("affine.dequantize/C1", of_convention("minimum"))
+def test_dequantize(backend: Remote, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
+    """Random codes, scales and zeros, and a model's own, give the reference's float32 weights."""
+    matrix = model_matrices[case.variant] if case.tier == "model" else inputs.random(case)[1]
+    if case.variant == "subnormal-weights":
+        matrix.scales[...] *= np.float32(2.0**-130)
+        if case.convention == "minimum":
+            matrix.zeros[...] *= np.float32(2.0**-130)
+    given = backend.run("affine.dequantize", matrix)
+    assert_exact("weights", given, affine.dequantize(matrix))
 
 
 def widened(clause: str, settings: Settings) -> Iterator[MatrixCase]:
@@ -227,16 +228,5 @@ def test_dequantize_widens_first(backend: Remote, case: MatrixCase) -> None:
     _, matrix = inputs.random(case)
     matrix.scales[...] = np.resize(np.array([65504, 2**-24, 2**-14], np.float16), matrix.scales.shape)
     matrix.zeros[...] = np.resize(np.array([-65504, 2**-24, 0, -(2**-14)], np.float16), matrix.zeros.shape)
-    given = backend.run("affine.dequantize", matrix)
-    assert_exact("weights", given, affine.dequantize(matrix))
-
-
-def assert_dequantizes(backend: Remote, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
-    __tracebackhide__ = True
-    matrix = model_matrices[case.variant] if case.tier == "model" else inputs.random(case)[1]
-    if case.variant == "subnormal-weights":
-        matrix.scales[...] *= np.float32(2.0**-130)
-        if case.convention == "minimum":
-            matrix.zeros[...] *= np.float32(2.0**-130)
     given = backend.run("affine.dequantize", matrix)
     assert_exact("weights", given, affine.dequantize(matrix))

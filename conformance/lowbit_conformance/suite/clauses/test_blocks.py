@@ -1,4 +1,4 @@
-"""Checks of `blocks.rms_norm` and `blocks.swiglu`.
+"""Checks of `blocks.rms_norm`, `blocks.swiglu` and `blocks.geglu`.
 
 **The norm's lattice** has ε = 3 and rows of two kinds, all of ±1 and three quarters ±3 to one quarter ±5: their mean
 squares are 1 and 13, and with ε they are 4 and 16, whose roots are exact. A power of two on all of it changes nothing.
@@ -12,8 +12,9 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit.model import layers as blocks
-from lowbit.model.bounds import rms_norm_bound, swiglu_bound
+from lowbit.model.bounds import rms_norm_bound
 from lowbit.model.layers import LEAST_EPSILON
+from lowbit.operations import OPERATIONS
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record, arithmetic, assert_bounded, limit_of, run_bounded
 from lowbit_conformance.suite.cases import Case
@@ -98,14 +99,7 @@ def assert_normed(
     backend: Remote, case: RowsCase, record_property: Record, inputs: Norm, *, summed_exactly: bool = False
 ) -> None:
     __tracebackhide__ = True
-    assert_bounded(
-        backend,
-        case,
-        record_property,
-        lambda: blocks.rms_norm_of(*inputs),
-        lambda declared, exact: rms_norm_bound(*inputs, declared, exact, summed_exactly=summed_exactly),
-        *inputs,
-    )
+    assert_bounded(backend, case, record_property, *inputs, summed_exactly=summed_exactly)
 
 
 @checks("blocks.rms_norm/C2", cases("lattice", ("",), (*SHAPES, *WIDE), drawn=True))
@@ -228,7 +222,7 @@ def test_norm_hides_no_overflow(backend: Remote, case: RowsCase) -> None:
 # **The activation.**
 
 
-def swiglu_lattice(case: RowsCase) -> tuple[F32, F32]:
+def gated_lattice(case: RowsCase) -> tuple[F32, F32]:
     """Gates from 40 to 2000, from −760 to −2000, and a few of 0; integers from 1 to 9 of either sign beside them."""
     rng = case.generator()
     sizes = np.where(
@@ -240,10 +234,11 @@ def swiglu_lattice(case: RowsCase) -> tuple[F32, F32]:
 
 
 @checks("blocks.swiglu/C1", cases("lattice", ("",), (*SHAPES, *WIDE), drawn=True))
-def test_swiglu_on_the_lattice(backend: Remote, case: RowsCase) -> None:
-    """Where silu is the identity or zero, the result is equal."""
-    gate, up = swiglu_lattice(case)
-    assert_equal_values(run_bounded(backend, case, case.shape, gate, up), blocks.swiglu_of(gate, up))
+@checks("blocks.geglu/C1", cases("lattice", ("",), (*SHAPES, *WIDE), drawn=True))
+def test_gated_on_the_lattice(backend: Remote, case: RowsCase) -> None:
+    """Where the activation is the identity or zero, the result is equal."""
+    gate, up = gated_lattice(case)
+    assert_equal_values(run_bounded(backend, case, case.shape, gate, up), OPERATIONS[case.operation].compute(gate, up))
 
 
 def random_gates(case: RowsCase) -> tuple[F32, F32]:
@@ -257,15 +252,7 @@ def random_gates(case: RowsCase) -> tuple[F32, F32]:
 
 def assert_gated(backend: Remote, case: RowsCase, record_property: Record, gate: F32, up: F32) -> None:
     __tracebackhide__ = True
-    assert_bounded(
-        backend,
-        case,
-        record_property,
-        lambda: blocks.swiglu_of(gate, up),
-        lambda declared, exact: swiglu_bound(gate, up, declared, exact),
-        gate,
-        up,
-    )
+    assert_bounded(backend, case, record_property, gate, up)
 
 
 def gates(clause: str, settings: Settings) -> Iterator[Case]:
@@ -274,13 +261,15 @@ def gates(clause: str, settings: Settings) -> Iterator[Case]:
 
 
 @checks("blocks.swiglu/C2", gates)
-def test_swiglu_within_the_bound(backend: Remote, case: RowsCase, record_property: Record) -> None:
+@checks("blocks.geglu/C2", gates)
+def test_gated_within_the_bound(backend: Remote, case: RowsCase, record_property: Record) -> None:
     """Random gates stay within the bound."""
     assert_gated(backend, case, record_property, *random_gates(case))
 
 
 @checks("blocks.swiglu/C2", cases("exhaustive", ("every-bfloat16",), ((510, 128),)))
-def test_swiglu_of_every_gate(backend: Remote, case: RowsCase, record_property: Record) -> None:
+@checks("blocks.geglu/C2", cases("exhaustive", ("every-bfloat16",), ((510, 128),)))
+def test_gated_of_every_gate(backend: Remote, case: RowsCase, record_property: Record) -> None:
     """Every finite gate that bfloat16 has: a row for each sign and exponent, a column for each mantissa."""
     numbers = np.arange(2**16, dtype=np.uint32) << 16
     finite = numbers.view(np.float32)[np.isfinite(numbers.view(np.float32))]
@@ -298,7 +287,8 @@ UPS = (0.0, -0.0, 1, -3, 2.0**-149, 2.0**-126, 1e-20, 1e9, -1e30, 3.4e38)
 
 
 @checks("blocks.swiglu/C3", cases("edge", tuple(EXTREMES), ((1, 1), (1, 8), (1, 13), (7, 9))))
-def test_swiglu_of_extremes(backend: Remote, case: RowsCase, record_property: Record) -> None:
+@checks("blocks.geglu/C3", cases("edge", tuple(EXTREMES), ((1, 1), (1, 8), (1, 13), (7, 9))))
+def test_gated_of_extremes(backend: Remote, case: RowsCase, record_property: Record) -> None:
     """Gates at which exponentials overflow, vanish or are 1, with all sizes of up, as far as their product is finite.
 
     They stand one after another in every column of the arrays, so that each goes through what a kernel does with
@@ -313,7 +303,8 @@ def test_swiglu_of_extremes(backend: Remote, case: RowsCase, record_property: Re
 
 
 @checks("blocks.swiglu/C4", cases("random", ("",), MANY))
-def test_swiglu_goes_by_elements(backend: Remote, case: RowsCase) -> None:
+@checks("blocks.geglu/C4", cases("random", ("",), MANY))
+def test_gated_goes_by_elements(backend: Remote, case: RowsCase) -> None:
     """The same call gives the same bits, and no element depends on another's gate or up."""
     gate, up = random_gates(case)
     first = run_bounded(backend, case, case.shape, gate, up)
@@ -325,7 +316,8 @@ def test_swiglu_goes_by_elements(backend: Remote, case: RowsCase) -> None:
 
 
 @checks("blocks.swiglu/C5", cases("edge", tuple(NON_FINITE), EDGES))
-def test_swiglu_passes_non_finite_on(backend: Remote, case: RowsCase) -> None:
+@checks("blocks.geglu/C5", cases("edge", tuple(NON_FINITE), EDGES))
+def test_gated_passes_non_finite_on(backend: Remote, case: RowsCase) -> None:
     """At the first place, one within and the last, in the gate and in up."""
     inputs = random_gates(case)
     clean = run_bounded(backend, case, case.shape, *inputs)

@@ -6,22 +6,16 @@ refuses for its contents, such as a row without any score, has no case.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lowbit.arrays import F32
-from lowbit.attention import attention, ksort, pooling, rope
-from lowbit.attention.bounds import attend_bound, softmax_bound
-from lowbit.contract.rounding import Bound
+from lowbit.attention import rope
 from lowbit.errors import ArgumentError
-from lowbit.model import layers as blocks
-from lowbit.model.bounds import rms_norm_bound, swiglu_bound
 from lowbit.moe import routing
-from lowbit.moe.bounds import expert_bound, gate_bound, sparse_bound, weights_bound
-from lowbit.quantization import gptq
-from lowbit.quantization.gptq_bounds import hessian_bound, targets_bound
+from lowbit.operations import OPERATIONS
+from lowbit_conformance.bounds import BOUNDS, bound_of
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.suite.cases import Case
@@ -55,26 +49,21 @@ Arguments = tuple[Any, ...]
 SIZES = (8, 33)
 
 
+def plain(rng: np.random.Generator, arrays: Arrays) -> Arguments:
+    return tuple(arrays.values())
+
+
 @dataclass(frozen=True)
 class Call:
     """One operation.
 
     Attributes:
         arrays: those that may hold anything, at one size.
-        arguments: of the operation, from these arrays.
-        bound: what a result may differ by, from the declared arithmetic, the exact result and the arguments; None if
-            the operation is exact.
-        reference: the exact result.
+        arguments: of the operation, from these arrays; by default the arrays in their order.
     """
 
     arrays: Callable[[np.random.Generator, int], Arrays]
-    arguments: Callable[[np.random.Generator, Arrays], Arguments]
-    reference: Callable[..., Any]
-    bound: Callable[..., Bound] | None = None
-
-
-def plain(rng: np.random.Generator, arrays: Arrays) -> Arguments:
-    return tuple(arrays.values())
+    arguments: Callable[[np.random.Generator, Arrays], Arguments] = plain
 
 
 def heads_of(rng: np.random.Generator, size: int) -> Arrays:
@@ -86,47 +75,25 @@ def experts_of(rng: np.random.Generator, arrays: Arrays) -> Arguments:
 
 
 CALLS: Mapping[str, Call] = {
-    "attention.softmax/C2": Call(
-        lambda rng, n: {"scores": 3 * normal(rng, 3, n)},
-        plain,
-        attention.softmax_of,
-        lambda declared, exact, scores: softmax_bound(scores, declared, exact),
-    ),
+    "attention.softmax/C2": Call(lambda rng, n: {"scores": 3 * normal(rng, 3, n)}),
     "attention.attend/C3": Call(
         heads_of,
         lambda rng, arrays: (*arrays.values(), None),
-        attention.attend_to,
-        lambda declared, exact, q, k, v, window: attend_bound(q, k, v, declared, exact, window),
     ),
     "blocks.rms_norm/C3": Call(
         lambda rng, n: {"x": normal(rng, 3, n), "gain": normal(rng, n)},
         lambda rng, arrays: (*arrays.values(), (1e-5, 0.5, 1e-12)[int(rng.integers(3))]),
-        blocks.rms_norm_of,
-        lambda declared, exact, x, gain, epsilon: rms_norm_bound(x, gain, epsilon, declared, exact),
     ),
-    "blocks.swiglu/C2": Call(
-        lambda rng, n: {"gate": 3 * normal(rng, 3, n), "up": normal(rng, 3, n)},
-        plain,
-        blocks.swiglu_of,
-        lambda declared, exact, gate, up: swiglu_bound(gate, up, declared, exact),
-    ),
+    "blocks.swiglu/C2": Call(lambda rng, n: {"gate": 3 * normal(rng, 3, n), "up": normal(rng, 3, n)}),
+    "blocks.geglu/C2": Call(lambda rng, n: {"gate": 3 * normal(rng, 3, n), "up": normal(rng, 3, n)}),
     "rope.rotate/C2": Call(
         lambda rng, n: {"x": normal(rng, n, 2, 6)},
         lambda rng, arrays: (arrays["x"], rope.rotation(rope.half_split(6), 10000.0, 5, len(arrays["x"]))),
-        rope.rotate_heads,
-        lambda declared, exact, x, turn: rope.rotate_bound(x, turn, declared, exact),
     ),
-    "routing.gate/C1": Call(
-        lambda rng, n: {"x": normal(rng, 3, n), "router": normal(rng, n, 6)},
-        plain,
-        routing.gate,
-        lambda declared, exact, x, router: gate_bound(x, router, "logits", declared, exact),
-    ),
+    "routing.gate/C1": Call(lambda rng, n: {"x": normal(rng, 3, n), "router": normal(rng, n, 6)}),
     "routing.weights/C1": Call(
         lambda rng, n: {"scores": 3 * normal(rng, 5, n)},
         lambda rng, arrays: (arrays["scores"], np.resize(np.array([[3, 0], [7, 6]], np.int64), (5, 2)), "after"),
-        routing.weights,
-        lambda declared, exact, scores, chosen, when: weights_bound(scores, chosen, when, declared, exact),
     ),
     "routing.expert/C2": Call(
         lambda rng, n: {
@@ -135,9 +102,6 @@ CALLS: Mapping[str, Call] = {
             "up": normal(rng, n, 7),
             "down": normal(rng, 7, n),
         },
-        plain,
-        routing.expert,
-        lambda declared, exact, x, gate, up, down: expert_bound(x, gate, up, down, declared, exact),
     ),
     "routing.sparse/C2": Call(
         lambda rng, n: {
@@ -152,37 +116,24 @@ CALLS: Mapping[str, Call] = {
             np.argsort(rng.random((5, 4)), axis=1)[:, :2].astype(np.int64) % (2 if rng.random() < 0.5 else 4),
             arrays["weights"],
         ),
-        routing.sparse,
-        lambda declared, exact, x, gate, up, down, chosen, weights: sparse_bound(
-            x, gate, up, down, chosen, weights, declared, exact
-        ),
     ),
     "routing.top_k/C1": Call(
         lambda rng, n: {"scores": normal(rng, 5, n)},
         lambda rng, arrays: (arrays["scores"], 3),
-        routing.top_k,
     ),
     "ksort.permutation/C2": Call(
         lambda rng, n: {"sizes": normal(rng, 2 * n)},
         lambda rng, arrays: (arrays["sizes"].astype(np.float64),),
-        ksort.permutation,
     ),
     "pooling.pool/C1": Call(
         lambda rng, n: {"weights": normal(rng, n, 24)},
         lambda rng, arrays: (arrays["weights"], 6, 2, "mean"),
-        pooling.pool,
     ),
     "pooling.pool/C2": Call(
         lambda rng, n: {"weights": normal(rng, n, 24)},
         lambda rng, arrays: (arrays["weights"], 6, 2, "first"),
-        pooling.pool,
     ),
-    "gptq.hessian/C2": Call(
-        lambda rng, n: {"x": normal(rng, n, 6)},
-        plain,
-        gptq.hessian,
-        lambda declared, exact, x: hessian_bound(x, declared, exact),
-    ),
+    "gptq.hessian/C2": Call(lambda rng, n: {"x": normal(rng, n, 6)}),
     "gptq.targets/C2": Call(
         lambda rng, n: {"weights": normal(rng, n, 5), "above": normal(rng, n, n), "values": normal(rng, n, 5)},
         lambda rng, arrays: (
@@ -191,8 +142,6 @@ CALLS: Mapping[str, Call] = {
             + np.diag(np.abs(arrays["above"].diagonal()) + (np.abs(arrays["above"]).max() or np.float32(1))),
             arrays["values"],
         ),
-        gptq.targets,
-        lambda declared, exact, weights, factor, values: targets_bound(weights, factor, values, declared, exact),
     ),
 }
 
@@ -225,113 +174,23 @@ def contents_cases(clause: str, settings: Settings) -> Iterator[ContentsCase]:
                 yield ContentsCase(clause, TIER, f"{name}:{kind}", size)
 
 
-def assert_call(backend: Remote, case: ContentsCase, record_property: Record) -> None:
+@checks(CALLS, contents_cases)
+def test_special_contents(backend: Remote, case: ContentsCase, record_property: Record) -> None:
     """The reference's result, or within the bound; refused where the reference refuses it."""
-    __tracebackhide__ = True
-    call, arguments = CALLS[case.clause], values_of(case)
+    reference, arguments = OPERATIONS[case.operation].reference, values_of(case)
     try:
         given = backend.run(case.operation, *arguments)
     except ArgumentError:
         with refuses():
-            call.reference(*arguments)
+            reference(*arguments)
         return
-    exact = call.reference(*arguments)
-    if call.bound is None:
+    exact = reference(*arguments)
+    if case.operation not in BOUNDS:
         assert_exact("the result", given, exact)
         return
     assert_array("the result", given, np.float32, exact.shape)
-    limit = limit_of(partial(call.bound, arithmetic(backend, case), exact, *arguments))
+    limit = limit_of(lambda: bound_of(case.operation, arguments, arithmetic(backend, case), exact))
     record_property("share", assert_within(given, exact, limit))
-
-
-@checks("attention.softmax/C2", contents_cases)
-def test_scores(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Scores with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("attention.attend/C3", contents_cases)
-def test_heads(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Queries, keys or values with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("blocks.rms_norm/C3", contents_cases)
-def test_norms(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Rows or a gain with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("blocks.swiglu/C2", contents_cases)
-def test_gated_rows(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Gates or the rows beside them with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("rope.rotate/C2", contents_cases)
-def test_turns(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Heads with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("routing.gate/C1", contents_cases)
-def test_gates(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Tokens or a router with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("routing.weights/C1", contents_cases)
-def test_weights(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Scores with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("routing.expert/C2", contents_cases)
-def test_experts(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Tokens or the matrices of an expert with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("routing.sparse/C2", contents_cases)
-def test_layers(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Tokens, experts or their weights with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("routing.top_k/C1", contents_cases)
-def test_choices(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Scores with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("ksort.permutation/C2", contents_cases)
-def test_orders(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Sizes with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("pooling.pool/C1", contents_cases)
-def test_means(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Heads with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("pooling.pool/C2", contents_cases)
-def test_firsts(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Heads with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("gptq.hessian/C2", contents_cases)
-def test_hessians(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Inputs with special contents."""
-    assert_call(backend, case, record_property)
-
-
-@checks("gptq.targets/C2", contents_cases)
-def test_targets(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """Weights, a factor or values with special contents."""
-    assert_call(backend, case, record_property)
 
 
 # **Routes.**

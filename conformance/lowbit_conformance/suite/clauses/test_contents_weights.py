@@ -21,7 +21,7 @@ from lowbit.quantization.hqq import HqqMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs
-from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.bounded import Record, arithmetic, assert_bounded, limit_of
 from lowbit_conformance.suite.cases import MatrixCase
 from lowbit_conformance.suite.clauses import test_affine, test_bfp, test_gptq, test_hqq
 from lowbit_conformance.suite.clauses.test_bfp import BfpCase
@@ -188,24 +188,16 @@ def drawn(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
     return filled(case.variant.removeprefix("x-"), x), matrix
 
 
-def _dequantised(backend: Remote, case: MatrixCase) -> None:
+@checks(("affine.dequantize/C1", "affine.dequantize/C2"), matrix_cases)
+def test_dequantised(backend: Remote, case: MatrixCase) -> None:
+    """Matrices of one code, one scale or one zero, huge and tiny scales give the reference's weights."""
     matrix = drawn(case)[1]
     assert_exact("weights", backend.run("affine.dequantize", matrix), affine.dequantize(matrix))
 
 
-@checks("affine.dequantize/C1", matrix_cases)
-def test_dequantised_with_minima(backend: Remote, case: MatrixCase) -> None:
-    """Matrices of one code, one scale or one minimum, huge and tiny scales give the reference's weights."""
-    _dequantised(backend, case)
-
-
-@checks("affine.dequantize/C2", matrix_cases)
-def test_dequantised_with_zero_points(backend: Remote, case: MatrixCase) -> None:
-    """The same for zero-points."""
-    _dequantised(backend, case)
-
-
-def _multiplied(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+@checks(("linear.qgemv/C2", "linear.qgemm/C2"), matrix_cases)
+def test_products(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """Special matrices and activations stay within the bound."""
     x, matrix = drawn(case)
     declared, shares = arithmetic(backend, case), []
     given = np.atleast_2d(backend.prepare(matrix).guarded(x, case.vectors))
@@ -213,18 +205,6 @@ def _multiplied(backend: Remote, case: MatrixCase, record_property: Record) -> N
         bound = limit_of(partial(linear_bound, row, matrix, declared, exact))
         shares.append(assert_within(result, exact, bound))
     record_property("share", max(shares))
-
-
-@checks("linear.qgemv/C2", matrix_cases)
-def test_vectors(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """Special matrices and activations stay within the bound."""
-    _multiplied(backend, case, record_property)
-
-
-@checks("linear.qgemm/C2", matrix_cases)
-def test_products(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """The same for several rows."""
-    _multiplied(backend, case, record_property)
 
 
 # **Real zeros.**
@@ -276,11 +256,7 @@ def test_real_zeros_dequantised(backend: Remote, case: RealZeroCase) -> None:
 @checks("hqq.qgemv/C2", real_zeros)
 def test_real_zeros_multiplied(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
     """The same within the bound of the product."""
-    x, matrix = real_zero_matrix(case)
-    given = backend.run("hqq.qgemv", x, matrix)
-    exact = hqq.qgemv(x, matrix)
-    bound = limit_of(lambda: hqq.qgemv_bound(x, matrix, arithmetic(backend, case), exact))
-    record_property("share", assert_within(given, exact, bound))
+    assert_bounded(backend, case, record_property, *real_zero_matrix(case))
 
 
 def solver_cases(clause: str, settings: Settings) -> Iterator[BlocksCase]:

@@ -50,8 +50,9 @@ def deep_one_hot(clause: str, settings: Settings) -> Iterator[MatrixCase]:
             yield MatrixCase(clause, "edge", "deep-one-hot", 4, 1024, 9, size, convention, "float16", vectors)
 
 
-def assert_deep_lattice(backend: Remote, case: MatrixCase) -> None:
-    __tracebackhide__ = True
+@checks(("linear.qgemv/C1", "linear.qgemm/C1"), deep_lattice)
+def test_deep_product_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
+    """Few activations, or scales, of up to 20 bits among thousands of rows: each row equals the reference's."""
     x, matrix = deep_inputs.lattice(case)
     if not case.vectors and case.variant.startswith("wide"):
         x = x[:3]
@@ -60,20 +61,9 @@ def assert_deep_lattice(backend: Remote, case: MatrixCase) -> None:
     assert_equal_values(given, deep_inputs.product(x, matrix))
 
 
-@checks("linear.qgemv/C1", deep_lattice)
-def test_deep_vector_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
-    """Few activations, or scales, of up to 20 bits among thousands of rows: the result equals the reference's."""
-    assert_deep_lattice(backend, case)
-
-
-@checks("linear.qgemm/C1", deep_lattice)
-def test_deep_product_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
-    """Few activations, or scales, of up to 20 bits among thousands of rows: each row equals the reference's."""
-    assert_deep_lattice(backend, case)
-
-
-def assert_deep_one_hot(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    __tracebackhide__ = True
+@checks(("linear.qgemv/C2", "linear.qgemm/C2"), deep_one_hot)
+def test_deep_one_hot_product(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """One activation of 24 bits in each row, and scales and minima of as many, stay within the bound."""
     x, matrix = deep_inputs.one_hot(case)
     declared = arithmetic(backend, case)
     rows = [x] if case.vectors else [x[t : t + 1] for t in range(len(x))]
@@ -82,18 +72,6 @@ def assert_deep_one_hot(backend: Remote, case: MatrixCase, record_property: Reco
     for row, result, exact in zip(x, given, qgemm(x, matrix), strict=True):
         shares.append(assert_within(result, exact, limit_of(partial(linear_bound, row, matrix, declared, exact))))
     record_property("share", max(shares))
-
-
-@checks("linear.qgemv/C2", deep_one_hot)
-def test_deep_one_hot_vector(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """One activation of 24 bits, and scales and minima of as many, stay within the bound."""
-    assert_deep_one_hot(backend, case, record_property)
-
-
-@checks("linear.qgemm/C2", deep_one_hot)
-def test_deep_one_hot_product(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """One activation of 24 bits in each row, and scales and minima of as many, stay within the bound."""
-    assert_deep_one_hot(backend, case, record_property)
 
 
 # **Real zeros.**

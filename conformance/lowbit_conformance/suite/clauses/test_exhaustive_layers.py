@@ -98,20 +98,9 @@ def few_heads(clause: str, settings: Settings) -> Iterator[HeadsCase]:
             yield HeadsCase(clause, TIER, "all-groupings", 2, heads, groups, 3, METHODS[clause.endswith("C2")])
 
 
-@checks("pooling.pool/C1", few_heads)
-def test_mean_of_every_grouping(backend: Remote, case: HeadsCase) -> None:
+@checks(("pooling.pool/C1", "pooling.pool/C2"), few_heads)
+def test_pooled_in_every_grouping(backend: Remote, case: HeadsCase) -> None:
     """All ways to pool up to twelve heads."""
-    assert_pools(backend, case)
-
-
-@checks("pooling.pool/C2", few_heads)
-def test_first_of_every_grouping(backend: Remote, case: HeadsCase) -> None:
-    """All ways to pool up to twelve heads."""
-    assert_pools(backend, case)
-
-
-def assert_pools(backend: Remote, case: HeadsCase) -> None:
-    __tracebackhide__ = True
     weights = case.generator().normal(size=(case.rows, case.heads * case.head_dim)).astype(np.float32)
     given = backend.run("pooling.pool", weights, case.heads, case.groups, method=case.method)
     assert_exact("pooled", given, pooling.pool(weights, case.heads, case.groups, method=case.method))

@@ -82,20 +82,9 @@ def half_scales(clause: str, settings: Settings) -> Iterator[MatrixCase]:
             yield MatrixCase(clause, TIER, f"half-{first}-to-{last}", bits, *shape, convention, "float16")
 
 
-@checks("affine.dequantize/C1", half_scales)
-def test_every_half_precision_scale_and_minimum(backend: Remote, case: MatrixCase) -> None:
-    """Each positive number of float16 is the scale of one column and, with either sign, the minimum of another."""
-    assert_half(backend, case)
-
-
-@checks("affine.dequantize/C2", half_scales)
+@checks(("affine.dequantize/C1", "affine.dequantize/C2"), half_scales)
 def test_every_half_precision_scale(backend: Remote, case: MatrixCase) -> None:
-    """Each positive number of float16 is the scale of a column with a zero-point."""
-    assert_half(backend, case)
-
-
-def assert_half(backend: Remote, case: MatrixCase) -> None:
-    __tracebackhide__ = True
+    """Each positive number of float16 is the scale of one column and, with either sign, the minimum of another."""
     rng, top = case.generator(), 2**case.bits - 1
     first = int(case.variant.split("-")[1])
     scales = np.arange(first, first + case.columns, dtype=np.uint16).view(np.float16)[None]
@@ -149,17 +138,9 @@ def test_quantize_with_every_group_size(backend: Remote, case: MatrixCase) -> No
     assert_same_matrix(given, expected(narrow, case), narrow)
 
 
-@checks("affine.dequantize/C1", all_groups)
-def test_dequantize_minimum_with_every_group_size(backend: Remote, case: MatrixCase) -> None:
-    """Every row has the scale and the minimum of its own group."""
-    _, matrix = inputs.random(case)
-    given = backend.run("affine.dequantize", matrix)
-    assert_exact("weights", given, affine.dequantize(matrix))
-
-
-@checks("affine.dequantize/C2", all_groups)
-def test_dequantize_zero_point_with_every_group_size(backend: Remote, case: MatrixCase) -> None:
-    """Every row has the scale and the zero-point of its own group."""
+@checks(("affine.dequantize/C1", "affine.dequantize/C2"), all_groups)
+def test_dequantize_with_every_group_size(backend: Remote, case: MatrixCase) -> None:
+    """Every row has the scale and the zero of its own group."""
     _, matrix = inputs.random(case)
     given = backend.run("affine.dequantize", matrix)
     assert_exact("weights", given, affine.dequantize(matrix))

@@ -201,20 +201,9 @@ def lattice_products(clause: str, settings: Settings) -> Iterator[FormatCase]:
         yield replace(case, tier="lattice")
 
 
-@checks("linear.gemv/C1", lattice_products)
-def test_gemv_on_the_lattice(backend: Remote, case: FormatCase) -> None:
-    """With every partial sum exact, the result equals the reference's to the bit."""
-    assert_lattice(backend, case)
-
-
-@checks("linear.gemm/C1", lattice_products)
-def test_gemm_on_the_lattice(backend: Remote, case: FormatCase) -> None:
-    """With every partial sum exact, each row of the result equals the reference's to the bit."""
-    assert_lattice(backend, case)
-
-
-def assert_lattice(backend: Remote, case: FormatCase) -> None:
-    __tracebackhide__ = True
+@checks(("linear.gemv/C1", "linear.gemm/C1"), lattice_products)
+def test_products_on_the_lattice(backend: Remote, case: FormatCase) -> None:
+    """With every partial sum exact, the result equals the reference's to the bit, row by row."""
     weights = drawn(case, powers=True)
     x = activations(case, lattice_numbers(case, weights, arithmetic(backend, case)))
     given = backend.run(case.operation, x, weights, case.result)
@@ -236,14 +225,8 @@ def exact_of(case: FormatCase, x: Array, weights: Stored) -> F64:
     return total[0] if case.operation == "linear.gemv" else total
 
 
-@checks("linear.gemv/C2", products)
-def test_gemv_within_the_bound(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """Random bytes and activations stay within the bound derived from the declared arithmetic."""
-    assert_bounded(backend, case, record_property)
-
-
-@checks("linear.gemm/C2", products)
-def test_gemm_within_the_bound(backend: Remote, case: FormatCase, record_property: Record) -> None:
+@checks(("linear.gemv/C2", "linear.gemm/C2"), products)
+def test_products_within_the_bound(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """Random bytes and activations stay within the bound derived from the declared arithmetic."""
     assert_bounded(backend, case, record_property)
 
@@ -259,11 +242,19 @@ def assert_bounded(
     __tracebackhide__ = True
     weights = drawn(case, powers=False) if weights is None else weights
     x = activations(case, random_numbers(case) if numbers is None else numbers)
+    record_property("share", share_used(backend, case, x, weights))
+
+
+def share_used(backend: Remote, case: FormatCase, x: Array | Stored, weights: Stored) -> float:
+    """The share of its bound that a product uses; in a cast the activations are stored too."""
+    __tracebackhide__ = True
     declared = arithmetic(backend, case)
     given = backend.run(case.operation, x, weights, case.result)
-    exact, wide = exact_of(case, x, weights), np.atleast_2d(x).astype(np.float64)
-    bound = limit_of(lambda: stored_bound(wide, weights, case.result, declared, np.atleast_2d(exact)))
-    record_property("share", share_of(given, exact, bound, case))
+    wide: F64 = x.values.T if isinstance(x, Stored) else np.atleast_2d(x).astype(np.float64)
+    sums = of_sums(x, weights) if isinstance(x, Stored) else 0.0
+    exact = multiplied(wide, weights)
+    bound = limit_of(lambda: stored_bound(wide, weights, case.result, declared, exact, sums))
+    return share_of(given, exact[0] if case.operation == "linear.gemv" else exact, bound, case)
 
 
 def share_of(given: object, exact: F64, bound: Bound, case: FormatCase) -> float:
@@ -330,20 +321,9 @@ def assert_repeats(backend: Remote, case: FormatCase) -> tuple[Array, Stored, Ar
     return first, weights, x
 
 
-@checks("linear.gemv/C4", few)
-def test_gemv_passes_non_finite_on(backend: Remote, case: FormatCase) -> None:
-    """A NaN or an infinity in x reaches every column whose weight in that row is not 0."""
-    assert_non_finite(backend, case)
-
-
-@checks("linear.gemm/C4", few)
-def test_gemm_passes_non_finite_on(backend: Remote, case: FormatCase) -> None:
-    """A NaN or an infinity in one row of X reaches that row of the result, and no other."""
-    assert_non_finite(backend, case)
-
-
-def assert_non_finite(backend: Remote, case: FormatCase) -> None:
-    __tracebackhide__ = True
+@checks(("linear.gemv/C4", "linear.gemm/C4"), few)
+def test_non_finite_numbers_keep_to_their_row(backend: Remote, case: FormatCase) -> None:
+    """A NaN or an infinity in a row of X reaches every column whose weight there is not 0, and no other row."""
     weights, declared = drawn(case, powers=False), arithmetic(backend, case)
     others = np.atleast_2d(activations(case, random_numbers(case)))[1:].astype(np.float64)
     exact = multiplied(others, weights)
@@ -421,12 +401,7 @@ def assert_cast_bounded(
     """A product of stored activations and these weights, or random ones, is within its bound."""
     __tracebackhide__ = True
     weights = drawn(case, powers=False) if weights is None else weights
-    given = backend.run(case.operation, x, weights, case.result)
-    exact = multiplied(x.values.T, weights)
-    bound = limit_of(
-        lambda: stored_bound(x.values.T, weights, case.result, arithmetic(backend, case), exact, of_sums(x, weights))
-    )
-    record_property("share", share_of(given, exact, bound, case))
+    record_property("share", share_used(backend, case, x, weights))
 
 
 def unit_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:

@@ -12,13 +12,11 @@ import numpy as np
 
 from lowbit.arrays import F64
 from lowbit.contract.rounding import ETA, UNIT_ROUNDOFF, Arithmetic, Bound
-from lowbit.linear.stored import multiplied
-from lowbit.linear.stored_bounds import of_sums, stored_bound
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import FORMATS, RESULTS, Stored
 from lowbit.tensor_formats.table import Format
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.bounded import Record, arithmetic
 from lowbit_conformance.suite.clauses.test_formats import (
     CAST,
     SHAPES,
@@ -27,6 +25,7 @@ from lowbit_conformance.suite.clauses.test_formats import (
     fitted,
     options_of,
     share_of,
+    share_used,
 )
 from lowbit_conformance.suite.format_inputs import (
     SIGNIFICANT,
@@ -70,20 +69,9 @@ def deep(clause: str, settings: Settings) -> Iterator[FormatCase]:
     yield from widest(clause, "lattice", "deep")
 
 
-@checks("linear.gemv/C2", deep)
-def test_gemv_rounds_only_its_result(backend: Remote, case: FormatCase, record_property: Record) -> None:
+@checks(("linear.gemv/C2", "linear.gemm/C2"), deep)
+def test_products_round_only_their_result(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """Sums that fill the declared accumulator are exact in it, and so nothing but the result may be rounded."""
-    assert_deep(backend, case, record_property)
-
-
-@checks("linear.gemm/C2", deep)
-def test_gemm_rounds_only_its_result(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """Sums that fill the declared accumulator are exact in it, and so nothing but the result may be rounded."""
-    assert_deep(backend, case, record_property)
-
-
-def assert_deep(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    __tracebackhide__ = True
     weights, declared = drawn(case, powers=True), arithmetic(backend, case)
     x = activations(case, deep_numbers(case, weights, declared))
     given = backend.run(case.operation, x, weights, case.result)
@@ -122,20 +110,9 @@ def scaled(clause: str, settings: Settings) -> Iterator[FormatCase]:
     yield from (case for case in widest(clause, "edge", "scaled") if case.activations != "float16")
 
 
-@checks("linear.gemv/C2", scaled)
-def test_gemv_of_numbers_far_from_1(backend: Remote, case: FormatCase, record_property: Record) -> None:
+@checks(("linear.gemv/C2", "linear.gemm/C2"), scaled)
+def test_products_of_numbers_far_from_1(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """Activations and results beyond float16, large and small: bfloat16 and float32 hold them."""
-    assert_scaled(backend, case, record_property)
-
-
-@checks("linear.gemm/C2", scaled)
-def test_gemm_of_numbers_far_from_1(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """Activations and results beyond float16, large and small: bfloat16 and float32 hold them."""
-    assert_scaled(backend, case, record_property)
-
-
-def assert_scaled(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    __tracebackhide__ = True
     weights = drawn(case, powers=False)
     shares = [assert_one(backend, case, weights, factor * random_numbers(case)) for factor in SCALES]
     record_property("share", max(shares))
@@ -144,11 +121,7 @@ def assert_scaled(backend: Remote, case: FormatCase, record_property: Record) ->
 def assert_one(backend: Remote, case: FormatCase, weights: Stored, numbers: F64) -> float:
     """One product within its bound; the share of it that was used."""
     __tracebackhide__ = True
-    x, declared = activations(case, numbers), arithmetic(backend, case)
-    given = backend.run(case.operation, x, weights, case.result)
-    exact, wide = exact_of(case, x, weights), np.atleast_2d(x).astype(np.float64)
-    bound = limit_of(lambda: stored_bound(wide, weights, case.result, declared, np.atleast_2d(exact)))
-    return share_of(given, exact, bound, case)
+    return share_used(backend, case, activations(case, numbers), weights)
 
 
 # **Patterns.** Rows of a matrix whose codes are of all kinds, subnormal ones included.
@@ -195,9 +168,4 @@ def largest(clause: str, settings: Settings) -> Iterator[FormatCase]:
 def test_the_largest_integer_sums(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """All codes are the largest, of weights and of activations: no integer sum may wrap."""
     weights, x = drawn(case, powers=False, codes="largest"), cast_of(case, powers=False, codes="largest")
-    given = backend.run(case.operation, x, weights, case.result)
-    exact = multiplied(x.values.T, weights)
-    bound = limit_of(
-        lambda: stored_bound(x.values.T, weights, "float32", arithmetic(backend, case), exact, of_sums(x, weights))
-    )
-    record_property("share", share_of(given, exact, bound, case))
+    record_property("share", share_used(backend, case, x, weights))

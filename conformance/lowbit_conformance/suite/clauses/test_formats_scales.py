@@ -27,22 +27,19 @@ import numpy as np
 
 from lowbit.arrays import F64
 from lowbit.contract.rounding import Arithmetic
-from lowbit.linear.stored import multiplied
-from lowbit.linear.stored_bounds import of_sums, stored_bound
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import FORMATS, RESULTS, Stored
 from lowbit.tensor_formats.table import Format
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.bounded import Record, arithmetic
 from lowbit_conformance.suite.clauses.test_formats import (
     CAST,
     assert_bounded,
     assert_numbers,
     cast_case,
     cast_of,
-    exact_of,
     fitted,
-    share_of,
+    share_used,
 )
 from lowbit_conformance.suite.clauses.test_formats_extremes import common_options
 from lowbit_conformance.suite.format_inputs import Codes, FormatCase, activations, allows, drawn, wide_scales
@@ -74,14 +71,8 @@ def squares(clause: str, settings: Settings) -> Iterator[FormatCase]:
                 yield FormatCase(clause, "random", "squares", table.name, rows, columns, vectors, own, own, options)
 
 
-@checks("linear.gemv/C2", squares)
-def test_gemv_takes_the_scale_of_its_columns(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """With several blocks of columns, each column has the scales of its own block, in each type."""
-    assert_bounded(backend, case, record_property)
-
-
-@checks("linear.gemm/C2", squares)
-def test_gemm_takes_the_scale_of_its_columns(backend: Remote, case: FormatCase, record_property: Record) -> None:
+@checks(("linear.gemv/C2", "linear.gemm/C2"), squares)
+def test_products_take_the_scale_of_their_columns(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """With several blocks of columns, each column has the scales of its own block, in each type."""
     assert_bounded(backend, case, record_property)
 
@@ -161,14 +152,8 @@ def reach_of(case: FormatCase) -> Reach:
     return reach(next(row.dtype for row in case.table.fields if row.name == first))
 
 
-@checks("linear.gemv/C2", wide)
-def test_gemv_with_scales_far_from_1(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """The least and the largest scales whose products the types hold, with activations that make up for them."""
-    record_property("share", max(assert_wide(backend, case, end) for end in (0, 1)))
-
-
-@checks("linear.gemm/C2", wide)
-def test_gemm_with_scales_far_from_1(backend: Remote, case: FormatCase, record_property: Record) -> None:
+@checks(("linear.gemv/C2", "linear.gemm/C2"), wide)
+def test_products_with_scales_far_from_1(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """The least and the largest scales whose products the types hold, with activations that make up for them."""
     record_property("share", max(assert_wide(backend, case, end) for end in (0, 1)))
 
@@ -176,13 +161,8 @@ def test_gemm_with_scales_far_from_1(backend: Remote, case: FormatCase, record_p
 def assert_wide(backend: Remote, case: FormatCase, end: int) -> float:
     """One product within its bound, with the least scales (end 0) or the largest; the share of it that was used."""
     __tracebackhide__ = True
-    declared = arithmetic(backend, case)
-    weights, power = extreme(case, end, declared)
-    x = activations(case, balanced(case, power))
-    given = backend.run(case.operation, x, weights, case.result)
-    exact, numbers = exact_of(case, x, weights), np.atleast_2d(x).astype(np.float64)
-    bound = limit_of(lambda: stored_bound(numbers, weights, case.result, declared, np.atleast_2d(exact)))
-    return share_of(given, exact, bound, case)
+    weights, power = extreme(case, end, arithmetic(backend, case))
+    return share_used(backend, case, activations(case, balanced(case, power)), weights)
 
 
 def extreme(case: FormatCase, end: int, declared: Arithmetic) -> tuple[Stored, int]:
@@ -279,13 +259,8 @@ def test_cast_products_with_scales_far_from_1(backend: Remote, case: FormatCase,
 def assert_wide_cast(backend: Remote, case: FormatCase, end: int) -> float:
     """One product of stored activations within its bound; the share of it that was used."""
     __tracebackhide__ = True
-    declared = arithmetic(backend, case)
-    weights, x = cast_extreme(case, end, declared)
-    given = backend.run(case.operation, x, weights, case.result)
-    numbers = x.values.T
-    exact = multiplied(numbers, weights)
-    bound = limit_of(lambda: stored_bound(numbers, weights, case.result, declared, exact, of_sums(x, weights)))
-    return share_of(given, exact, bound, case)
+    weights, x = cast_extreme(case, end, arithmetic(backend, case))
+    return share_used(backend, case, x, weights)
 
 
 def cast_extreme(case: FormatCase, end: int, declared: Arithmetic) -> tuple[Stored, Stored]:

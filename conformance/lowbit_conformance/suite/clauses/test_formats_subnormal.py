@@ -89,14 +89,8 @@ def larger_numbers(case: FormatCase) -> F64:
     return LARGER * case.generator().standard_normal((case.vectors, case.rows))
 
 
-@checks("linear.gemv/C2", products)
-def test_gemv_with_subnormal_scales(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """Activations are larger than usual, and results are of usual sizes."""
-    assert_bounded(backend, case, record_property, larger_numbers(case), weights_of(case))
-
-
-@checks("linear.gemm/C2", products)
-def test_gemm_with_subnormal_scales(backend: Remote, case: FormatCase, record_property: Record) -> None:
+@checks(("linear.gemv/C2", "linear.gemm/C2"), products)
+def test_products_with_subnormal_scales(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """Activations are larger than usual, and results are of usual sizes."""
     assert_bounded(backend, case, record_property, larger_numbers(case), weights_of(case))
 

@@ -100,13 +100,7 @@ def test_numbers_of_unusual_matrices(backend: Remote, case: FormatCase) -> None:
     assert_numbers(backend, case, unusual_matrix(case))
 
 
-@checks("linear.gemv/C2", unusual)
-def test_gemv_with_unusual_matrices(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """Scales of 0, zeros beyond the codes and a short last group: the result stays within its bound."""
-    assert_bounded(backend, case, record_property, weights=unusual_matrix(case))
-
-
-@checks("linear.gemm/C2", unusual)
-def test_gemm_with_unusual_matrices(backend: Remote, case: FormatCase, record_property: Record) -> None:
+@checks(("linear.gemv/C2", "linear.gemm/C2"), unusual)
+def test_products_with_unusual_matrices(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """Scales of 0, zeros beyond the codes and a short last group: the result stays within its bound."""
     assert_bounded(backend, case, record_property, weights=unusual_matrix(case))

@@ -11,9 +11,9 @@ import numpy as np
 
 from lowbit.arrays import F32, F64
 from lowbit.quantization import gptq
-from lowbit.quantization.gptq_bounds import factor_bound, hessian_bound, targets_bound
+from lowbit.quantization.gptq_bounds import factor_bound
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.bounded import Record, arithmetic, assert_bounded, limit_of
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_array, assert_equal_values, assert_exact, assert_within, refuses
 from lowbit_conformance.suite.marking import Settings, checks
@@ -120,11 +120,7 @@ def test_hessian_on_the_lattice(backend: Remote, case: LayerCase) -> None:
 @checks("gptq.hessian/C2", random_cases)
 def test_hessian_within_the_bound(backend: Remote, case: LayerCase, record_property: Record) -> None:
     """Inputs of very different channels, correlated or not, stay within the bound."""
-    x = calibration(case)
-    given = run(backend, case, x)
-    exact = gptq.hessian(x)
-    bound = limit_of(lambda: hessian_bound(x, arithmetic(backend, case), exact))
-    record_property("share", assert_within(given, exact, bound))
+    assert_bounded(backend, case, record_property, calibration(case))
 
 
 def mistakes(names: dict[str, object]) -> Callable[[str, Settings], Iterator[LayerCase]]:
@@ -274,11 +270,7 @@ def test_targets_on_the_lattice(backend: Remote, case: LayerCase) -> None:
 @checks("gptq.targets/C2", random_cases)
 def test_targets_within_the_bound(backend: Remote, case: LayerCase, record_property: Record) -> None:
     """Weights and values of a layer with the factor of its own Hessian stay within the bound."""
-    arrays = layer(case)
-    given = run(backend, case, *arrays)
-    exact = gptq.targets(*arrays)
-    bound = limit_of(lambda: targets_bound(*arrays, arithmetic(backend, case), exact))
-    record_property("share", assert_within(given, exact, bound))
+    assert_bounded(backend, case, record_property, *layer(case))
 
 
 @checks("gptq.targets/C3", random_cases)

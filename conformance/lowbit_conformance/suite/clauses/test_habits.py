@@ -7,7 +7,6 @@ The calls are those of the operation's own cases, recorded while their tests run
 be covered.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -84,11 +83,9 @@ def recorded(backend: Remote, operation: str) -> Iterator[Call]:
         own += moved(own, backend.capabilities().operations[operation])
         cases = list(_declared(backend, operation, own))
         for case in spread(cases)[:RECORDED]:
-            wanted = inspect.signature(mark.test).parameters
-            given = {"backend": backend, "case": case, "record_property": _ignore, "model_matrices": {}}
             with backend.recording() as calls:
                 try:
-                    mark.test(**{name: given[name] for name in wanted})
+                    mark.run(backend, case)
                 except (AssertionError, ArgumentError) as error:
                     failure = failure or error
             made += sum(call.result is not None and call.what != "prepare" for call in calls)
@@ -110,10 +107,6 @@ def spread(cases: list[Case]) -> list[Case]:
     """The cases in an order whose beginnings are spread over all of them, so that the first few differ in everything
     in which the cases differ."""
     return [case for _, case in sorted(enumerate(cases), key=lambda pair: pair[0] * GOLDEN % 1)]
-
-
-def _ignore(name: str, value: object) -> None:
-    pass
 
 
 def own_calls(backend: Remote, operation: str, count: int) -> list[Call]:

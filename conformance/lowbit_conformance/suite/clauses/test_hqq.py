@@ -14,7 +14,7 @@ from lowbit.quantization.hqq import Axis, HqqMatrix
 from lowbit.quantization.hqq_numbers import EightBit, Numbers
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.bounded import Record, arithmetic, assert_bounded, limit_of
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_array, assert_equal_values, assert_exact, assert_within, refuses
 from lowbit_conformance.suite.inputs import NON_FINITE
@@ -119,15 +119,10 @@ def assert_codes(backend: Remote, case: BlocksCase) -> None:
     assert_exact("codes", given, hqq_solver.codes(weights, scales, zeros, case.bits))
 
 
+@checks("hqq.codes/C2", blocks("huge"))
 @checks("hqq.codes/C1", blocks("ties", "ties-of-odd-scales", "small", "large"))
 def test_codes_equal_the_reference(backend: Remote, case: BlocksCase) -> None:
-    """Weights on ties, small and large ones give the reference's codes."""
-    assert_codes(backend, case)
-
-
-@checks("hqq.codes/C2", blocks("huge"))
-def test_codes_of_huge_weights(backend: Remote, case: BlocksCase) -> None:
-    """Every other column has tiny scales and every other row huge weights: quotients overflow, and codes clamp."""
+    """Weights on ties, small and large ones, and huge ones whose quotients overflow, give the reference's codes."""
     assert_codes(backend, case)
 
 
@@ -302,9 +297,10 @@ def eight_bit(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
     yield from (case for case in cases if "eight-bit" in (case.scales, case.zeros))
 
 
+@checks("hqq.dequantize/C3", eight_bit)
 @checks("hqq.dequantize/C1", plain)
 def test_dequantize(backend: Remote, case: RealZeroCase) -> None:
-    """Any codes with float32 and float16 scales and zeros give the reference's weights."""
+    """Any codes with float32 and float16 scales and zeros, and with those in 8 bits, give the reference's weights."""
     assert_weights(backend, random_matrix(case)[1])
 
 
@@ -323,12 +319,6 @@ def test_dequantize_finds_the_group(backend: Remote, case: RealZeroCase) -> None
     assert_exact("weights", given, expected)
 
 
-@checks("hqq.dequantize/C3", eight_bit)
-def test_dequantize_eight_bit_numbers(backend: Remote, case: RealZeroCase) -> None:
-    """Scales and zeros in 8 bits, in several groups, give the reference's weights."""
-    assert_weights(backend, random_matrix(case)[1])
-
-
 @checks("hqq.qgemv/C1", matrices("exact", "exact-mixed"))
 def test_qgemv_on_the_lattice(backend: Remote, case: RealZeroCase) -> None:
     """With every partial sum exact, the result equals the reference's, along both axes."""
@@ -340,11 +330,7 @@ def test_qgemv_on_the_lattice(backend: Remote, case: RealZeroCase) -> None:
 @checks("hqq.qgemv/C2", matrices("", "mixed"))
 def test_qgemv_within_the_bound(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
     """Random activations and matrices stay within the bound derived from the declared arithmetic."""
-    x, matrix = random_matrix(case)
-    given = backend.run("hqq.qgemv", x, matrix)
-    exact = hqq.qgemv(x, matrix)
-    bound = limit_of(lambda: hqq.qgemv_bound(x, matrix, arithmetic(backend, case), exact))
-    record_property("share", assert_within(given, exact, bound))
+    assert_bounded(backend, case, record_property, *random_matrix(case))
 
 
 def non_finite(clause: str, settings: Settings) -> Iterator[RealZeroCase]:

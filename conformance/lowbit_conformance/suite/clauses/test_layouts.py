@@ -93,20 +93,10 @@ def places(case: LayoutCase) -> Words:
     return (np.arange(count, dtype=np.uint32) * np.uint32(2654435761)).reshape(case.rows, case.columns)
 
 
+@checks("blocking.apply/C1", every_block)
 @checks("blocking.apply/C1", shapes)
 def test_apply_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
     """Words that are all different lie in the stream where the reference has them, and are left as they were."""
-    assert_applied(backend, case)
-
-
-@checks("blocking.apply/C1", every_block)
-def test_apply_of_every_block(backend: Remote, case: LayoutCase) -> None:
-    """The same for blocks of every width and height."""
-    assert_applied(backend, case)
-
-
-def assert_applied(backend: Remote, case: LayoutCase) -> None:
-    __tracebackhide__ = True
     words = places(case)
     stream = backend.run("blocking.apply", words, case.layout)
     assert_exact("stream", stream, layouts.apply(words, case.layout))
@@ -120,20 +110,10 @@ def test_apply_loses_nothing_and_adds_nothing(backend: Remote, case: LayoutCase)
     assert_exact("sorted stream", np.sort(stream), np.sort(words, axis=None))
 
 
+@checks("blocking.invert/C1", every_block)
 @checks("blocking.invert/C1", shapes)
 def test_invert_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
     """Elements that are all different come to the rows and columns where the reference has them."""
-    assert_inverted(backend, case)
-
-
-@checks("blocking.invert/C1", every_block)
-def test_invert_of_every_block(backend: Remote, case: LayoutCase) -> None:
-    """The same for blocks of every width and height."""
-    assert_inverted(backend, case)
-
-
-def assert_inverted(backend: Remote, case: LayoutCase) -> None:
-    __tracebackhide__ = True
     stream = places(case).reshape(-1)
     words = backend.run("blocking.invert", stream, case.layout)
     assert_exact("words", words, layouts.invert(stream, case.layout))

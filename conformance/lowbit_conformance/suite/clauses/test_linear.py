@@ -70,15 +70,9 @@ def run(backend: Remote, x: F32, matrix: QuantizedMatrix, case: MatrixCase) -> F
     return np.atleast_2d(backend.prepare(matrix).guarded(x, case.vectors))
 
 
-@checks("linear.qgemv/C1", lattice_cases)
-def test_qgemv_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
-    """With every partial sum exact, the result equals the reference's."""
-    assert_lattice(backend, case)
-
-
-@checks("linear.qgemm/C1", lattice_cases)
-def test_qgemm_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
-    """With every partial sum exact, each row of the result equals the reference's."""
+@checks(("linear.qgemv/C1", "linear.qgemm/C1"), lattice_cases)
+def test_products_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
+    """With every partial sum exact, the result equals the reference's, row by row."""
     assert_lattice(backend, case)
 
 
@@ -91,14 +85,8 @@ def model_shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
         yield MatrixCase(clause, "lattice", "large-prompt-dense", 4, *shape, "minimum", "float16", vectors)
 
 
-@checks("linear.qgemv/C1", model_shapes)
-def test_qgemv_of_the_size_of_models(backend: Remote, case: MatrixCase) -> None:
-    """As many rows and columns as layers have: the result equals the reference's."""
-    assert_lattice(backend, case)
-
-
-@checks("linear.qgemm/C1", model_shapes)
-def test_qgemm_of_the_size_of_models(backend: Remote, case: MatrixCase) -> None:
+@checks(("linear.qgemv/C1", "linear.qgemm/C1"), model_shapes)
+def test_products_of_the_size_of_models(backend: Remote, case: MatrixCase) -> None:
     """As many rows and columns as layers have, and as many rows of X as prompts have: the result equals."""
     assert_lattice(backend, case)
 
@@ -110,26 +98,11 @@ def assert_lattice(backend: Remote, case: MatrixCase) -> None:
     assert_equal_values(given, linear.qgemm(x, matrix))
 
 
-@checks("linear.qgemv/C2", random_cases)
-def test_qgemv_within_the_bound(
-    backend: Remote, case: MatrixCase, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
-) -> None:
-    """Random and special inputs stay within the bound derived from the declared arithmetic."""
-    assert_bounded(backend, case, record_property, model_matrices)
-
-
-@checks("linear.qgemm/C2", random_cases)
-def test_qgemm_within_the_bound(
+@checks(("linear.qgemv/C2", "linear.qgemm/C2"), random_cases)
+def test_products_within_the_bound(
     backend: Remote, case: MatrixCase, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
 ) -> None:
     """Random and special inputs stay within the bound derived from the declared arithmetic, row by row."""
-    assert_bounded(backend, case, record_property, model_matrices)
-
-
-def assert_bounded(
-    backend: Remote, case: MatrixCase, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
-) -> None:
-    __tracebackhide__ = True
     x, matrix = inputs.edge(case) if case.tier == "edge" else inputs.random(case)
     if case.tier == "model":
         matrix = model_matrices[case.variant]
@@ -156,20 +129,9 @@ def concurrent_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
         yield replace(case, vectors=3) if clause.startswith("linear.qgemm") else case
 
 
-@checks("linear.qgemv/C3", concurrent_cases)
-def test_qgemv_from_several_threads(backend: Remote, case: MatrixCase) -> None:
+@checks(("linear.qgemv/C3", "linear.qgemm/C3"), concurrent_cases)
+def test_products_from_several_threads(backend: Remote, case: MatrixCase) -> None:
     """Threads that multiply at once, each by its own x, get the bits that each gets alone."""
-    assert_concurrent(backend, case)
-
-
-@checks("linear.qgemm/C3", concurrent_cases)
-def test_qgemm_from_several_threads(backend: Remote, case: MatrixCase) -> None:
-    """Threads that multiply at once, each by its own X, get the bits that each gets alone."""
-    assert_concurrent(backend, case)
-
-
-def assert_concurrent(backend: Remote, case: MatrixCase) -> None:
-    __tracebackhide__ = True
     x, matrix = inputs.random(case)
     prepared = backend.prepare(matrix)
     own = [x * np.float32(factor) for factor in (1, -2, 0.5, 3)]
@@ -312,20 +274,9 @@ def mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
         yield from (replace(case, vectors=vectors) for case in in_use(clause, "edge", variant))
 
 
-@checks("linear.qgemv/H8", mistakes)
-def test_qgemv_refuses(backend: Remote, case: MatrixCase) -> None:
+@checks(("linear.qgemv/H8", "linear.qgemm/H8"), mistakes)
+def test_products_refuse(backend: Remote, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError, and out is left as it was."""
-    assert_refuses(backend, case)
-
-
-@checks("linear.qgemm/H8", mistakes)
-def test_qgemm_refuses(backend: Remote, case: MatrixCase) -> None:
-    """Each mistake raises ArgumentError, and out is left as it was."""
-    assert_refuses(backend, case)
-
-
-def assert_refuses(backend: Remote, case: MatrixCase) -> None:
-    __tracebackhide__ = True
     x, matrix = inputs.random(case)
     out = np.full((len(x), case.columns), 7, np.float32)
     given = MISTAKES[case.variant](x, out) if case.vectors else MISTAKES[case.variant](x[0], out[0])

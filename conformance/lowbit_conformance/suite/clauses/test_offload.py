@@ -66,6 +66,8 @@ RUNS: dict[str, tuple[Sizes, ...]] = {
     "C5": ((8, 2, 4, 2, 2, 4), (8, 4, 1, 6, 2, 3), (4, 4, 2, 3, 1, 3), (6, 1, 2, 3, 2, 3)),
     "C6": ((8, 2, 4, 2, 2, 5), (6, 3, 2, 4, 2, 4)),
 }
+"""For each clause: the cache without guesses; guesses that are right, wrong, resident or without a buffer; no more
+buffers than guesses; more needed experts than slots; both kinds of memory; passes that are abandoned."""
 
 
 def runs(clause: str, settings: Settings) -> Iterator[OffloadCase]:
@@ -104,47 +106,12 @@ def same(mine: object, right: object) -> bool:
     return not any(isinstance(part, np.ndarray) for part in vars(mine).values()) and mine == right
 
 
-def assert_run(backend: Remote, case: OffloadCase) -> None:
-    __tracebackhide__ = True
+@checks((f"offload.trace/{number}" for number in RUNS), runs)
+def test_runs(backend: Remote, case: OffloadCase) -> None:
+    """Runs in which the clause decides: every event is the reference's."""
     requests = requests_of(case)
     given = backend.run("offload.trace", case.arrangement, requests)
     assert_trace(given, offload.trace(case.arrangement, requests))
-
-
-@checks("offload.trace/C1", runs)
-def test_the_cache_alone(backend: Remote, case: OffloadCase) -> None:
-    """Without guesses: hits, loads, evictions of what ran longest ago."""
-    assert_run(backend, case)
-
-
-@checks("offload.trace/C2", runs)
-def test_guesses(backend: Remote, case: OffloadCase) -> None:
-    """Guesses that are right, wrong, resident, or find no buffer."""
-    assert_run(backend, case)
-
-
-@checks("offload.trace/C3", runs)
-def test_buffers_run_out(backend: Remote, case: OffloadCase) -> None:
-    """No more buffers than guesses: loads take buffers from guesses, or let them go first."""
-    assert_run(backend, case)
-
-
-@checks("offload.trace/C4", runs)
-def test_a_prompt_streams_through(backend: Remote, case: OffloadCase) -> None:
-    """More needed experts than slots."""
-    assert_run(backend, case)
-
-
-@checks("offload.trace/C5", runs)
-def test_where_experts_begin_and_go(backend: Remote, case: OffloadCase) -> None:
-    """The places on the host, under both kinds of memory."""
-    assert_run(backend, case)
-
-
-@checks("offload.trace/C6", runs)
-def test_passes_that_end_early(backend: Remote, case: OffloadCase) -> None:
-    """Guesses of a pass that was abandoned."""
-    assert_run(backend, case)
 
 
 CLOCKS = (8, 15, 16)

@@ -3,8 +3,9 @@
 The inputs are those of `test_sizes`, where one size at a time goes through more values.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from lowbit.attention.pooling import Method
 from lowbit.kernels import layouts
@@ -23,7 +24,7 @@ from lowbit_conformance.suite.clauses.test_layouts import LayoutCase, places
 from lowbit_conformance.suite.clauses.test_pooling import HeadsCase
 from lowbit_conformance.suite.clauses.test_rope import RopeCase
 from lowbit_conformance.suite.compare import assert_exact
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Settings, call, checks
 from lowbit_conformance.suite.pairs import EVERY_PAIR, PRIME, SIZES, Pairs
 from lowbit_conformance.suite.routing_cases import RoutingCase
 
@@ -34,12 +35,6 @@ NEW = ("exhaustive", EVERY_PAIR)
 # **Heads.**
 
 SCORES = Pairs(lambda clause, *sizes: ScoresCase(clause, *NEW, *sizes), [SIZES, SIZES])
-
-
-@checks("attention.softmax/C2", SCORES.cases)
-def test_softmax(backend: Remote, case: ScoresCase, record_property: Record) -> None:
-    """Plain scores stay within the bound."""
-    SCORES.each(case, record_property, lambda each, own: test_sizes.test_softmax_of_every_size(backend, each, own))
 
 
 MOST_ROWS = 64
@@ -92,23 +87,11 @@ def test_prompts_of_narrow_heads(backend: Remote, case: AttendCase, record_prope
     NARROW.each(case, record_property, lambda each, own: test_sizes.test_heads_of_every_size(backend, each, own))
 
 
-@checks("attention.attend/C3", HEADS.cases)
-def test_heads(backend: Remote, case: AttendCase, record_property: Record) -> None:
-    """Random queries, keys and values stay within the chained bound."""
-    HEADS.each(case, record_property, lambda each, own: test_sizes.test_heads_of_every_size(backend, each, own))
-
-
 def turned(clause: str, head_dim: int, heads: int, tokens: int, pairing: int) -> RopeCase:
     return RopeCase(clause, "exhaustive", test_rope.PAIRINGS[pairing], tokens, heads, 2 * head_dim)
 
 
 TURNS = Pairs(turned, [SIZES, SIZES[:19], SIZES[:19], range(4)])
-
-
-@checks("rope.rotate/C1", TURNS.cases)
-def test_turns(backend: Remote, case: RopeCase, record_property: Record) -> None:
-    """Integers turned by quarters give equal integers."""
-    TURNS.each(case, record_property, lambda each, own: test_sizes.test_turns_of_every_size(backend, each))
 
 
 def pooled(method: Method) -> Pairs[HeadsCase]:
@@ -121,33 +104,9 @@ def pooled(method: Method) -> Pairs[HeadsCase]:
 MEANS, FIRSTS = pooled("mean"), pooled("first")
 
 
-@checks("pooling.pool/C1", MEANS.cases)
-def test_means(backend: Remote, case: HeadsCase, record_property: Record) -> None:
-    """Heads of very different size give the reference's mean."""
-    MEANS.each(case, record_property, lambda each, own: test_pooling.assert_pooled(backend, each))
-
-
-@checks("pooling.pool/C2", FIRSTS.cases)
-def test_firsts(backend: Remote, case: HeadsCase, record_property: Record) -> None:
-    """The first head of each group comes out as it is."""
-    FIRSTS.each(case, record_property, lambda each, own: test_pooling.assert_pooled(backend, each))
-
-
 # **Norms and gates.**
 
 TOKENS = Pairs(lambda clause, *sizes: RowsCase(clause, *NEW, *sizes), [SIZES, SIZES])
-
-
-@checks("blocks.rms_norm/C2", TOKENS.cases)
-def test_norms(backend: Remote, case: RowsCase, record_property: Record) -> None:
-    """Small integers, whose squares have an exact sum, leave a few roundings."""
-    TOKENS.each(case, record_property, lambda each, own: test_sizes.test_norms_of_every_size(backend, each, own))
-
-
-@checks("blocks.swiglu/C1", TOKENS.cases)
-def test_gated_rows(backend: Remote, case: RowsCase, record_property: Record) -> None:
-    """Where silu is the identity or zero, the result is equal."""
-    TOKENS.each(case, record_property, lambda each, own: test_sizes.test_gated_rows_of_every_size(backend, each))
 
 
 # **Layers of routing.**
@@ -180,51 +139,40 @@ LAYERS = layers(
 )
 
 
-@checks("routing.gate/C1", GATES.cases)
-def test_gates(backend: Remote, case: RoutingCase, record_property: Record) -> None:
-    """Small integers give equal logits."""
-    GATES.each(case, record_property, lambda each, own: test_sizes.test_gates_of_every_size(backend, each))
-
-
-@checks("routing.top_k/C1", CHOICES.cases)
-def test_choices(backend: Remote, case: RoutingCase, record_property: Record) -> None:
-    """Random scores, some of them equal, give the reference's experts."""
-    CHOICES.each(case, record_property, lambda each, own: test_sizes.test_choices_of_every_size(backend, each))
-
-
-@checks("routing.weights/C1", CHOICES.cases)
-def test_weights(backend: Remote, case: RoutingCase, record_property: Record) -> None:
-    """The softmax of the chosen logits stays within the bound."""
-    CHOICES.each(case, record_property, lambda each, own: test_sizes.test_weights_of_every_size(backend, each, own))
-
-
-@checks("routing.expert/C1", EXPERTS.cases)
-def test_experts(backend: Remote, case: RoutingCase, record_property: Record) -> None:
-    """Where silu is the identity or zero, the result is equal."""
-    EXPERTS.each(case, record_property, lambda each, own: test_sizes.test_experts_of_every_size(backend, each))
-
-
-@checks("routing.sparse/C1", LAYERS.cases)
-def test_layers(backend: Remote, case: RoutingCase, record_property: Record) -> None:
-    """Exact experts with weights of 1/4, 1/2 and 1 give an equal sum."""
-    LAYERS.each(case, record_property, lambda each, own: test_sizes.test_layers_of_every_size(backend, each))
-
-
 # **Parts of GPTQ, and blocks of HQQ.**
 
 LAYER = Pairs(lambda clause, *sizes: LayerCase(clause, *NEW, *sizes), [SIZES, SIZES])
 
 
-@checks("gptq.hessian/C1", LAYER.cases)
-def test_hessians(backend: Remote, case: LayerCase, record_property: Record) -> None:
-    """Small integers have an exact Hessian."""
-    LAYER.each(case, record_property, lambda each, own: test_sizes.test_hessians_of_every_size(backend, each))
+EVERY: Mapping[str, tuple[Pairs[Any], Callable[..., None]]] = {
+    "attention.softmax/C2": (SCORES, test_sizes.test_softmax_of_every_size),
+    "attention.attend/C3": (HEADS, test_sizes.test_heads_of_every_size),
+    "rope.rotate/C1": (TURNS, test_sizes.test_turns_of_every_size),
+    "pooling.pool/C1": (MEANS, test_pooling.assert_pooled),
+    "pooling.pool/C2": (FIRSTS, test_pooling.assert_pooled),
+    "blocks.rms_norm/C2": (TOKENS, test_sizes.test_norms_of_every_size),
+    "blocks.swiglu/C1": (TOKENS, test_sizes.test_gated_rows_of_every_size),
+    "blocks.geglu/C1": (TOKENS, test_sizes.test_gated_rows_of_every_size),
+    "routing.gate/C1": (GATES, test_sizes.test_gates_of_every_size),
+    "routing.top_k/C1": (CHOICES, test_sizes.test_choices_of_every_size),
+    "routing.weights/C1": (CHOICES, test_sizes.test_weights_of_every_size),
+    "routing.expert/C1": (EXPERTS, test_sizes.test_experts_of_every_size),
+    "routing.sparse/C1": (LAYERS, test_sizes.test_layers_of_every_size),
+    "gptq.hessian/C1": (LAYER, test_sizes.test_hessians_of_every_size),
+    "gptq.targets/C1": (LAYER, test_sizes.test_targets_of_every_size),
+}
+"""For each clause its cases, and the test of one size at a time that is run on each of their calls."""
 
 
-@checks("gptq.targets/C1", LAYER.cases)
-def test_targets(backend: Remote, case: LayerCase, record_property: Record) -> None:
-    """Integers, quarters and a factor with powers of two on its diagonal have exact targets."""
-    LAYER.each(case, record_property, lambda each, own: test_sizes.test_targets_of_every_size(backend, each))
+def every_case(clause: str, settings: Settings) -> Iterator[Case]:
+    return EVERY[clause][0].cases(clause, settings)
+
+
+@checks(EVERY, every_case)
+def test_every_pair(backend: Remote, case: Case, record_property: Record) -> None:
+    """The same as for one size at a time."""
+    pairs, test = EVERY[case.clause]
+    pairs.each(case, record_property, lambda each, own: call(test, backend=backend, case=each, record_property=own))
 
 
 def of_bits() -> dict[int, Pairs[BlocksCase]]:

@@ -12,14 +12,13 @@ from math import lcm
 
 import numpy as np
 
-from lowbit.quantization import affine, hqq, packing
+from lowbit.quantization import hqq, packing
 from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, Convention
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite import inputs
 from lowbit_conformance.suite.bounded import Record
 from lowbit_conformance.suite.cases import MatrixCase
-from lowbit_conformance.suite.clauses import test_affine, test_hqq, test_integer, test_linear, test_packing
+from lowbit_conformance.suite.clauses import test_hqq, test_integer, test_linear, test_sizes
 from lowbit_conformance.suite.clauses.test_hqq import STORED, RealZeroCase
 from lowbit_conformance.suite.compare import assert_equal_values, assert_exact
 from lowbit_conformance.suite.integer_cases import IntegerCase, lattice, of
@@ -44,26 +43,16 @@ def heights(case: MatrixCase) -> Iterator[MatrixCase]:
     yield from (replace(case, rows=units * CODES_PER_UNIT[case.bits]) for units in (*SIZES, 256))
 
 
-def _packed(backend: Remote, case: MatrixCase) -> None:
-    codes = test_packing.random_codes(case)
-    assert_exact("words", backend.run("packing.pack", codes, case.bits), packing.pack(codes, case.bits))
-
-
-def _unpacked(backend: Remote, case: MatrixCase) -> None:
-    words = case.generator().integers(0, 2**32, (case.rows * case.bits // 32, case.columns), dtype=np.uint32)
-    assert_exact("codes", backend.run("packing.unpack", words, case.bits), packing.unpack(words, case.bits))
-
-
 @checks("packing.pack/C2", packed)
 def test_packed(backend: Remote, case: MatrixCase, record_property: Record) -> None:
     """Random codes give the reference's words."""
-    each_of(heights(case), record_property, lambda each, own: _packed(backend, each))
+    each_of(heights(case), record_property, lambda each, own: test_sizes.test_pack_every_width(backend, each))
 
 
 @checks("packing.unpack/C1", packed)
 def test_unpacked(backend: Remote, case: MatrixCase, record_property: Record) -> None:
     """Random words give the reference's codes."""
-    each_of(heights(case), record_property, lambda each, own: _unpacked(backend, each))
+    each_of(heights(case), record_property, lambda each, own: test_sizes.test_unpack_every_width(backend, each))
 
 
 SAME_CODES = ("no-codes", "top-codes", "codes-of-1")
@@ -144,44 +133,21 @@ def parts(case: MatrixCase) -> Iterator[MatrixCase]:
     yield from [case] if "square" in case.variant or "tall" in case.variant else widths(case)
 
 
-def _quantized(backend: Remote, case: MatrixCase) -> None:
-    weights = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
-    given = test_affine.quantize(backend, weights, case)
-    test_affine.assert_same_matrix(given, test_affine.expected(weights, case), weights)
-
-
 @checks("affine.quantize/C1", both)
 def test_quantised(backend: Remote, case: MatrixCase, record_property: Record) -> None:
     """Normal weights give the reference's scales, zeros and codes."""
-    each_of(parts(case), record_property, lambda each, own: _quantized(backend, each))
+    each_of(parts(case), record_property, lambda each, own: test_sizes.test_quantize_every_width(backend, each))
 
 
-def _dequantized(backend: Remote, case: MatrixCase) -> None:
-    matrix = inputs.random(case)[1]
-    assert_exact("weights", backend.run("affine.dequantize", matrix), affine.dequantize(matrix))
+@checks(("affine.dequantize/C1", "affine.dequantize/C2"), both)
+def test_dequantised(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """Random codes, scales and zeros give the reference's weights."""
+    each_of(parts(case), record_property, lambda each, own: test_sizes.test_dequantize_of_every_width(backend, each))
 
 
-@checks("affine.dequantize/C1", both)
-def test_dequantised_with_minima(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """Random codes, scales and minima give the reference's weights."""
-    each_of(parts(case), record_property, lambda each, own: _dequantized(backend, each))
-
-
-@checks("affine.dequantize/C2", both)
-def test_dequantised_with_zero_points(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """Random codes, scales and zero-points give the reference's weights."""
-    each_of(parts(case), record_property, lambda each, own: _dequantized(backend, each))
-
-
-@checks("linear.qgemv/C1", both)
-def test_vectors(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """On the lattice the result equals the reference's."""
-    each_of(parts(case), record_property, lambda each, own: test_linear.assert_lattice(backend, each))
-
-
-@checks("linear.qgemm/C1", both)
+@checks(("linear.qgemv/C1", "linear.qgemm/C1"), both)
 def test_products(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """The same for every number of rows of X."""
+    """On the lattice the result equals the reference's, for every number of rows of X."""
     each_of(parts(case), record_property, lambda each, own: test_linear.assert_lattice(backend, each))
 
 

@@ -97,15 +97,10 @@ def assert_pooled(backend: Remote, case: HeadsCase) -> None:
     assert_exact("pooled", pooled, pooling.pool(weights, case.heads, case.groups, method=case.method))
 
 
-@checks("pooling.pool/C1", shapes("mean"))
-def test_mean(backend: Remote, case: HeadsCase) -> None:
-    """Heads of very different size, of nearly opposite sign, subnormal and equal ones give the reference's mean."""
-    assert_pooled(backend, case)
-
-
 @checks("pooling.pool/C2", shapes("first"))
-def test_first(backend: Remote, case: HeadsCase) -> None:
-    """The first head of each group comes out as it is."""
+@checks("pooling.pool/C1", shapes("mean"))
+def test_pooled_heads(backend: Remote, case: HeadsCase) -> None:
+    """Heads of very different size, of nearly opposite sign, subnormal and equal ones: their mean, or the first."""
     assert_pooled(backend, case)
 
 

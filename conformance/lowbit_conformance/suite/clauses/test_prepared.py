@@ -27,6 +27,9 @@ Numbers = F32 | Blocks
 VECTORS = 6
 
 
+CLAUSES = ("linear.qgemv/C3", "linear.qgemm/C3", "linear.qgemm_bfp/C3")
+
+
 def cases(variant: str, clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """A small and a deeper shape for each width, and the groups in use."""
     found = []
@@ -110,8 +113,15 @@ def assert_result(given: F32, x: Numbers, matrix: QuantizedMatrix, what: str) ->
 # One matrix, and activations that are written where the last ones were.
 
 
-def assert_decodes(backend: Remote, case: MatrixCase) -> None:
-    __tracebackhide__ = True
+def first_rows(x: Numbers, count: int) -> Numbers:
+    if isinstance(x, Blocks):
+        return Blocks(x.mantissas[:count].copy(), x.exponents[:count].copy(), x.format)
+    return x[:count].copy()
+
+
+@checks(CLAUSES, lambda clause, settings: cases("decoding", clause, settings))
+def test_a_decoding_loop(backend: Remote, case: MatrixCase) -> None:
+    """Activations that differ in one element or in their order, in one array, by two matrices in turns: all exact."""
     activations, matrix = drawn(case)
     _, other = drawn(replace(case, seed=case.seed + 1))
     prepared, beside = backend.prepare(matrix), backend.prepare(other)
@@ -128,35 +138,12 @@ def assert_decodes(backend: Remote, case: MatrixCase) -> None:
         assert_result(given, x, matrix, "another number of rows had been multiplied before")
 
 
-def first_rows(x: Numbers, count: int) -> Numbers:
-    if isinstance(x, Blocks):
-        return Blocks(x.mantissas[:count].copy(), x.exponents[:count].copy(), x.format)
-    return x[:count].copy()
-
-
-@checks("linear.qgemv/C3", lambda clause, settings: cases("decoding", clause, settings))
-def test_qgemv_of_a_decoding_loop(backend: Remote, case: MatrixCase) -> None:
-    """Activations that differ in one element or in their order, in one array, by two matrices in turns: all exact."""
-    assert_decodes(backend, case)
-
-
-@checks("linear.qgemm/C3", lambda clause, settings: cases("decoding", clause, settings))
-def test_qgemm_of_a_decoding_loop(backend: Remote, case: MatrixCase) -> None:
-    """The same for several rows, and then for more and fewer of them at one address."""
-    assert_decodes(backend, case)
-
-
-@checks("linear.qgemm_bfp/C3", lambda clause, settings: cases("decoding", clause, settings))
-def test_integer_product_of_a_decoding_loop(backend: Remote, case: IntegerCase) -> None:
-    """The same for blocks of integers."""
-    assert_decodes(backend, case)
-
-
 # Matrices that take each other's places.
 
 
-def assert_takes_places(backend: Remote, case: MatrixCase) -> None:
-    __tracebackhide__ = True
+@checks(CLAUSES, lambda clause, settings: cases("replaced", clause, settings))
+def test_matrices_in_one_place(backend: Remote, case: MatrixCase) -> None:
+    """Matrices that differ in a word, a scale or a zero, each where a released one was, or from the same arrays."""
     activations, first = drawn(case)
     matrices = [first, *other_matrices(case, first), first]
     x = activations[0]
@@ -177,24 +164,6 @@ def assert_takes_places(backend: Remote, case: MatrixCase) -> None:
             assert_product(prepared, x, matrix, "other matrices had been released")
 
 
-@checks("linear.qgemv/C3", lambda clause, settings: cases("replaced", clause, settings))
-def test_qgemv_of_matrices_in_one_place(backend: Remote, case: MatrixCase) -> None:
-    """Matrices that differ in a word, a scale or a zero, each where a released one was, or from the same arrays."""
-    assert_takes_places(backend, case)
-
-
-@checks("linear.qgemm/C3", lambda clause, settings: cases("replaced", clause, settings))
-def test_qgemm_of_matrices_in_one_place(backend: Remote, case: MatrixCase) -> None:
-    """The same for several rows."""
-    assert_takes_places(backend, case)
-
-
-@checks("linear.qgemm_bfp/C3", lambda clause, settings: cases("replaced", clause, settings))
-def test_integer_product_of_matrices_in_one_place(backend: Remote, case: IntegerCase) -> None:
-    """The same for blocks of integers."""
-    assert_takes_places(backend, case)
-
-
 # First calls at once.
 
 FRESH = 6  # matrices, since what is raced for is there after the first call
@@ -209,8 +178,9 @@ def fresh_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
             yield replace(case, vectors=3 if clause.startswith("linear.qgemm/") else 0)
 
 
-def assert_first_calls(backend: Remote, case: MatrixCase) -> None:
-    __tracebackhide__ = True
+@checks(CLAUSES, fresh_cases)
+def test_first_calls_at_once(backend: Remote, case: MatrixCase) -> None:
+    """Four threads make the first calls to a matrix at once, to one matrix after another: all exact."""
     activations, matrix = drawn(case)
     what = case.operation.partition(".")[2]
     for _ in range(FRESH):
@@ -219,21 +189,3 @@ def assert_first_calls(backend: Remote, case: MatrixCase) -> None:
         for x, results in zip(activations, backend.together(calls, 2), strict=False):
             for given in results:
                 assert_result(np.atleast_2d(given), x, matrix, "beside the first calls of other threads")
-
-
-@checks("linear.qgemv/C3", fresh_cases)
-def test_first_calls_of_qgemv_at_once(backend: Remote, case: MatrixCase) -> None:
-    """Four threads make the first calls to a matrix at once, to one matrix after another: all exact."""
-    assert_first_calls(backend, case)
-
-
-@checks("linear.qgemm/C3", fresh_cases)
-def test_first_calls_of_qgemm_at_once(backend: Remote, case: MatrixCase) -> None:
-    """The same for several rows."""
-    assert_first_calls(backend, case)
-
-
-@checks("linear.qgemm_bfp/C3", fresh_cases)
-def test_first_integer_products_at_once(backend: Remote, case: IntegerCase) -> None:
-    """The same for blocks of integers."""
-    assert_first_calls(backend, case)

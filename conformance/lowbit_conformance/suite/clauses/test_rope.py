@@ -82,49 +82,21 @@ def quarter_turns(case: RopeCase) -> tuple[F32, Rotation]:
     return x.astype(np.float32), Rotation(layout, cos, layout.sign * sin)
 
 
+@checks("rope.rotate/C1", model_shapes)
 @checks("rope.rotate/C1", shapes)
 def test_quarter_turns_are_exact(backend: Remote, case: RopeCase) -> None:
     """Integers turned by quarters give equal integers: every wrong partner and every wrong sign shows."""
-    assert_quarter_turns(backend, case)
-
-
-@checks("rope.rotate/C1", model_shapes)
-def test_quarter_turns_of_the_size_of_models(backend: Remote, case: RopeCase) -> None:
-    """The same for as many tokens, heads and channels as models have."""
-    assert_quarter_turns(backend, case)
-
-
-def assert_quarter_turns(backend: Remote, case: RopeCase) -> None:
-    __tracebackhide__ = True
     x, turn = quarter_turns(case)
     given = run_bounded(backend, case, x.shape, x, turn)
     assert_equal_values(given, rope.rotate_heads(x, turn))
 
 
+@checks("rope.rotate/C2", model_shapes)
 @checks("rope.rotate/C2", shapes)
 def test_turns_within_the_bound(backend: Remote, case: RopeCase, record_property: Record) -> None:
-    """Random heads at random positions stay within the bound of two terms."""
-    assert_turns(backend, case, record_property)
-
-
-@checks("rope.rotate/C2", model_shapes)
-def test_turns_of_the_size_of_models(backend: Remote, case: RopeCase, record_property: Record) -> None:
-    """The same for as many tokens, heads and channels as models have, and at positions past 2^16 and 2^24."""
-    assert_turns(backend, case, record_property)
-
-
-def assert_turns(backend: Remote, case: RopeCase, record_property: Record) -> None:
-    __tracebackhide__ = True
+    """Random heads at random positions, also past 2^16 and 2^24, stay within the bound of two terms."""
     x, turn = inputs(case)
-    assert_bounded(
-        backend,
-        case,
-        record_property,
-        lambda: rope.rotate_heads(x, turn),
-        lambda declared, exact: rope.rotate_bound(x, turn, declared, exact),
-        x,
-        turn,
-    )
+    assert_bounded(backend, case, record_property, x, turn)
 
 
 @checks("rope.rotate/C3", shapes)

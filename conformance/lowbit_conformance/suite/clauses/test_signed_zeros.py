@@ -129,20 +129,9 @@ def zeros_of_heads(case: HeadsCase) -> F32:
     return np.ascontiguousarray(weights.reshape(case.rows, -1))
 
 
-@checks("pooling.pool/C1", heads)
-def test_a_mean_of_zeros(backend: Remote, case: HeadsCase) -> None:
-    """Heads of −0 have a mean of −0; zeros of both signs, and heads that cancel, one of +0."""
-    assert_means(backend, case)
-
-
-@checks("pooling.pool/C3", heads)
-def test_equal_heads_of_zeros(backend: Remote, case: HeadsCase) -> None:
-    """Heads of −0 come back as they are."""
-    assert_means(backend, case)
-
-
-def assert_means(backend: Remote, case: HeadsCase) -> None:
-    __tracebackhide__ = True
+@checks(("pooling.pool/C1", "pooling.pool/C3"), heads)
+def test_pooled_zeros(backend: Remote, case: HeadsCase) -> None:
+    """Heads of −0 have a mean of −0 and come back as they are; zeros of both signs, and heads that cancel, give +0."""
     weights = zeros_of_heads(case)
     given = pooled(backend, case, weights)
     members = weights.reshape(case.rows, case.groups, -1, case.head_dim)

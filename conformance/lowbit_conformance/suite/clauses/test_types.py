@@ -11,16 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F64, Array
+from lowbit.arrays import F64
 from lowbit.attention import rope
-from lowbit.attention.bounds import attend_bound, softmax_bound
-from lowbit.contract.rounding import Arithmetic, Bound
-from lowbit.model.bounds import rms_norm_bound, swiglu_bound
+from lowbit.contract.rounding import Bound
 from lowbit.moe import routing
-from lowbit.moe.bounds import expert_bound, gate_bound, sparse_bound, weights_bound
 from lowbit.numbers.floats import FLOATS, Name, rounded
 from lowbit.operations import OPERATIONS
 from lowbit.tensor_formats.stored import FORMATS
+from lowbit_conformance.bounds import bound_of
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.suite.cases import Case
@@ -93,7 +91,7 @@ def norm(case: TypedCase, rng: Random, exact: bool) -> Arguments:
 
 
 def gates(case: TypedCase, rng: Random, exact: bool) -> Arguments:
-    """On the lattice gates are so large that silu is the identity or 0."""
+    """On the lattice gates are so large that the activation is the identity or 0."""
     if not exact:
         return tuple(rng.normal(size=(2, *case.sizes)) * np.array([[[3.0]], [[1.0]]]))
     gate = np.where(rng.random(case.sizes) < 0.6, rng.integers(40, 61, case.sizes), -768 * rng.integers(1, 4))
@@ -196,6 +194,7 @@ def ranked(case: TypedCase, rng: Random, exact: bool) -> Arguments:
 MAKERS: Mapping[str, Callable[[TypedCase, Random, bool], Arguments]] = {
     "blocks.rms_norm": norm,
     "blocks.swiglu": gates,
+    "blocks.geglu": gates,
     "rope.rotate": heads,
     "attention.softmax": scores,
     "attention.attend": tokens,
@@ -217,25 +216,7 @@ def arguments_of(case: TypedCase) -> Arguments:
     )
 
 
-def attention_bound(
-    queries: Array, keys: Array, values: Array, window: int | None, declared: Arithmetic, exact: F64
-) -> Bound:
-    return attend_bound(queries, keys, values, declared, exact, window)
-
-
-BOUNDS: Mapping[str, Callable[..., Bound]] = {
-    "blocks.rms_norm": rms_norm_bound,
-    "blocks.swiglu": swiglu_bound,
-    "rope.rotate": rope.rotate_bound,
-    "attention.softmax": softmax_bound,
-    "attention.attend": attention_bound,
-    "routing.gate": gate_bound,
-    "routing.weights": weights_bound,
-    "routing.expert": expert_bound,
-    "routing.sparse": sparse_bound,
-}
-"""Each takes the arguments of a call, what a backend declares, and the exact result."""
-
+Shapes = tuple[tuple[int, ...], ...]
 
 # **Shapes**: small, ragged, and as models have them.
 
@@ -248,10 +229,43 @@ LAYERS = ((1, 1, 1, 1, 1), (3, 33, 8, 4, 2), (5, 24, 40, 6, 4))
 CHOSEN = ((1, 1, 1), (3, 8, 2), (2, 60, 4), (5, 128, 8))
 
 
-def typed(tier: str, shapes: tuple[tuple[int, ...], ...], choices: tuple[str, ...] = ("",)) -> Generator:
-    """Each shape in both types, choices taking turns."""
+PAIRINGS = ("half-split", "interleaved")
+HEADS = ((1, 1, 2), (3, 2, 6), (5, 3, 16), (2, 9, 64))
+NONE = ("",)
+LATTICE: Mapping[str, tuple[Shapes, tuple[str, ...]]] = {
+    "blocks.rms_norm/C1": (POWERS, NONE),
+    "blocks.swiglu/C1": (ROWS, NONE),
+    "blocks.geglu/C1": (ROWS, NONE),
+    "rope.rotate/C1": (HEADS, PAIRINGS),
+    "attention.softmax/C1": (ROWS, NONE),
+    "attention.attend/C2": (ATTENTION, NONE),
+    "routing.gate/C1": (GATES, ("logits",)),
+    "routing.weights/C3": (CHOSEN, ("after", "before")),
+    "routing.expert/C1": (EXPERTS, NONE),
+    "routing.sparse/C1": (LAYERS, NONE),
+}
+RANDOM: Mapping[str, tuple[Shapes, tuple[str, ...]]] = {
+    "blocks.rms_norm/C3": (ROWS, NONE),
+    "blocks.swiglu/C2": (ROWS, NONE),
+    "blocks.geglu/C2": (ROWS, NONE),
+    "rope.rotate/C2": (HEADS, PAIRINGS),
+    "attention.softmax/C2": (ROWS, NONE),
+    "attention.attend/C3": (ATTENTION, NONE),
+    "routing.gate/C2": (GATES, ("logits",)),
+    "routing.gate/C3": (GATES, ("probabilities",)),
+    "routing.weights/C1": (CHOSEN, ("after",)),
+    "routing.weights/C2": (CHOSEN, ("before",)),
+    "routing.expert/C2": (EXPERTS, NONE),
+    "routing.sparse/C2": (LAYERS, NONE),
+}
+"""For each clause the shapes of its cases, and the choices that they take in turns."""
+
+
+def typed(tier: str, table: Mapping[str, tuple[Shapes, tuple[str, ...]]]) -> Generator:
+    """Each shape of a clause in both types."""
 
     def generator(clause: str, settings: Settings) -> Iterator[TypedCase]:
+        shapes, choices = table[clause]
         for inputs in INPUTS:
             for turn, sizes in enumerate(shapes):
                 yield TypedCase(clause, tier, "", inputs, sizes, choices[turn % len(choices)])
@@ -259,9 +273,9 @@ def typed(tier: str, shapes: tuple[tuple[int, ...], ...], choices: tuple[str, ..
     return generator
 
 
-def assert_lattice(backend: Remote, case: TypedCase) -> None:
+@checks(LATTICE, typed("lattice", LATTICE))
+def test_on_the_lattice(backend: Remote, case: TypedCase) -> None:
     """The result is exact, in the type of the inputs; zeros may have either sign."""
-    __tracebackhide__ = True
     arguments, kind = arguments_of(case), FLOATS[case.inputs].dtype
     given = backend.run(case.operation, *arguments)
     exact = OPERATIONS[case.operation].compute(*arguments)
@@ -274,12 +288,13 @@ def assert_lattice(backend: Remote, case: TypedCase) -> None:
     )
 
 
-def assert_bounded(backend: Remote, case: TypedCase, record_property: Record) -> None:
-    __tracebackhide__ = True
+@checks(RANDOM, typed("random", RANDOM))
+def test_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
+    """Random inputs stay within the bound, which has the declared types and accumulator."""
     arguments, declared = arguments_of(case), arithmetic(backend, case)
     given = backend.run(case.operation, *arguments)
     exact: F64 = OPERATIONS[case.operation].compute(*arguments)
-    bound = limit_of(lambda: BOUNDS[case.operation](*arguments, declared, exact))
+    bound = limit_of(lambda: bound_of(case.operation, arguments, declared, exact))
     record_property("share", assert_within(*judged(given, exact, bound), FLOATS[case.inputs].dtype))
 
 
@@ -291,137 +306,12 @@ def judged(given: Any, exact: F64, bound: Bound) -> tuple[Any, F64, Bound]:
     return np.where(sure, given, given.dtype.type(0)), np.where(sure, exact, 0), bound
 
 
-PAIRINGS = ("half-split", "interleaved")
-HEADS = ((1, 1, 2), (3, 2, 6), (5, 3, 16), (2, 9, 64))
-SOFTMAXES = ("after", "before")
-
-
-@checks("blocks.rms_norm/C1", typed("lattice", POWERS))
-def test_norm_on_the_lattice(backend: Remote, case: TypedCase) -> None:
-    """Rows whose root is 2 or 4 are equal."""
-    assert_lattice(backend, case)
-
-
-@checks("blocks.rms_norm/C3", typed("random", ROWS))
-def test_norm_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
-    """Random rows stay within the bound, which has the squares summed in the declared accumulator."""
-    assert_bounded(backend, case, record_property)
-
-
-@checks("blocks.swiglu/C1", typed("lattice", ROWS))
-def test_swiglu_on_the_lattice(backend: Remote, case: TypedCase) -> None:
-    """Where silu is the identity or zero, the result is equal."""
-    assert_lattice(backend, case)
-
-
-@checks("blocks.swiglu/C2", typed("random", ROWS))
-def test_swiglu_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
-    """Random gates stay within the bound."""
-    assert_bounded(backend, case, record_property)
-
-
-@checks("rope.rotate/C1", typed("lattice", HEADS, PAIRINGS))
-def test_quarter_turns(backend: Remote, case: TypedCase) -> None:
-    """Rotations of integers by quarters are equal."""
-    assert_lattice(backend, case)
-
-
-@checks("rope.rotate/C2", typed("random", HEADS, PAIRINGS))
-def test_turns_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
-    """Random heads at random positions stay within the bound."""
-    assert_bounded(backend, case, record_property)
-
-
-@checks("attention.softmax/C1", typed("lattice", ROWS))
-def test_one_score_takes_all(backend: Remote, case: TypedCase) -> None:
-    """One score far above the others has a probability of exactly 1."""
-    assert_lattice(backend, case)
-
-
-@checks("attention.softmax/C2", typed("random", ROWS))
-def test_probabilities_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
-    """Random rows stay within the bound."""
-    assert_bounded(backend, case, record_property)
-
-
-@checks("attention.attend/C2", typed("lattice", ATTENTION))
-def test_one_token_is_read(backend: Remote, case: TypedCase) -> None:
-    """The value of the token that each head favours comes back to the bit."""
-    assert_lattice(backend, case)
-
-
-@checks("attention.attend/C3", typed("random", ATTENTION))
-def test_attention_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
-    """Random queries, keys and values stay within the chained bound."""
-    assert_bounded(backend, case, record_property)
-
-
-@checks("routing.gate/C1", typed("lattice", GATES, ("logits",)))
-def test_gate_on_the_lattice(backend: Remote, case: TypedCase) -> None:
-    """Small integers give equal logits."""
-    assert_lattice(backend, case)
-
-
-@checks("routing.gate/C2", typed("random", GATES, ("logits",)))
-def test_logits_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
-    """Random logits stay within the bound of a plain sum."""
-    assert_bounded(backend, case, record_property)
-
-
-@checks("routing.gate/C3", typed("random", GATES, ("probabilities",)))
-def test_scores_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
-    """Random probabilities of experts stay within the bound."""
-    assert_bounded(backend, case, record_property)
-
-
-@checks("routing.top_k/C2", typed("edge", CHOSEN))
+@checks("routing.top_k/C2", typed("edge", {"routing.top_k/C2": (CHOSEN, NONE)}))
 def test_neighbours_and_ties(backend: Remote, case: TypedCase) -> None:
     """Scores that are neighbours in the type, many of them equal: by score, then by id."""
     arguments = arguments_of(case)
     given = backend.run(case.operation, *arguments)
     assert_exact("chosen", given, routing.top_k(*arguments))
-
-
-@checks("routing.weights/C1", typed("random", CHOSEN, ("after",)))
-def test_weights_of_logits(backend: Remote, case: TypedCase, record_property: Record) -> None:
-    """Softmax over the chosen logits, within its bound."""
-    assert_bounded(backend, case, record_property)
-
-
-@checks("routing.weights/C2", typed("random", CHOSEN, ("before",)))
-def test_weights_of_probabilities(backend: Remote, case: TypedCase, record_property: Record) -> None:
-    """Chosen probabilities over their sum, within its bound."""
-    assert_bounded(backend, case, record_property)
-
-
-@checks("routing.weights/C3", typed("lattice", CHOSEN, SOFTMAXES))
-def test_equal_scores_share_equally(backend: Remote, case: TypedCase) -> None:
-    """Equal scores of a power of two of experts have equal weights, which the type holds."""
-    assert_lattice(backend, case)
-
-
-@checks("routing.expert/C1", typed("lattice", EXPERTS))
-def test_expert_on_the_lattice(backend: Remote, case: TypedCase) -> None:
-    """Where silu is the identity or zero, the result is equal."""
-    assert_lattice(backend, case)
-
-
-@checks("routing.expert/C2", typed("random", EXPERTS))
-def test_expert_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
-    """Random experts stay within the bound of three products with silu between."""
-    assert_bounded(backend, case, record_property)
-
-
-@checks("routing.sparse/C1", typed("lattice", LAYERS))
-def test_layer_on_the_lattice(backend: Remote, case: TypedCase) -> None:
-    """Exact experts with weights of 1/2 and 1 give an equal sum."""
-    assert_lattice(backend, case)
-
-
-@checks("routing.sparse/C2", typed("random", LAYERS))
-def test_layer_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
-    """Random layers stay within the bound of the weighted sum of their experts."""
-    assert_bounded(backend, case, record_property)
 
 
 # **Casts** widen their numbers, so 16 bits are float32 numbers of few bits.

@@ -99,26 +99,15 @@ def lattice(case: MatrixCase) -> tuple[F64, int, QuantizedMatrix]:
     return x, exponent, deep_inputs.matrix_of(case, codes, scales * 2.0**unit, zeros)
 
 
-def assert_products(backend: Remote, case: MatrixCase) -> None:
-    __tracebackhide__ = True
+@checks(("linear.qgemv/C1", "linear.qgemm/C1"), matrices)
+def test_products_below_the_normal_numbers(backend: Remote, case: MatrixCase) -> None:
+    """Subnormal scales, minima, weights and products: the result equals the reference's."""
     integers, exponent, matrix = lattice(case)
     x = np.ldexp(integers, exponent).astype(np.float32)
     prepared = backend.prepare(matrix)
     rows = [x] if case.vectors else [x[t : t + 1] for t in range(len(x))]
     given = [np.atleast_2d(prepared.guarded(each, case.vectors)) for each in rows]
     assert_equal_values(np.concatenate(given), deep_inputs.product(x, matrix))
-
-
-@checks("linear.qgemv/C1", matrices)
-def test_vectors_below_the_normal_numbers(backend: Remote, case: MatrixCase) -> None:
-    """Subnormal scales, minima, weights and products: the result equals the reference's."""
-    assert_products(backend, case)
-
-
-@checks("linear.qgemm/C1", matrices)
-def test_products_below_the_normal_numbers(backend: Remote, case: MatrixCase) -> None:
-    """The same for several rows."""
-    assert_products(backend, case)
 
 
 @checks("linear.qgemm_bfp/C1", matrices)

@@ -2,12 +2,12 @@
 
 import json
 import os
+import select
 import shlex
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine, command_line
+from paths import SUPPORT
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -142,22 +143,28 @@ def test_a_closed_stream_is_no_error(closed: str) -> None:
     assert (done.returncode, done.stderr.strip()) == (0, "")
 
 
-def test_an_interrupt_ends_cleanly() -> None:
-    """Ctrl-C during the suite ends it and its process at once, with status 130 and one line."""
-    command = [*LOWBIT, "conformance", "reference", "--seeds", "100000", "--json"]
+def test_an_interrupt_ends_cleanly(tmp_path: Path) -> None:
+    """Ctrl-C during the suite, inside a call, ends it and its process at once, with status 130 and one line."""
+    pipe = tmp_path / "begun"
+    os.mkfifo(pipe)
+    command = [*LOWBIT, "conformance", "misbehaving:WaitsInACall", "--op", "linear.qgemv/C1", "--deadline", "600"]
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     with subprocess.Popen(
-        command,
+        [*command, "--json"],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(SUPPORT), "HAS_BEGUN": str(pipe)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background ignores it
     ) as process:
         try:
-            time.sleep(4)  # long enough to be inside the suite, which would run for hours
+            assert select.select([reader], [], [], 60)[0], "no call was made"
+            assert os.read(reader, 1) == b"x"
             os.killpg(process.pid, signal.SIGINT)
             _, error = process.communicate(timeout=60)
         finally:
             process.kill()
+            os.close(reader)
     assert process.returncode == 130
     assert error.strip().splitlines()[-1] == "lowbit: interrupted"
     assert "Traceback" not in error

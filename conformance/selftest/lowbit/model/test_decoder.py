@@ -17,7 +17,7 @@ from lowbit.errors import ArgumentError
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import plain_linear
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import Decoder, Step, first_difference, generate, next_logits
+from lowbit.model.decoder import Decoder, Step, first_difference, generate, generate_batch, next_logits
 from lowbit.model.perplexity import perplexity
 from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.weights import (
@@ -126,6 +126,35 @@ def test_token_by_token_and_in_pieces(decoder: Decoder, monkeypatch: pytest.Monk
     pieces = decoder.hidden(PROMPT, decoder.new_state(), lambda *work: done.append(work))
     np.testing.assert_allclose(pieces, whole, rtol=0, atol=1e-5)
     assert done == [(3, 14), (6, 14), (9, 14), (12, 14), (13, 14), (14, 14)]
+
+
+def test_a_batch_is_its_sequences(weights: LlamaWeights, decoder: Decoder) -> None:
+    """Sequences of several lengths, a token of each at a time: the hidden states of each alone, and its tokens."""
+    prompts = [PROMPT, PROMPT[:1], PROMPT[2:5]]
+    states = [decoder.new_state(1) for _ in prompts]
+    alone = [decoder.new_state() for _ in prompts]
+    for prompt, *own in zip(prompts, states, alone, strict=True):
+        for state in own:
+            decoder.hidden(prompt, state)
+    for tokens in ([3, 1, 4], [1, 5, 9]):
+        together = decoder.hidden_batch(tokens, states)
+        single = [decoder.hidden([token], state)[0] for token, state in zip(tokens, alone, strict=True)]
+        np.testing.assert_allclose(together, single, rtol=0, atol=1e-5)
+    answers = generate_batch(decoder, prompts, 5)
+    assert answers == [[step.token for step in generate(decoder, prompt, 5)] for prompt in prompts]
+    first = answers[0][1]
+    ended = [answer[: answer.index(first) + 1] if first in answer else answer for answer in answers]
+    assert generate_batch(decoder, prompts, 5, stop=[first]) == ended
+    for tokens, own, message in (
+        ([], [], "number of tokens is 0"),
+        ([1], states, "number of tokens is 1; allowed: one for each of 3 states"),
+        ([1, 1], [states[0], states[0]], "states is one of them twice"),
+        ([1, 9999], states[:2], r"tokens\[0\] is 9999"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            decoder.hidden_batch(tokens, own)
+    with pytest.raises(ArgumentError, match="count is 99; allowed: at most 58 after a prompt of 7"):
+        generate_batch(decoder, prompts, 99)
 
 
 def test_greedy_generation(model: Published, decoder: Decoder) -> None:

@@ -1,6 +1,7 @@
 """Norm and gated unit as operations against decimal arithmetic, and their bounds against honest and wrong ways."""
 
 from decimal import Decimal, localcontext
+from math import erf
 
 import hypothesis.strategies as st
 import numpy as np
@@ -12,7 +13,7 @@ from lowbit.arrays import F32, F64
 from lowbit.contract.rounding import Arithmetic, Bound, any_order
 from lowbit.errors import ArgumentError
 from lowbit.model import layers
-from lowbit.model.bounds import rms_norm_bound, swiglu_bound
+from lowbit.model.bounds import geglu_bound, rms_norm_bound, swiglu_bound
 
 FLOAT32 = Arithmetic("direct", "float32", any_order)
 IN_FLOAT64 = Arithmetic("direct", "float64", any_order)
@@ -47,6 +48,17 @@ def test_swiglu_in_decimal(gate: float, up: float) -> None:
         expected = float(a / (1 + (-a).exp()) * Decimal(up))
     given = layers.swiglu_of(np.array([[gate]], np.float32), np.array([[up]], np.float32))
     np.testing.assert_allclose(given, [[expected]], rtol=1e-14, atol=1e-300)
+
+
+@given(st.floats(-20, 1e9, width=32), st.floats(-1e6, 1e6, width=32))
+def test_geglu_in_decimal(gate: float, up: float) -> None:
+    """The form with a tanh for one element, with so many digits that 1 + tanh loses none that count."""
+    with localcontext(prec=700):
+        a, pi = Decimal(gate), Decimal("3.14159265358979323846264338327950288")
+        power = (2 * (2 / pi).sqrt() * (a + Decimal("0.044715") * a**3)).exp() if gate < 99 else None
+        expected = float((1 + (power - 1) / (power + 1)) / 2 * a * Decimal(up)) if power else gate * up
+    given = layers.geglu_of(np.array([[gate]], np.float32), np.array([[up]], np.float32))
+    np.testing.assert_allclose(given, [[expected]], rtol=1e-12, atol=1e-300)
 
 
 @pytest.mark.parametrize("epsilon", [0, 0.0, -1e-6, 2.0**-127, 1e39, float("nan"), float("inf"), "1e-6", True, None])
@@ -147,6 +159,42 @@ def test_rough_activations_are_refused() -> None:
     wide = gate.astype(np.float64)
     assert share(wide / (1 + np.exp(-wide) * (1 + 2.0**-17)), exact, bound) > 1
     assert share(wide * (1 / (1 + np.exp(-wide)) + 2.0**-25), exact, bound) > 100
+
+
+def geglu_in_float32(gate: F32, up: F32, way: str) -> F32:
+    """By a tanh, with the cube or by Horner's rule; by an exponential of minus w, or of minus |w|."""
+    root, cubic, one = np.float32(np.sqrt(2 / np.pi)), np.float32(0.044715), np.float32(1)
+    with np.errstate(over="ignore", under="ignore"):
+        inner = gate * (one + cubic * gate * gate) if way != "cube" else gate + cubic * gate * gate * gate
+        if way in ("cube", "tanh"):
+            return np.asarray(gate * (one + np.tanh(root * inner)) * up / 2, np.float32)
+        logit: F32 = root * inner * np.float32(2)
+        if way == "quotient":
+            return np.asarray(gate / (one + np.exp(-logit)) * up)
+        power = np.exp(-np.abs(logit))
+        power = np.where(power < 2.0**-126, np.float32(0), power)
+        return np.asarray(gate * up * (np.where(gate < 0, power, one) / (one + power)), np.float32)
+
+
+@pytest.mark.parametrize("way", ("cube", "tanh", "quotient", "of-either-sign"))
+@pytest.mark.parametrize("scale", [0.01, 1, 30, 1e9])
+def test_honest_gelus_pass(way: str, scale: float) -> None:
+    """Four ways to compute it, at gates that are small, usual, saturated and immense."""
+    rng = np.random.default_rng(6)
+    gate = np.append(np.linspace(-12, -8, 500), rng.normal(size=500) * scale).astype(np.float32)[np.newaxis]
+    up = rng.normal(size=gate.shape).astype(np.float32)
+    exact = layers.geglu_of(gate, up)
+    assert 0 < share(geglu_in_float32(gate, up, way), exact, geglu_bound(gate, up, FLOAT32, exact)) < 0.5
+
+
+def test_rough_gelus_are_refused() -> None:
+    """The approximation is not replaced by what it approximates, by a coarser one, or by a table in float16."""
+    gate, up = np.linspace(-4, 4, 401, dtype=np.float32)[np.newaxis], np.ones((1, 401), np.float32)
+    exact, wide = layers.geglu_of(gate, up), gate.astype(np.float64)
+    bound = geglu_bound(gate, up, FLOAT32, exact)
+    by_erf = wide * (1 + np.array([[erf(a / 2**0.5) for a in wide[0]]])) / 2
+    for rough in (by_erf, wide / (1 + np.exp(-1.702 * wide)), exact.astype(np.float16).astype(np.float64)):
+        assert share(rough, exact, bound) > 100
 
 
 def test_what_an_exponential_loses_where_it_vanishes() -> None:

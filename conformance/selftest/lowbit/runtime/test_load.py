@@ -46,14 +46,15 @@ def test_every_source_gives_the_same_model(gguf: Path) -> None:
 
 
 def test_the_progress_speaks_of_reading_only_where_something_is_read(gguf: Path, tmp_path: Path) -> None:
-    """Weights in memory are only prepared; a file and a directory are read first."""
+    """Weights in memory are only prepared; a file, open or not, and a directory are read first."""
     directory = write_checkpoint(tmp_path / "tiny")
     stored, said = open_model(gguf), dict[str, int]()
 
     def note(what: str, done: int, total: int) -> None:
         said[what] = done
 
-    for source, name in ((stored, ""), (stored.weights, ""), (gguf, gguf.name), (directory, directory.name)):
+    of_file, of_folder = (gguf, gguf.name), (directory, directory.name)
+    for source, name in ((stored, gguf.name), (stored, ""), (open_model(gguf).weights, ""), of_file, of_folder):
         said.clear()
         load(source, "numpy", report=note).close()
         assert list(said) == [*([f"reading {name}"] if name else []), "preparing numpy"]
@@ -155,7 +156,7 @@ def test_whole_models_get_their_weights_block_by_block(tmp_path: Path, monkeypat
 def test_options_that_do_not_apply(gguf: Path) -> None:
     """Each is refused by its name, before anything is read or quantised."""
     absent = gguf.parent / "absent.gguf"
-    for options, argument in ((Options(contract="integer"), "contract"), (Options(steps=True), "steps")):
+    for options, argument in ((Options(contract="integer"), "contract"), (Options(step="operations"), "step")):
         with pytest.raises(ArgumentError, match=f"^{argument} does not apply to a backend that runs whole models") as e:
             load(absent, SIMULATED, options)
         assert e.value.argument == argument
@@ -184,22 +185,48 @@ def test_what_a_backend_does_not_declare_is_said_before_anything_is_quantised(gg
 
 def test_steps_on_the_backend(gguf: Path) -> None:
     """The account names the operations that the backend computes, and the logits differ by rounding only."""
-    with load(gguf, "numpy", Options(steps=True)) as model, load(gguf, "numpy") as plain:
+    with load(gguf, "numpy", Options(step="operations")) as model, load(gguf, "numpy") as plain:
         account = model.account()
         names = account.fields["steps_on_backend"]
         assert "blocks.rms_norm" in names and f"also on numpy: {', '.join(names)}" in account.sentence
         np.testing.assert_allclose(model.logits("hello"), plain.logits("hello"), rtol=0, atol=1e-3)
 
 
+def test_several_prompts_at_once(gguf: Path) -> None:
+    """Texts and tokens; a model on a device reads one sequence at a time and says so."""
+    with load(gguf, "numpy") as model:
+        ids = model.tokens_of("hello")
+        assert (
+            model.generate_batch(["hello", ids], 3, stop=()) == [[s.token for s in model.generate(ids, 3, stop=())]] * 2
+        )
+    with load(gguf, SIMULATED) as device, pytest.raises(ArgumentError, match="several sequences at once"):
+        device.generate_batch(["hello"], 1)
+
+
+@pytest.mark.toolchain
+def test_the_step_is_compiled_where_the_backend_can(gguf: Path) -> None:
+    """By default; the account says so, and the logits have the bits of the operations. Other backends refuse."""
+    with load(gguf, "cppyy") as model, load(gguf, "cppyy", Options(step="operations")) as plain:
+        assert model.account().fields["step"] == "compiled" and "step compiled" in model.account().sentence
+        assert plain.account().fields["step"] == "operations"
+        np.testing.assert_array_equal(model.logits("hello"), plain.logits("hello"))
+    with load(gguf, "numpy") as formulas:
+        assert formulas.account().fields["step"] == "formulas"
+    with pytest.raises(NotDeclaredError, match="compiled steps"):
+        load(gguf, "numpy", Options(step="compiled"))
+    with pytest.raises(ArgumentError, match=r"^step is 'fast'; allowed: auto, compiled, operations or formulas"):
+        load(gguf, "numpy", Options(step="fast"))  # type: ignore[arg-type]  # wrong on purpose
+
+
 def test_some_steps_on_the_backend(gguf: Path) -> None:
     """The backend computes those that are named and no other; one that is no elementwise operation is refused."""
-    with load(gguf, "numpy", Options(steps=("attention.attend",))) as model, load(gguf, "numpy") as plain:
+    with load(gguf, "numpy", Options(step=("attention.attend",))) as model, load(gguf, "numpy") as plain:
         assert model.account().fields["steps_on_backend"] == ["attention.attend"]
         np.testing.assert_allclose(model.logits("hello"), plain.logits("hello"), rtol=0, atol=1e-3)
-    with pytest.raises(ArgumentError, match=r"^steps is 'linear\.qgemv'; allowed: attention\.attend, "):
-        load(gguf, "numpy", Options(steps=("linear.qgemv",)))
-    with pytest.raises(ArgumentError, match=r"^steps does not apply to a backend that runs whole models"):
-        load(gguf, SIMULATED, Options(steps=("attention.attend",)))
+    with pytest.raises(ArgumentError, match=r"^step is 'linear\.qgemv'; allowed: attention\.attend, "):
+        load(gguf, "numpy", Options(step=("linear.qgemv",)))
+    with pytest.raises(ArgumentError, match=r"^step does not apply to a backend that runs whole models"):
+        load(gguf, SIMULATED, Options(step=("attention.attend",)))
 
 
 def test_progress_is_reported_by_stages(gguf: Path) -> None:

@@ -176,7 +176,7 @@ def test_an_encoding_that_lacks_characters(encoding: str, model: Path) -> None:
     commands += [["generate", "--model", str(model), "--prompt", "hello", "--tokens", "58", *NUMPY]]
     if encoding == "ascii":
         page = str(model.with_name(f"{encoding}.html"))
-        commands += [["backends"], ["conformance", "numpy", "--quick", "--op", "packing.pack", "--html", page]]
+        commands += [["backends", "numpy"], ["conformance", "numpy", "--quick", "--op", "packing.pack", "--html", page]]
     for command in commands:
         program = python_command("-m", "lowbit", *command)
         done = subprocess.run(program, env=os.environ | variables, capture_output=True, timeout=300, check=False)

@@ -218,7 +218,7 @@ def test_the_command_knows_the_bank() -> None:
     """A defect is a name of the command: it fails, the control passes, and an unknown one is a wrong use."""
     status, answer, _ = conformance("bank:zero-plus-one", "--op", "linear.qgemv/C1", "-x")
     assert (status, answer["failures"][0]["verdict"]) == (1, "WRONG")
-    status, answer, _ = conformance("bank:none", "--op", "routing.top_k")
+    status, answer, _ = conformance("bank:none", "--op", "routing.top_k", "--quick")
     assert (status, answer["verdict"]) == (0, "passed")
     status, _, error = conformance("bank:two-left-feet")
     assert status == 2 and "two-left-feet" in error

@@ -364,8 +364,10 @@ def check_sealed(test: Callable[..., None], case: Case, backend: Backend) -> int
 
 @pytest.mark.parametrize(
     "mark",
-    thinned(CHECKS, 3),
-    ids=lambda mark: f"{mark.clause}-{mark.test.__module__.rpartition('.')[2]}-{mark.test.__name__}",
+    thinned(CHECKS, 7),
+    ids=lambda mark: "-".join(
+        (mark.clause, mark.generator.__name__, mark.test.__module__.rpartition(".")[2], mark.test.__name__)
+    ),
 )
 def test_answers_are_computed_after_the_reply(mark: Mark) -> None:
     """No check knows, in either of the two ways, what the backend is about to be asked; and each asks something."""

@@ -37,7 +37,7 @@ def purposes(cast: bool) -> tuple[Purpose, Purpose]:
     return ("integer vector", "integer rows") if cast else ("vector", "rows")
 
 
-@pytest.mark.parametrize("case", thinned(CASES, 2))
+@pytest.mark.parametrize("case", thinned(CASES, 4))
 def test_compiled_kernels_are_their_programs(case: str) -> None:
     """One row and four, interpreted on numpy and compiled, the same bits; instruction sets take turns."""
     name, cast = case.split()[0], case.endswith("cast")
@@ -73,7 +73,7 @@ def product(prepared: PreparedStored, x: Array | Stored) -> Array:
     return prepared.gemv(x[0])[np.newaxis] if len(x) == 1 else prepared.gemm(x)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", thinned(CASES, 3))
 def test_rows_and_threads_change_no_bit(case: str) -> None:
     """Each of five rows alone, beside the others, and with three threads."""
     name, cast = case.split()[0], case.endswith("cast")

@@ -6,6 +6,7 @@ run rightly, and give everything back.
 """
 
 import sys
+from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Self
@@ -28,6 +29,7 @@ from engine_failures import (
 )
 from engine_rig import NBYTES, Rig, expert_data, room_for
 from engine_runs import walk
+from sampling import thinned
 
 from lowbit.errors import ArgumentError
 from lowbit.moe.offload import Arrangement
@@ -39,14 +41,13 @@ from lowbit_cuda.port import DeviceError, DeviceLostError, DeviceMemoryError, Me
 from lowbit_gpusim.sim.device import SimDevice
 from lowbit_gpusim.sim.faults import Failure, Faults
 
+EACH = list(product(("error", "interrupt", "late"), ("mirror", "swap"), ("eager", "late"), range(len(LATER))))
 
-@pytest.mark.parametrize("part", range(len(LATER)))
-@pytest.mark.parametrize("kind", ["error", "interrupt", "late"])
-@pytest.mark.parametrize("memory", ["mirror", "swap"])
-@pytest.mark.parametrize("schedule", ["eager", "late"])
-def test_each_call_in_turn(kind: str, memory: str, schedule: str, part: int) -> None:
+
+@pytest.mark.parametrize("each", thinned(EACH, 5), ids=lambda each: "-".join(map(str, each)))
+def test_each_call_in_turn(each: tuple[str, str, str, int]) -> None:
     """Each call of a run and of a `reset` fails once: afterwards the engine starts again and all is right."""
-    check_each_call(kind, memory, schedule, part)
+    check_each_call(*each)
 
 
 @pytest.mark.parametrize("kind", ["error", "interrupt", "late"])

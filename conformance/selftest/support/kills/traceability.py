@@ -33,7 +33,7 @@ class SuiteTest:
 
     Attributes:
         name: module and function: ``test_packing.test_pack_refuses``.
-        clause: what it checks; ``*/H4`` for a habit of every operation.
+        clause: one that it checks; ``*/H4`` for a habit of every operation.
         generator: of its cases.
         function: itself.
     """
@@ -73,15 +73,15 @@ class Row:
 
 
 def suite_tests() -> list[SuiteTest]:
-    """All test functions of the suite, module by module."""
+    """All test functions of the suite, module by module, each once for every clause that it checks."""
     load_suite()
-    found: dict[str, SuiteTest] = {}
+    found = []
     for mark in MARKS:
         package, _, module_name = mark.test.__module__.rpartition(".")
         if package == clauses.__name__:
             name = f"{module_name}.{mark.test.__name__}"
-            found[name] = SuiteTest(name, mark.clause, mark.generator, mark.test)
-    return sorted(found.values(), key=lambda test: test.name.partition(".")[0])
+            found.append(SuiteTest(name, mark.clause, mark.generator, mark.test))
+    return sorted(found, key=lambda test: test.name.partition(".")[0])
 
 
 def rows(

@@ -17,6 +17,7 @@ silently make it another model.
 Source: the GGUF specification of the ggml project.
 """
 
+import hashlib
 import math
 import os
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from lowbit.formats.gguf.architectures import ARCHITECTURES, ATTENTION_MATRICES,
 from lowbit.formats.gguf.header import Header, TensorInfo, Value, walk
 from lowbit.formats.gguf.tensors import CODE_BITS, floats, format_of, matrix
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import GatedWeights, LayerWeights, LlamaWeights, Matrix, Progress, select_columns, to_float
+from lowbit.model.weights import Embedding, GatedWeights, LayerWeights, LlamaWeights, Matrix, Progress, select_columns
 from lowbit.system.memory import check_memory
 from lowbit.text import kind_of, quoted
 
@@ -68,6 +69,20 @@ class GGUFFile:
             FormatError: another architecture, a number missing or out of range, or a feature that is not supported.
         """
         return _config(self)
+
+    def digest(self) -> str:
+        """The SHA-256 of the file, in hexadecimal digits.
+
+        Raises:
+            FormatError: the file has changed.
+        """
+        with _opened(self.path) as stream:
+            self._check_unchanged(stream)
+            digest = hashlib.sha256()
+            while part := stream.read(2**20):
+                digest.update(part)
+            self._check_unchanged(stream)
+        return digest.hexdigest()
 
     def value(self, key: str, kind: type[Kind], default: Kind | None = None) -> Kind:
         """A metadata value of the expected kind; for a float an integer will do.
@@ -278,10 +293,7 @@ def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeigh
             architecture does not have.
     """
     config = source.config
-    name = check_architecture(source)
-    architecture = ARCHITECTURES[name]
-    _refuse_other_tensors(source, config, name)
-    check_memory(f"model {source.file}", _model_bytes(source))
+    architecture = ARCHITECTURES[check_model(source)]
     table = source.tensor("token_embd.weight")
     layers = []
     for number in range(config.layers):
@@ -291,13 +303,26 @@ def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeigh
     try:
         return LlamaWeights(
             config=config,
-            embedding=np.ascontiguousarray(to_float(table).T),
+            embedding=np.ascontiguousarray(table.T) if isinstance(table, np.ndarray) else Embedding.of(table),
             layers=tuple(layers),
             norm=source.vector("output_norm.weight"),
             head=source.tensor("output.weight") if "output.weight" in source.header.tensors else table,
         )
     except ArgumentError as error:
         raise FormatError(source.file, error.argument, error.given, error.allowed) from error
+
+
+def check_model(source: GGUFFile) -> str:
+    """The name of the architecture, of a file that has no tensors but those of it, and fits into memory.
+
+    Raises:
+        FormatError: another architecture, or a tensor that it does not have.
+        UnavailableError: too little memory for the weights.
+    """
+    name = check_architecture(source)
+    _refuse_other_tensors(source, source.config, name)
+    check_memory(f"model {source.file}", _model_bytes(source))
+    return name
 
 
 def _model_bytes(source: GGUFFile) -> int:

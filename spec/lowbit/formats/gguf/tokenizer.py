@@ -146,11 +146,13 @@ def _scored_merges(
     source: GGUFFile, vocabulary: Vocabulary, types: PerToken, scores: PerToken
 ) -> list[tuple[str, str]]:
     """Every cut of every normal token into two others, best score first; of equals, the earlier token and cut."""
-    pieces = {token for token, number in vocabulary.items() if types[number] == NORMAL}
+    normal = np.flatnonzero(np.asarray(types) == NORMAL)
+    tokens = list(vocabulary)  # in the order of their numbers
+    pieces = {tokens[number] for number in normal}
     if any(len(token) > LONGEST_TOKEN for token in pieces):
         allowed = f"at most {LONGEST_TOKEN} characters each"
         raise FormatError(source.file, "tokenizer.ggml.tokens", f"one of {max(map(len, pieces))} characters", allowed)
-    best_first = sorted(pieces, key=lambda token: (-scores[vocabulary[token]], vocabulary[token]))
+    best_first = (tokens[number] for number in normal[np.argsort(-np.asarray(scores)[normal], kind="stable")])
     cuts = ((token[:at], token[at:]) for token in best_first for at in range(1, len(token)))
     return [(left, right) for left, right in cuts if left in pieces and right in pieces]
 

@@ -173,6 +173,7 @@ def _run(command: Sequence[str], text: str = "", folder: Path | None = None) -> 
     return done.stdout
 
 
-def kernel_names(source: Path) -> list[str]:
-    """The kernels of a file; empty for files that are only included by others."""
-    return KERNEL_NAME.findall(_preprocessed(_including(source), COMMON))
+@cache
+def kernel_names(source: Path) -> tuple[str, ...]:
+    """The kernels of a file, which is read once in a process; empty for files that are only included by others."""
+    return tuple(KERNEL_NAME.findall(_preprocessed(_including(source), COMMON)))

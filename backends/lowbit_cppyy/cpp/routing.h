@@ -1,0 +1,77 @@
+// Routing: the scores of experts, the choice, and the weights of those chosen, for one token at a time.
+//
+// They are few numbers, so they are computed in float64 by plain loops and rounded once. Products of float32 are exact in
+// float64, so a result does not depend on whether a compiler fuses them with additions.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "decode.h"
+
+namespace lowbit {
+
+// Probabilities of n numbers in place; `from` are the same numbers as float64.
+inline void softmax_wide(std::vector<double>& numbers, float* to) {
+  double most = -std::numeric_limits<double>::infinity(), total = 0;
+  for (double each : numbers) most = each > most ? each : most;
+  for (double& each : numbers) total += each = std::exp(each - most);
+  for (std::size_t n = 0; n < numbers.size(); ++n) to[n] = static_cast<float>(numbers[n] / total);
+}
+
+// The logits of E experts for one token, or their probabilities; `router` is K x E.
+inline void gate_row(const float* x, const float* router, std::int64_t K, std::int64_t E, bool probabilities, float* scores) {
+  std::vector<double> sums(E, 0.0);
+  for (std::int64_t k = 0; k < K; ++k)
+    for (std::int64_t e = 0; e < E; ++e) sums[e] += static_cast<double>(x[k]) * router[k * E + e];
+  if (probabilities) return softmax_wide(sums, scores);
+  for (std::int64_t e = 0; e < E; ++e) scores[e] = static_cast<float>(sums[e]);
+}
+
+// The k experts of the greatest scores, best first; of equal scores the lowest number first.
+inline void choose_row(const float* scores, std::int64_t E, std::int64_t k, std::int64_t* chosen) {
+  for (std::int64_t place = 0; place < k; ++place) {
+    std::int64_t best = -1;
+    for (std::int64_t e = 0; e < E; ++e) {
+      bool taken = false;
+      for (std::int64_t n = 0; n < place; ++n) taken = taken || chosen[n] == e;
+      if (!taken && (best < 0 || scores[e] > scores[best])) best = e;
+    }
+    chosen[place] = best;
+  }
+}
+
+// The weights of the k chosen: their softmax, or with probabilities each divided by their sum.
+inline void weigh_row(const float* scores, const std::int64_t* chosen, std::int64_t k, bool probabilities, float* weights) {
+  std::vector<double> own(k);
+  double total = 0;
+  for (std::int64_t n = 0; n < k; ++n) total += own[n] = scores[chosen[n]];
+  if (!probabilities) return softmax_wide(own, weights);
+  for (std::int64_t n = 0; n < k; ++n) weights[n] = static_cast<float>(own[n] / total);
+}
+
+namespace bridge {
+
+inline int gate(const float* x, const float* router, std::int64_t rows, std::int64_t K, std::int64_t E, bool probabilities,
+                float* scores) {
+  const StandardArithmetic arithmetic;
+  for (std::int64_t t = 0; t < rows; ++t) gate_row(x + t * K, router, K, E, probabilities, scores + t * E);
+  return OK;
+}
+
+inline int choose(const float* scores, std::int64_t rows, std::int64_t E, std::int64_t k, std::int64_t* chosen) {
+  for (std::int64_t t = 0; t < rows; ++t) choose_row(scores + t * E, E, k, chosen + t * k);
+  return OK;
+}
+
+inline int weigh(const float* scores, const std::int64_t* chosen, std::int64_t rows, std::int64_t E, std::int64_t k,
+                 bool probabilities, float* weights) {
+  const StandardArithmetic arithmetic;
+  for (std::int64_t t = 0; t < rows; ++t)
+    weigh_row(scores + t * E, chosen + t * k, k, probabilities, weights + t * k);
+  return OK;
+}
+
+}  // namespace bridge
+}  // namespace lowbit

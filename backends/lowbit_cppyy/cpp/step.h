@@ -1,0 +1,654 @@
+// What the generated steps of decoders are composed of (step/source.py): operations on the rows of a call, each divided
+// between the threads of a team.
+//
+// A step runs in all threads of a team at the same time (`Pool::together`). An operation gives each thread its part of
+// the work, and `Team::wait` stands between an operation that writes a value and one that reads parts which other
+// threads wrote. Values that are cheap to make are made by every thread for itself, which saves a wait. Results depend
+// neither on the number of threads nor on what a thread does: a part is computed as the operation alone computes it.
+#pragma once
+
+#include "casts.h"
+#include "fences.h"
+#include "routing.h"
+
+namespace lowbit {
+
+// Threads that wait for one another.
+class Barrier {
+ public:
+  void wait(int threads) {
+    const std::uint32_t round = round_.load(std::memory_order_acquire);
+    if (came_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
+      came_.store(0, std::memory_order_relaxed);
+      round_.store(round + 1, std::memory_order_release);
+      return;
+    }
+    // A thread that does not run now, because others use its processor, is given the time of one that waits.
+    while (!watch(patience, [&] { return round_.load(std::memory_order_acquire) != round; })) std::this_thread::yield();
+  }
+
+ private:
+  static constexpr std::chrono::microseconds patience{50};
+  alignas(64) std::atomic<int> came_{0};
+  alignas(64) std::atomic<std::uint32_t> round_{0};
+};
+
+// A matrix with the kernel that multiplies by it (step/products.py).
+struct Product {
+  const Linear* linear;
+  const Route* route;
+  const StoredRoute* stored;  // of a matrix in the bytes of a format; nullptr for one in codes, scales and zeros
+  std::int64_t cast;          // of the activations of a stored matrix: one of Cast, or -1 for none
+  std::int64_t layout;        // equal where activations are laid out alike
+  std::int64_t bytes;         // that one call reads
+
+  std::int64_t rows() const { return linear->shape.rows; }
+  std::int64_t columns() const { return linear->columns; }
+  bool blocks() const { return !stored && route->layout == MANTISSAS; }
+
+  // Tiles: the columns that a kernel computes at once, of one panel after another.
+  std::int64_t tiles_each() const { return (linear->panel + route->columns - 1) / route->columns; }
+  std::int64_t tiles() const {
+    const std::int64_t whole = linear->columns / linear->panel, rest = linear->columns % linear->panel;
+    return whole * tiles_each() + (rest + route->columns - 1) / route->columns;
+  }
+  // The tile that begins at a column, or the number of tiles at the end of the matrix.
+  std::int64_t tile_from(std::int64_t column) const {
+    return column >= linear->columns ? tiles() : column / linear->panel * tiles_each() + column % linear->panel / route->columns;
+  }
+  std::int64_t tile_start(std::int64_t tile) const {
+    return std::min(tile / tiles_each() * linear->panel + tile % tiles_each() * route->columns, linear->columns);
+  }
+
+  // Bytes of memory for laying out `rows` rows of x, and for what a row is cast to.
+  std::int64_t laid_out_bytes(std::int64_t count) const {
+    return whole_blocks(count, *route) * route->x_length * static_cast<std::int64_t>(sizeof(float)) + 64;
+  }
+  std::int64_t cast_bytes() const { return route->rows * (rows() * 8 + 64); }
+};
+
+// Lays out `count` rows of x, at most as many as a kernel computes at once. `room` has `cast_bytes`. Statuses are those
+// of casts.
+inline int lay_rows(const Product& product, const float* x, std::int64_t count, void* room, float* to) {
+  const Groups& shape = product.linear->shape;
+  const Route& route = *product.route;
+  const std::int64_t K = shape.rows;
+  if (!product.stored && !product.blocks()) {
+    if (route.layout == SUMS) lay_sums(shape, route, x, to);
+    else lay_values(shape, route, x, count, to);
+    return OK;
+  }
+  if (product.blocks()) {
+    const std::int64_t blocks = (K + activation_block - 1) / activation_block;
+    std::int16_t* const exponents = static_cast<std::int16_t*>(room);
+    std::int8_t* const mantissas = reinterpret_cast<std::int8_t*>(exponents + count * blocks);
+    for (std::int64_t t = 0; t < count; ++t)
+      if (!cast_blocks(x + t * K, K, mantissas + t * K, exponents + t * blocks)) return NOT_FINITE;
+    lay_mantissas(shape, route, mantissas, exponents, count, blocks, to);
+    return OK;
+  }
+  if (product.cast < 0) {
+    const float* rows = x;
+    if (product.stored->ordered) {
+      float* const copy = static_cast<float*>(room);
+      for (std::int64_t t = 0; t < count; ++t)
+        for (std::int64_t k = 0; k < K; ++k) copy[t * K + k] = x[t * K + product.stored->order[k]];
+      rows = copy;
+    }
+    lay_stored(*product.linear, *product.stored, rows, count, to);
+    return OK;
+  }
+  const Cast cast = static_cast<Cast>(product.cast);
+  const std::int64_t block = block_of(cast, K), parts = K / block;
+  float* const scales = static_cast<float*>(room);
+  std::int8_t* const codes = reinterpret_cast<std::int8_t*>(scales + count * parts);
+  for (std::int64_t t = 0; t < count; ++t) {
+    const int status = cast_row(cast, FLOAT32, x + t * K, K, codes + t * K, scales + t * parts);
+    if (status != OK) return status;
+  }
+  lay_stored_bytes(*product.linear, *product.stored, codes, scales, block, count, to);
+  return OK;
+}
+
+// One of the threads of a step.
+struct Team {
+  int thread, threads;
+  Barrier* barrier;
+  std::atomic<int>* failure;
+  float *rotation, *row;  // memory of this thread alone: for rotations, for a normed row,
+  char* own;              // and for what is laid out, or for heads that attend
+  float* shared;          // laid-out activations of several rows
+  std::int64_t tokens;
+
+  void wait() const {
+    if (threads > 1) barrier->wait(threads);
+  }
+  // What fails is found at the end of the step, so that all threads do the same until then.
+  void fail(int status) const { failure->store(status, std::memory_order_relaxed); }
+
+  std::int64_t first(std::int64_t count) const { return count * thread / threads; }
+  std::int64_t last(std::int64_t count) const { return count * (thread + 1) / threads; }
+};
+
+// This thread's part of the tiles of several matrices, of which each tile costs its bytes.
+struct Share {
+  std::int64_t first, last;
+};
+
+inline std::int64_t tile_of(double point, double before, double cost, std::int64_t tiles) {
+  return std::min(tiles, std::max<std::int64_t>(0, static_cast<std::int64_t>(std::ceil((point - before) / cost - 0.5))));
+}
+
+template <int Count> void share_tiles(const Team& team, const Product* const (&products)[Count], Share (&shares)[Count]) {
+  double costs[Count], all = 0, before = 0;
+  for (int n = 0; n < Count; ++n) {
+    costs[n] = static_cast<double>(products[n]->bytes) / static_cast<double>(products[n]->tiles());
+    all += static_cast<double>(products[n]->bytes);
+  }
+  const double begin = all * team.thread / team.threads, end = all * (team.thread + 1) / team.threads;
+  for (int n = 0; n < Count; ++n) {
+    const std::int64_t tiles = products[n]->tiles();
+    shares[n].first = team.thread == 0 ? 0 : tile_of(begin, before, costs[n], tiles);
+    shares[n].last = team.thread + 1 == team.threads ? tiles : tile_of(end, before, costs[n], tiles);
+    before += static_cast<double>(products[n]->bytes);
+  }
+}
+
+// The same columns of two matrices of one size, with panels of one size: whole panels where their tiles differ.
+inline void share_pair(const Team& team, const Product& a, const Product& b, Share (&shares)[2]) {
+  const Product* const pair[] = {&a, &b};
+  const std::int64_t each = a.route->columns == b.route->columns ? 1 : a.tiles_each(), units = (a.tiles() + each - 1) / each;
+  const std::int64_t first = a.tile_start(team.first(units) * each), last = a.tile_start(team.last(units) * each);
+  for (int n = 0; n < 2; ++n) shares[n] = {pair[n]->tile_from(first), pair[n]->tile_from(last)};
+}
+
+// The tiles of a share: `rows` rows of laid-out x, to `out`, a row of which is as long as the matrix has columns.
+inline void compute_tiles(const Product& product, const float* laid_out, std::int64_t rows, Share share, float* out) {
+  const Linear& linear = *product.linear;
+  const Route& route = *product.route;
+  const bool whole = rows * route.x_length * static_cast<std::int64_t>(sizeof(float)) <= cached_bytes;
+  const std::int64_t step = whole ? linear.blocks : 1, each = product.tiles_each();
+  for (std::int64_t block = 0; block < linear.blocks; block += step) {
+    const Job job{&linear, &route, laid_out, out, rows, block, block + step};
+    for (std::int64_t tile = share.first; tile < share.last;) {
+      const std::int64_t panel = tile / each, end = std::min(share.last, (panel + 1) * each), start = panel * linear.panel;
+      const std::int64_t from = tile % each * route.columns;
+      compute_columns(job, panel, from, std::min(product.tile_start(end), start + linear.panel) - start);
+      tile = end;
+    }
+  }
+}
+
+// Y = X W for the tokens of the call and several matrices. `done(n, row, rows, first, last)` is called when this thread
+// has written the columns first .. last of rows of matrix n. With `Paired`, both matrices are divided alike, and
+// `done(0, …)` is called when both are written. Every thread has x at the same values, in memory of its own or shared.
+template <bool Paired, int Count, class Done>
+int multiply_all(const Team& team, const Product* const (&products)[Count], const float* x, float* const (&outs)[Count],
+                 const Done& done) {
+  const std::int64_t T = team.tokens, K = products[0]->rows();
+  for (const Product* product : products)
+    if (product->cast < 0 && product->route->folded && any_tiny(x, T * K)) return TINY;
+  Share shares[Count];
+  if constexpr (Paired) {
+    share_pair(team, *products[0], *products[1], shares);
+  } else {
+    share_tiles(team, products, shares);
+  }
+  for (std::int64_t t = 0; t < T; t += rows_at_once) {
+    const std::int64_t rows = std::min(T - t, rows_at_once);
+    const float* laid_out = nullptr;
+    for (int n = 0; n < Count; ++n) {
+      const Product& product = *products[n];
+      const Route& route = *product.route;
+      const bool again = n > 0 && product.layout == products[n - 1]->layout;
+      if (T == 1) {
+        if (shares[n].first == shares[n].last) {
+          if (again) continue;  // an earlier matrix of this layout may have been skipped too
+          laid_out = nullptr;
+          continue;
+        }
+        if (!again || !laid_out) {
+          float* const to = reinterpret_cast<float*>(team.own);
+          const int status = lay_rows(product, x, 1, team.own + product.laid_out_bytes(1), to);
+          if (status != OK) team.fail(status);
+          laid_out = to;
+        }
+      } else if (!again) {
+        team.wait();  // until nobody reads what was laid out before
+        const std::int64_t blocks = (rows + route.rows - 1) / route.rows;
+        for (std::int64_t b = team.first(blocks); b < team.last(blocks); ++b) {
+          const std::int64_t row = b * route.rows, count = std::min(rows - row, route.rows);
+          const int status = lay_rows(product, x + (t + row) * K, count, team.own, team.shared + row * route.x_length);
+          if (status != OK) team.fail(status);
+        }
+        team.wait();
+        laid_out = team.shared;
+      }
+      compute_tiles(product, laid_out, rows, shares[n], outs[n] + t * product.columns());
+      const std::int64_t first = product.tile_start(shares[n].first), last = product.tile_start(shares[n].last);
+      if (first < last && (!Paired || n == Count - 1)) done(n, t, rows, first, last);
+    }
+  }
+  return OK;
+}
+
+// Adds this thread's columns of y to those of x: the residual stream after a part of a block.
+struct Residual {
+  float* x;
+  const float* y;
+  std::int64_t columns;
+
+  void operator()(int, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t last) const {
+    for (std::int64_t t = row; t < row + rows; ++t)
+      for (std::int64_t c = first; c < last; ++c) x[t * columns + c] = x[t * columns + c] + y[t * columns + c];
+  }
+};
+
+// act(gate) * up for this thread's columns; the kernel is a pass over both.
+struct Gate {
+  const KernelSet* kernels;
+  const float *gate, *up;
+  std::int64_t columns;
+  float* out;
+
+  void operator()(int, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t last) const {
+    for (std::int64_t t = row; t < row + rows; ++t) {
+      const std::int64_t at = t * columns + first;
+      each(kernels->call[0], nullptr, gate + at, up + at, last - first, out + at);
+    }
+  }
+};
+
+struct Nothing {
+  void operator()(int, std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {}
+};
+
+// The norm of every row: by every thread for itself where there is one token, else divided, into `shared`. Returns where
+// the rows lie.
+inline const float* norm_rows(const Team& team, const KernelSet& kernels, const float* x, const float* gain, float epsilon,
+                              std::int64_t n, float* shared) {
+  if (team.tokens == 1) {
+    rms_norm_row(kernels, x, gain, epsilon, n, team.row);
+    return team.row;
+  }
+  for (std::int64_t t = team.first(team.tokens); t < team.last(team.tokens); ++t)
+    rms_norm_row(kernels, x + t * n, gain, epsilon, n, shared + t * n);
+  team.wait();
+  return shared;
+}
+
+// Adds this thread's part of the rows of y to x. `y` may be the row that this thread has normed.
+inline void add_rows(const Team& team, const float* y, std::int64_t n, float* x) {
+  if (team.tokens == 1) {
+    for (std::int64_t c = team.first(n); c < team.last(n); ++c) x[c] = x[c] + y[c];
+    return;
+  }
+  for (std::int64_t i = team.first(team.tokens) * n; i < team.last(team.tokens) * n; ++i) x[i] = x[i] + y[i];
+}
+
+inline void add_to(float* y, const float* bias, std::int64_t n) {
+  for (std::int64_t c = 0; c < n; ++c) y[c] = y[c] + bias[c];
+}
+
+// Where a token stands in its sequence, and the cache of that sequence: of all blocks, heads of `capacity` rows each.
+struct Place {
+  std::int64_t position, capacity;
+  float *keys, *values;
+};
+
+// Attention of each token over its cache, which holds the token itself. `before` are the heads of the blocks before this
+// one. Every thread takes one group of heads after the other, since later tokens see more.
+inline void attend_rows(const Team& team, const KernelSet& kernels, const Place* places, std::int64_t before,
+                        std::int64_t query_heads, std::int64_t kv_heads, std::int64_t d, std::int64_t window,
+                        const float* queries, float* out) {
+  const std::int64_t group = query_heads / kv_heads, jobs = team.tokens * kv_heads;
+  const std::int64_t parts = jobs % team.threads != 0 && jobs < 8 * team.threads ? group : 1, heads = group / parts;
+  for (std::int64_t job = team.thread; job < jobs * parts; job += team.threads) {
+    const std::int64_t token = job / (kv_heads * parts), h = job % (kv_heads * parts) * heads;
+    const Place& place = places[token];
+    const std::int64_t length = place.position + 1, apart = place.capacity * d;
+    const Heads shape{1, query_heads, kv_heads, length, d, std::min(window, length), apart, apart};
+    const std::int64_t row = token * query_heads * d;
+    attend_heads(kernels, shape, queries + row, place.keys + before * apart, place.values + before * apart, 0, h / group, h,
+                 h + heads, reinterpret_cast<float*>(team.own), out + row);
+  }
+}
+
+// **A call.**
+
+// The matrices of all blocks in the order of their lines, and then the head, for calls with some number of tokens.
+struct Products {
+  std::vector<Product> all;
+  std::int64_t own_bytes = 0, row_floats = 0;  // of a thread, and of a row that is laid out for all
+};
+
+struct Model;
+
+// What a generated step is given; without a residual stream, only the logits of `hidden` are wanted.
+struct Call {
+  const Model* model;
+  const Product* tables[3];  // the products of one token, of a few and of many, where they are needed
+  const Product* products;   // the table for the tokens of the call
+  std::int64_t tokens;
+  const Place* places;         // of each token
+  float *x, *values;           // the residual stream, and the other values that threads share
+  const float* const* angles;  // for each base, of each position
+  float *hidden, *logits;      // results; no logits where it is nullptr
+};
+
+struct Model {
+  Pool* pool;
+  int (*run)(const Team&, const Call&);
+  std::vector<const float*> vectors;  // gains and biases in the order of the lines
+  const KernelSet *norm, *gate, *rotation, *heads;
+  const std::int64_t* partners;
+  std::int64_t hidden, head_dim, query_heads, kv_heads, value_columns;
+  Barrier barrier;
+  std::atomic<int> failure{OK};
+  std::vector<float> memory;
+
+  std::int64_t rotation_floats() const { return 3 * padded_channels(head_dim); }
+};
+
+// **Experts** of a sparse layer, chosen by the scores of a router.
+struct Experts {
+  std::int64_t count, top_k;
+  bool before;  // whether scores are probabilities
+  std::int64_t hidden, inner;
+  std::int64_t first;  // product of the first expert: gate, up and down of one expert after the other
+};
+
+constexpr int unrouted = 9;  // status of a step in which the score of an expert is not finite
+
+constexpr std::int64_t few_rows = 4;  // lowbit_cppyy.backend.FEW_ROWS
+
+inline const Product* expert_product(const Call& call, const Experts& own, std::int64_t expert, int which, std::int64_t rows) {
+  return call.tables[rows == 1 ? 0 : rows <= few_rows ? 1 : 2] + own.first + 3 * expert + which;
+}
+
+// One token's experts in ascending order, and their weights.
+struct Choice {
+  std::vector<std::int64_t> experts;
+  std::vector<float> weights;
+};
+
+inline int choose_experts(const Experts& own, const float* x, const float* router, Choice& choice) {
+  std::vector<float> scores(own.count), weights(own.top_k);
+  std::vector<std::int64_t> chosen(own.top_k);
+  gate_row(x, router, own.hidden, own.count, own.before, scores.data());
+  const bool finite = std::all_of(scores.begin(), scores.end(), [](float score) { return !infinite(score); });
+  choose_row(scores.data(), own.count, own.top_k, chosen.data());
+  weigh_row(scores.data(), chosen.data(), own.top_k, own.before, weights.data());
+  std::vector<std::int64_t> order(own.top_k);
+  for (std::int64_t n = 0; n < own.top_k; ++n) order[n] = n;
+  std::sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) { return chosen[a] < chosen[b]; });
+  choice.experts.clear(), choice.weights.clear();
+  for (std::int64_t n : order) choice.experts.push_back(chosen[n]), choice.weights.push_back(weights[n]);
+  return finite ? static_cast<int>(OK) : unrouted;
+}
+
+// Adds the weighted answer of an expert to the rows of its tokens; the first answer of all to zeros.
+struct Weighted {
+  float* y;
+  const float* answer;
+  std::int64_t columns;
+  const std::int64_t* tokens;
+  const float* weights;
+  bool begins;
+
+  void operator()(int, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t last) const {
+    for (std::int64_t t = row; t < row + rows; ++t) {
+      float* const to = y + tokens[t] * columns;
+      for (std::int64_t c = first; c < last; ++c) {
+        const float part = weights[t] * answer[t * columns + c];  // rounded by itself, as a statement of its own
+        to[c] = (begins ? 0.0f : to[c]) + part;
+      }
+    }
+  }
+};
+
+// The experts of one token. Every thread chooses them for itself; then it computes its columns of all of them.
+inline int one_token(const Team& team, const Call& call, const Experts& own, const float* x, const float* router,
+                     float* room, float* y) {
+  const KernelSet* const gates = call.model->gate;
+  Choice choice;
+  if (const int status = choose_experts(own, x, router, choice)) team.fail(status);
+  float* const ups = room + own.top_k * own.inner;
+  float* const answers = ups + own.top_k * own.inner;
+  for (std::int64_t n = 0; n < own.top_k; ++n) {
+    const std::int64_t e = choice.experts[n];
+    float *const gate = room + n * own.inner, *const up = ups + n * own.inner;
+    const int status = multiply_all<true>(
+        team, {expert_product(call, own, e, 0, 1), expert_product(call, own, e, 1, 1)}, x, {gate, up},
+        Gate{gates, gate, up, own.inner, gate});
+    if (status != OK) return status;
+  }
+  team.wait();
+  constexpr std::int64_t token = 0;
+  for (std::int64_t n = 0; n < own.top_k; ++n) {
+    float* const answer = answers + n * own.hidden;
+    const int status = multiply_all<false>(team, {expert_product(call, own, choice.experts[n], 2, 1)}, room + n * own.inner,
+                                           {answer}, Weighted{y, answer, own.hidden, &token, &choice.weights[n], n == 0});
+    if (status != OK) return status;
+  }
+  return OK;
+}
+
+// The same for several tokens: each expert once, with all the tokens that chose it.
+inline int several_tokens(const Team& team, const Call& call, const Experts& own, const float* x, const float* router,
+                          float* room, float* y) {
+  const std::int64_t T = team.tokens, k = own.top_k;
+  float* const gathered = room;
+  float* const gate = gathered + T * own.hidden;
+  float* const up = gate + T * own.inner;
+  float* const answer = up + T * own.inner;
+  float* const weights = answer + T * own.hidden;
+  float* const chosen = weights + T * k;  // numbers of experts below 2^24, which float32 holds
+  for (std::int64_t t = team.first(T); t < team.last(T); ++t) {
+    Choice choice;
+    if (const int status = choose_experts(own, x + t * own.hidden, router, choice)) team.fail(status);
+    for (std::int64_t n = 0; n < k; ++n) {
+      chosen[t * k + n] = static_cast<float>(choice.experts[n]);
+      weights[t * k + n] = choice.weights[n];
+    }
+    std::fill_n(y + t * own.hidden, own.hidden, 0.0f);
+  }
+  team.wait();
+  std::vector<std::int64_t> tokens;
+  std::vector<float> factors;
+  for (std::int64_t e = 0; e < own.count; ++e) {
+    tokens.clear(), factors.clear();
+    for (std::int64_t n = 0; n < T * k; ++n)
+      if (chosen[n] == static_cast<float>(e)) tokens.push_back(n / k), factors.push_back(weights[n]);
+    const std::int64_t rows = static_cast<std::int64_t>(tokens.size());
+    if (rows == 0) continue;
+    for (std::int64_t t = team.first(rows); t < team.last(rows); ++t)
+      std::memcpy(gathered + t * own.hidden, x + tokens[t] * own.hidden, own.hidden * sizeof(float));
+    team.wait();
+    Team part = team;
+    part.tokens = rows;
+    int status = multiply_all<true>(
+        part, {expert_product(call, own, e, 0, rows), expert_product(call, own, e, 1, rows)}, gathered, {gate, up},
+        Gate{call.model->gate, gate, up, own.inner, gate});
+    if (status != OK) return status;
+    team.wait();
+    status = multiply_all<false>(part, {expert_product(call, own, e, 2, rows)}, gate, {answer},
+                                 Weighted{y, answer, own.hidden, tokens.data(), factors.data(), false});
+    if (status != OK) return status;
+    team.wait();
+  }
+  return OK;
+}
+
+inline int run_experts(const Team& team, const Call& call, const Experts& own, const float* x, const float* router,
+                       float* room, float* y) {
+  return team.tokens == 1 ? one_token(team, call, own, x, router, room, y)
+                          : several_tokens(team, call, own, x, router, room, y);
+}
+
+// The logits of hidden states; the head is the last matrix of all.
+inline int score_rows(const Team& team, const Call& call, std::int64_t head) {
+  return multiply_all<false>(team, {call.products + head}, call.hidden, {call.logits}, Nothing{});
+}
+
+inline std::int64_t whole_lines(std::int64_t floats) { return (floats + 15) / 16 * 16; }
+
+// A part of the memory of a call: the floats in use, and those that it takes with a fence behind them, in whole lines.
+struct Area {
+  std::int64_t used = 0;
+
+  std::int64_t whole() const { return whole_lines(used) + (used ? fence : 0); }
+  // Raises the fence of an area that begins here; returns where the next one begins.
+  float* closed(float* start) const {
+    raise_fence(start + used, start + whole());
+    return start + whole();
+  }
+};
+
+// The memory of a call, made before its threads begin: values, activations laid out for all threads, and for each thread
+// room for rotations (zeros where it pads), for a normed row, and for what is laid out or for heads that attend.
+struct Room {
+  Area values, shared, rotation, row, own;
+
+  Room(const Model& model, const Products* const (&tables)[3], const Call& call) {
+    const std::int64_t group = model.query_heads / model.kv_heads, T = call.tokens;
+    std::int64_t length = 1;
+    for (std::int64_t t = 0; t < T; ++t) length = std::max(length, call.places[t].position + 1);
+    const Heads heads{1, model.query_heads, model.kv_heads, length, model.head_dim, 0, 0, 0};
+    values = {model.value_columns * T};
+    std::int64_t row_floats = 0, own_bytes = 0;
+    for (const Products* products : tables) {
+      row_floats = std::max(row_floats, products->row_floats), own_bytes = std::max(own_bytes, products->own_bytes);
+    }
+    shared = {T == 1 ? 0 : (std::min(T, rows_at_once) + max_rows) * row_floats};
+    rotation = {model.rotation_floats()};
+    row = {model.hidden};
+    own = {std::max<std::int64_t>(own_bytes / 4 + 16, attention_room(heads, group))};
+  }
+  std::int64_t each() const { return rotation.whole() + row.whole() + own.whole(); }
+  std::int64_t floats(int threads) const { return values.whole() + shared.whole() + threads * each(); }
+  void raise_fences(float* memory, int threads) const {
+    memory = shared.closed(values.closed(memory));
+    for (int n = 0; n < threads; ++n) memory = own.closed(row.closed(rotation.closed(memory)));
+  }
+};
+
+// Runs a step in the threads of its pool. 0, or a status of a cast, of the pool, or TINY: then nothing but the cache
+// behind the tokens was written.
+inline int run_step(Model& model, const Products* const (&tables)[3], Call call) {
+  const Room room(model, tables, call);
+  const std::size_t floats = static_cast<std::size_t>(room.floats(model.pool->threads())) + 16;
+  try {
+    if (model.memory.size() < floats) model.memory.assign(floats + floats / 2, 0.0f);
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
+  float* const memory = model.memory.data() + (64 - reinterpret_cast<std::uintptr_t>(model.memory.data()) % 64) % 64 / 4;
+  call.model = &model, call.values = memory;
+  for (int n = 0; n < 3; ++n) call.tables[n] = tables[n]->all.data();
+  call.products = call.tables[call.tokens == 1 ? 0 : call.tokens <= few_rows ? 1 : 2];
+  model.failure.store(OK, std::memory_order_relaxed);
+  struct Context {
+    Model* model;
+    const Room* room;
+    const Call* call;
+    float* memory;
+    std::int64_t head;
+    int tiny;
+  } context{&model, &room, &call, memory, static_cast<std::int64_t>(tables[0]->all.size()) - 1, OK};
+  const auto body = [](const void* with, int thread, int threads) {
+    Context& own = *const_cast<Context*>(static_cast<const Context*>(with));
+    float* const mine = own.memory + own.room->values.whole() + own.room->shared.whole() + thread * own.room->each();
+    float* const row = mine + own.room->rotation.whole();
+    std::fill_n(mine, own.room->rotation.used, 0.0f);
+    const Team team{thread, threads, &own.model->barrier, &own.model->failure, mine, row,
+                    reinterpret_cast<char*>(row + own.room->row.whole()), own.memory + own.room->values.whole(),
+                    own.call->tokens};
+    const int status = own.call->x ? own.model->run(team, *own.call) : score_rows(team, *own.call, own.head);
+    if (thread == 0) own.tiny = status;
+  };
+  room.raise_fences(memory, model.pool->threads());
+  const Status status = model.pool->together(body, &context);
+  lower_fences(memory, memory + room.floats(model.pool->threads()));
+  if (status != OK) return status;
+  return context.tiny != OK ? context.tiny : model.failure.load();
+}
+
+namespace bridge {
+
+// `numbers`: for each product the addresses of its linear and its route, whether it is stored, and the last three fields.
+inline std::uintptr_t create_products(const std::int64_t* numbers, std::int64_t count) {
+  Products* const made = new Products{};
+  for (std::int64_t n = 0; n < count; ++n, numbers += 6) {
+    const StoredRoute* const stored = numbers[2] ? reinterpret_cast<const StoredRoute*>(numbers[1]) : nullptr;
+    const Route* const route = stored ? &stored->route : &reinterpret_cast<const OwnRoute*>(numbers[1])->route;
+    const Product product{reinterpret_cast<const Linear*>(numbers[0]), route, stored, numbers[3], numbers[4],
+                          numbers[5]};
+    made->own_bytes = std::max(made->own_bytes, product.laid_out_bytes(1) + product.cast_bytes());
+    made->row_floats = std::max(made->row_floats, route->x_length);
+    made->all.push_back(product);
+  }
+  return reinterpret_cast<std::uintptr_t>(made);
+}
+
+inline void destroy_products(std::uintptr_t products) { delete at<Products>(products); }
+
+// `numbers`: hidden, head_dim, query heads, key-value heads, columns of values. `addresses`: the pool, the step, the
+// kernel sets of norm, gate, rotation and heads, the partners; then the vectors.
+inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint64_t* addresses, std::int64_t vectors) {
+  Model* const made = new Model{};
+  made->pool = reinterpret_cast<Pool*>(addresses[0]);
+  made->run = reinterpret_cast<int (*)(const Team&, const Call&)>(addresses[1]);
+  made->norm = at<KernelSet>(addresses[2]), made->gate = at<KernelSet>(addresses[3]);
+  made->rotation = at<KernelSet>(addresses[4]), made->heads = at<KernelSet>(addresses[5]);
+  made->partners = at<std::int64_t>(addresses[6]);
+  for (std::int64_t n = 0; n < vectors; ++n) made->vectors.push_back(at<float>(addresses[7 + n]));
+  made->hidden = numbers[0], made->head_dim = numbers[1], made->query_heads = numbers[2], made->kv_heads = numbers[3];
+  made->value_columns = numbers[4];
+  return reinterpret_cast<std::uintptr_t>(made);
+}
+
+inline void destroy_model(std::uintptr_t model) { delete at<Model>(model); }
+
+inline int run_places(std::uintptr_t model, const std::uint64_t* products, const std::vector<Place>& places, float* x,
+                      const std::uint64_t* angles, float* hidden, float* logits) {
+  const float* tables[4];
+  for (int n = 0; n < 4; ++n) tables[n] = at<float>(angles[n]);
+  const Products* const own[] = {at<Products>(products[0]), at<Products>(products[1]), at<Products>(products[2])};
+  const Call call{nullptr, {}, nullptr, static_cast<std::int64_t>(places.size()), places.data(), x, nullptr, tables, hidden,
+                  logits};
+  return lowbit::run_step(*reinterpret_cast<Model*>(model), own, call);
+}
+
+// Tokens of one sequence, from a position on. `x` is the residual stream, which is overwritten; `products` are the
+// addresses of three tables, `angles` one for each base. `logits` are written where `scored`.
+inline int run_step(std::uintptr_t model, const std::uint64_t* products, std::int64_t tokens, float* x,
+                    const std::uint64_t* angles, float* hidden, std::int64_t position, std::int64_t capacity, float* keys,
+                    float* values, float* logits, bool scored) {
+  if (tokens == 0) return OK;
+  std::vector<Place> places;
+  for (std::int64_t t = 0; t < tokens; ++t) places.push_back({position + t, capacity, keys, values});
+  return run_places(model, products, places, x, angles, hidden, scored ? logits : nullptr);
+}
+
+// A token of each of several sequences: their positions and capacities, and the addresses of their caches.
+inline int run_batch(std::uintptr_t model, const std::uint64_t* products, std::int64_t tokens, float* x,
+                     const std::uint64_t* angles, float* hidden, const std::int64_t* positions,
+                     const std::int64_t* capacities, const std::uint64_t* keys, const std::uint64_t* values) {
+  if (tokens == 0) return OK;
+  std::vector<Place> places;
+  for (std::int64_t t = 0; t < tokens; ++t)
+    places.push_back({positions[t], capacities[t], reinterpret_cast<float*>(keys[t]), reinterpret_cast<float*>(values[t])});
+  return run_places(model, products, places, x, angles, hidden, nullptr);
+}
+
+// The logits of the hidden states of some tokens.
+inline int score_rows(std::uintptr_t model, const std::uint64_t* products, std::int64_t tokens, float* hidden,
+                      float* logits) {
+  if (tokens == 0) return OK;
+  const std::uint64_t none[4] = {};
+  return run_places(model, products, std::vector<Place>(tokens), nullptr, none, hidden, logits);
+}
+
+}  // namespace bridge
+}  // namespace lowbit

@@ -1,0 +1,211 @@
+"""The file of a kept step, and the step made of it again.
+
+A file is a line with the digest of the header, a line with its length, the header in JSON, and the arrays, each at a
+multiple of `ALIGNMENT`. The header has the digest of each `PART` of the arrays, so that several threads can check them.
+The file lies in a folder to which no other user can write, and is believed only if all digests are right. Its arrays
+are read into memory on huge pages, which a mapped file is not given.
+"""
+
+import hashlib
+import json
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import U8, U64, Array
+from lowbit.system.memory import check_memory
+from lowbit.system.storage import OWN_MODE, opened_own, written
+from lowbit.system.threads import side_by_side, usable_processors
+from lowbit_cppyy.kept.libraries import Library, create, running
+from lowbit_cppyy.kept.recorder import FIRST_NAME, POOL, Recording
+from lowbit_cppyy.layout.memory import ALIGNMENT, huge
+
+DIGITS = 64  # of a digest
+LONGEST_HEADER = 2**28  # bytes
+PART = 2**23  # bytes
+WORDS = np.dtype(np.int64)
+
+
+@dataclass(frozen=True)
+class Image:
+    """A kept step.
+
+    Attributes:
+        header: as `write` is given it, in the types of JSON.
+        arrays: in memory.
+    """
+
+    header: Mapping[str, Any]
+    arrays: list[Array]
+
+
+def written_image(
+    path: Path, recording: Recording, arrays: Sequence[Array], header: Callable[[], Mapping[str, Any]]
+) -> Image:
+    """The step, and its file.
+
+    Args:
+        path: of the file, in a folder of this user alone.
+        recording: of the step; its kernels are not in the file.
+        arrays: further ones, which follow those of the recording.
+        header: further entries; asked for when the arrays have been copied.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full.
+        UnavailableError: what `header` raises.
+    """
+    every = [np.ascontiguousarray(array) for array in (*recording.arrays, *arrays)]
+    sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in every]
+    *starts, end = accumulate(sizes, initial=0)
+    check_memory(f"the kept step {path.name}", end)
+    room = huge(end)
+    for array, start, size in zip(every, starts, sizes, strict=True):
+        room[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+        room[start + array.nbytes : start + size] = 0
+    places = [
+        {"dtype": array.dtype.str, "shape": array.shape, "start": start}
+        for array, start in zip(every, starts, strict=True)
+    ]
+    parts = side_by_side(lambda start: _digest(room[start : start + PART]), range(0, end, PART), usable_processors())
+    own = {"names": recording.names, "calls": [asdict(call) for call in recording.calls], "arrays": places}
+    text = json.dumps({**header(), **own, "parts": parts, "bytes": end}).encode()
+    with written(path, OWN_MODE) as stream:
+        stream.write(b"%s\n%d\n%s" % (hashlib.sha256(text).hexdigest().encode(), len(text), text))
+        stream.write(room.data)
+    return _image(json.loads(text), room)
+
+
+def read(path: Path) -> Image | None:
+    """The step in a file; None if there is none, or not one that this user wrote whole.
+
+    Raises:
+        ArgumentError: there is too little memory for it.
+    """
+    try:
+        with opened_own(path) as stream:
+            told, length = stream.readline(DIGITS + 1), int(stream.readline(20))
+            text = stream.read(length) if 0 < length <= LONGEST_HEADER else b""
+            if told != hashlib.sha256(text).hexdigest().encode() + b"\n":
+                return None
+            header, first = json.loads(text), stream.tell()
+            size, parts = header["bytes"], header["parts"]
+            if os.fstat(stream.fileno()).st_size != first + size:
+                return None
+            check_memory(f"the kept step {path.name}", size)
+            room = huge(size)
+
+            def right(number: int) -> bool:
+                part = room[number * PART : (number + 1) * PART]
+                return os.preadv(stream.fileno(), [part.data], first + number * PART) == part.nbytes and (
+                    _digest(part) == parts[number]
+                )
+
+            if not all(side_by_side(right, range(len(parts)), usable_processors())):
+                return None
+    except (OSError, ValueError):
+        return None
+    return _image(header, room)
+
+
+def _digest(part: U8) -> str:
+    return hashlib.sha256(part.data).hexdigest()
+
+
+def _image(header: Mapping[str, Any], room: U8) -> Image:
+    return Image(header, [_array(place, room) for place in header["arrays"]])
+
+
+def _array(place: Mapping[str, Any], room: U8) -> Array:
+    dtype, shape, start = np.dtype(place["dtype"]), tuple(place["shape"]), place["start"]
+    count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    array: Array = room[start : start + count].view(dtype).reshape(shape)
+    return array
+
+
+class KeptParts:
+    """What a step is called with, made of an image; see `lowbit_cppyy.step.parts.StepParts`.
+
+    Raises:
+        MissingError: a library is missing or damaged.
+    """
+
+    def __init__(self, folder: Path, image: Image, threads: int, functions: Sequence[str]) -> None:
+        header = image.header
+        self._addresses: dict[str, int] = {}
+        self._pool = 0
+        self._kept: list[object] = [image]
+        for name, entries in header["libraries"]:
+            library = Library(folder, name, entries)
+            self._kept.append(library)
+            self._addresses |= library.addresses
+        self._made = self._replayed(image, threads)
+        weakref.finalize(self, _destroy, self._destroyers(image)).atexit = False
+        self.bases: list[float] = header["bases"]
+        self.model = self._made[header["model"] - FIRST_NAME]
+        self._tables: dict[tuple[int, bool], int] = {
+            tuple(key): self._made[name - FIRST_NAME] for key, name in header["tables"]
+        }
+        self.run, self.run_batch, self.score = (running(name, self._addresses[name]) for name in functions)
+
+    def address(self, array: Array) -> int:
+        """Where the step finds an array, which the caller keeps alive."""
+        return int(array.ctypes.data)
+
+    @contextmanager
+    def written(self, arrays: Sequence[Array]) -> Iterator[U64]:
+        """As `StepParts.written`."""
+        yield np.array([self.address(each) for each in arrays], np.uint64)
+
+    def table_of(self, purpose: int, *, exact: bool = False) -> int:
+        """As `StepParts.table_of`."""
+        return self._tables[purpose, exact]
+
+    def stop(self) -> None:
+        """End the threads; later calls raise an error."""
+        create(self._addresses["stop_pool"], [self._pool])
+
+    def _destroyers(self, image: Image) -> list[tuple[int, int]]:
+        """The addresses of what was made, the last first, each after that of the function that frees it."""
+        made = [value for (kind, _), value in zip(image.header["names"], self._made, strict=True) if kind == "made"]
+        functions = [call["function"].replace("create_", "destroy_", 1) for call in image.header["calls"]]
+        return [(self._addresses[name], value) for name, value in zip(functions, made, strict=True)][::-1]
+
+    def _known(self, image: Image, kind: str, which: Any) -> int:
+        """What a name stands for before any call: the address of a kernel or an array; 0 for what is yet to be made."""
+        if kind == "kernel":
+            return self._addresses[which]
+        return int(image.arrays[which].ctypes.data) if kind == "array" else 0
+
+    def _replayed(self, image: Image, threads: int) -> list[int]:
+        """What each name stands for now, after the calls were made."""
+        header = image.header
+        values = [self._known(image, kind, which) for kind, which in header["names"]]
+        places = {which: n for n, (kind, which) in enumerate(header["names"]) if kind == "made"}
+
+        def actual(number: int) -> int:
+            return number if number < FIRST_NAME else values[number - FIRST_NAME]
+
+        def argument(given: int | list[int]) -> int | Array:
+            return np.array([actual(number) for number in given], WORDS) if isinstance(given, list) else actual(given)
+
+        for n, call in enumerate(header["calls"]):
+            arguments: list[int | Array] = [argument(each) for each in call["arguments"]]
+            if call["function"] == POOL:
+                arguments = [threads]
+            made = create(self._addresses[call["function"]], arguments)
+            values[places[n]] = made
+            if call["function"] == POOL:
+                self._pool = made
+        return values
+
+
+def _destroy(objects: Sequence[tuple[int, int]]) -> None:
+    for function, made in objects:
+        create(function, [made])

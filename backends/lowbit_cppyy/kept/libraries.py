@@ -1,0 +1,215 @@
+"""Shared libraries of a step: compiled by the system's C++ compiler, kept in the cache, called through ctypes.
+
+A library has one table of addresses: of functions of ``lowbit::bridge``, and of kernels. It is kept under the digest of
+all that determines it: its text, the headers, the compiler and its options. The compiler is the command ``c++``, whose
+headers cppyy uses too; the bits are those of cppyy, because no sum may be reordered and no product fused.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from lowbit.arrays import Array
+from lowbit.errors import UnavailableError
+from lowbit.system.storage import kept_code
+from lowbit.system.threads import usable_processors
+from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.codegen.lowering import prelude
+from lowbit_cppyy.runtime.compiler import Compilable
+
+CPP = Path(str(files("lowbit_cppyy"))) / "cpp"
+OPTIONS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-Wno-psabi", f"-I{CPP}")
+LONGEST = 600  # seconds: only a compiler that hangs takes as long
+FUNCTIONS = (
+    *("create_pool", "create_linear", "create_route", "create_stored_route"),
+    *("create_kernel_set", "create_products", "create_model"),
+    *("destroy_pool", "destroy_linear", "destroy_route", "destroy_stored_route"),
+    *("destroy_kernel_set", "destroy_products", "destroy_model"),
+    *("stop_pool", "run_step", "run_batch", "score_rows"),
+)
+"""Of `lowbit::bridge`: those that make a step and run it."""
+
+
+def compiler() -> str | None:
+    """The path of the system's C++ compiler; None where there is none."""
+    return shutil.which("c++")
+
+
+def identity(path: str) -> str:
+    """What tells one compiler from another, without starting it."""
+    found = os.stat(path)
+    return f"{os.path.realpath(path)} {found.st_size} {found.st_mtime_ns}"
+
+
+@cache
+def _version(path: str) -> str:
+    return subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=LONGEST).stdout
+
+
+@dataclass(frozen=True)
+class Source:
+    """A library that is to be compiled.
+
+    Attributes:
+        prefix: the first part of its name.
+        text: its C++.
+        entries: what its table holds.
+    """
+
+    prefix: str
+    text: str
+    entries: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        prefix: str,
+        header: str,
+        kernels: Sequence[Compilable],
+        table: InstructionSet,
+        functions: Sequence[str] = (),
+    ) -> Self:
+        """A library with a header, these kernels, and functions of the bridge before them in its table."""
+        parts = [f'#include "{header}"', prelude(table), *(kernel.source for kernel in kernels)]
+        addresses = [f"&lowbit::bridge::{name}" for name in functions]
+        addresses += [f"&lowbit::{table.name}::{kernel.name}" for kernel in kernels]
+        entries = "".join(f"  reinterpret_cast<const void*>({address}),\n" for address in addresses)
+        parts.append(f'extern "C" {{\nextern const void* const lowbit_table[] = {{\n{entries}}};\n}}\n')
+        return cls(prefix, "\n".join(parts), [*functions, *(kernel.name for kernel in kernels)])
+
+
+Names = list[tuple[str, list[str]]]
+"""The files of libraries, and what their tables hold."""
+
+
+class Compiling:
+    """Compiles libraries side by side, those that are not kept already; leaving it as a context manager waits for them.
+
+    Args:
+        folder: of kept code.
+
+    Raises:
+        UnavailableError: there is no compiler.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        command = compiler()
+        if command is None:
+            raise UnavailableError("keeping a compiled step", "there is no C++ compiler", "install g++ or clang++")
+        self._folder, self._command = folder, command
+        self._headers = [path.read_text("utf-8") for path in sorted(CPP.glob("*.h"))]
+        self._threads, self._begun = ThreadPoolExecutor(usable_processors()), list[Future[tuple[str, list[str]]]]()
+
+    def begin(self, source: Source) -> None:
+        """Begin to compile a library."""
+        self._begun.append(self._threads.submit(self._compiled, source))
+
+    def names(self) -> Names:
+        """Of those that were begun, when they are there.
+
+        Raises:
+            UnavailableError: the compiler fails.
+            OSError: the folder cannot be written.
+        """
+        return [each.result() for each in self._begun]
+
+    def _compiled(self, source: Source) -> tuple[str, list[str]]:
+        words = "\0".join((source.text, *self._headers, _version(self._command), *OPTIONS))
+        name = f"{source.prefix}-{hashlib.sha256(words.encode()).hexdigest()[:32]}.so"
+        kept_code(self._folder, name, lambda target: _compile(self._command, source.text, target))
+        return name, source.entries
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.shutdown(cancel_futures=error is not None)
+
+
+def _compile(command: str, text: str, target: Path) -> None:
+    done = subprocess.run(
+        [command, *OPTIONS, "-xc++", "-", "-o", str(target)],
+        input=text,
+        text=True,
+        capture_output=True,
+        timeout=LONGEST,
+        cwd=target.parent,
+        env={**os.environ, "LC_ALL": "C"},
+    )
+    if done.returncode:
+        lines = done.stderr.splitlines()
+        reason = next((line for line in lines if "error" in line), "without saying why")
+        raise UnavailableError("keeping a compiled step", f"{command} failed: {reason}", "check the C++ compiler")
+
+
+class MissingError(Exception):
+    """A library is missing or damaged."""
+
+
+class Library:
+    """A library that was kept.
+
+    Raises:
+        MissingError: there is none of this name, or it is not as it was made.
+    """
+
+    def __init__(self, folder: Path, name: str, entries: Sequence[str]) -> None:
+        path = kept_code(folder, name, _missing)
+        try:
+            library = ctypes.CDLL(str(path))
+            table = (ctypes.c_void_p * len(entries)).in_dll(library, "lowbit_table")
+        except (OSError, ValueError) as error:
+            raise MissingError(name) from error
+        self._kept = library
+        self.addresses: dict[str, int] = {entry: int(table[n] or 0) for n, entry in enumerate(entries)}
+
+
+def _missing(path: Path) -> None:
+    raise MissingError(path.name)
+
+
+I64, U64, POINTER = ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+RUNS: Mapping[str, tuple[type, ...]] = {
+    "run_step": (U64, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER, ctypes.c_bool),
+    "run_batch": (U64, POINTER, I64, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER),
+    "score_rows": (U64, POINTER, I64, POINTER, POINTER),
+}
+"""Arguments of the functions that run a step; each returns an int."""
+
+
+def running(name: str, address: int) -> Callable[..., int]:
+    """A function that runs a step, which is given arrays for pointers; it runs without the GIL."""
+    kinds = RUNS[name]
+    function = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(address)
+
+    def call(*arguments: object) -> int:
+        plain = [each if kind is not POINTER else address_of(each) for kind, each in zip(kinds, arguments, strict=True)]
+        return int(function(*plain))
+
+    return call
+
+
+def address_of(array: object) -> int:
+    """Where an array lies; the caller keeps it alive."""
+    assert isinstance(array, np.ndarray)
+    return int(array.ctypes.data)
+
+
+def create(address: int, arguments: Sequence[int | Array]) -> int:
+    """Call a function that creates an object: integers of 64 bits, and pointers for arrays; the object's address."""
+    plain = [address_of(each) if isinstance(each, np.ndarray) else each for each in arguments]
+    return int(ctypes.CFUNCTYPE(U64, *[U64] * len(plain))(address)(*plain))

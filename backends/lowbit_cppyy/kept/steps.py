@@ -1,0 +1,226 @@
+"""The kept step of a model: found in the cache, or made and kept there.
+
+A step is kept for a model by the digest of its file, for an instruction set, for the searched kernels that are in use,
+and for this very code: a changed source file or compiler makes another. The folder holds the `MOST` steps that were
+used last.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import I64, Array
+from lowbit.errors import NotDeclaredError, UnavailableError
+from lowbit.model.config import LlamaConfig
+from lowbit.model.decoder import Rows
+from lowbit.model.step import Step
+from lowbit.model.weights import Embedding, Matrix
+from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.system.storage import cache_folder, code_folder
+from lowbit.tensor_formats.stored import Stored
+from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.kept import image
+from lowbit_cppyy.kept.image import KeptParts
+from lowbit_cppyy.kept.libraries import FUNCTIONS, OPTIONS, Compiling, MissingError, Source, compiler, identity
+from lowbit_cppyy.kept.recorder import Recorder
+from lowbit_cppyy.runtime.compiler import stop_at_exit, using
+from lowbit_cppyy.step.decoder import PURPOSES, CompiledDecoder
+from lowbit_cppyy.step.parts import StepParts
+from lowbit_cppyy.step.source import StepSource
+
+FOLDER, SUFFIX = "steps", ".step"
+MOST = 8
+RUNS = ("run_step", "run_batch", "score_rows")
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a step is recorded from.
+
+    Attributes:
+        embedding: of the model.
+        parts: of the step, made while a recorder is the runtime.
+        facts: for the caller, in types that JSON has.
+    """
+
+    embedding: Rows
+    parts: StepParts
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The step that is wanted.
+
+    Attributes:
+        identity: of the weights and of how they are multiplied by: the digest of a file, and a contract.
+        config: of the model.
+        table: the instruction set.
+        step: reads the model, and gives the program of the step.
+        make: makes the step, while a recorder is the runtime.
+    """
+
+    identity: Sequence[str]
+    config: LlamaConfig
+    table: InstructionSet
+    step: Callable[[], Step]
+    make: Callable[[], Made]
+
+
+def kept(wanted: Wanted, threads: int) -> tuple[CompiledDecoder, KeptParts, Facts] | None:
+    """The decoder of a kept step, and its facts; None where none can be kept.
+
+    Raises:
+        LowbitError: what `Wanted.make` raises, or too little memory.
+    """
+    command = compiler()
+    if command is None:
+        return None
+    try:
+        folder = code_folder(FOLDER)
+    except UnavailableError:
+        return None
+    path = folder / (_key(wanted, command) + SUFFIX)
+    if (found := image.read(path)) is not None:
+        with suppress(MissingError, OSError):
+            os.utime(path)  # it was used now
+            return _opened(wanted, found, folder, threads)
+    with suppress(NotDeclaredError, UnavailableError, OSError, MissingError):
+        return _opened(wanted, _made(wanted, path), folder, threads)
+    return None
+
+
+def _opened(wanted: Wanted, found: image.Image, folder: Path, threads: int) -> tuple[CompiledDecoder, KeptParts, Facts]:
+    """The decoder of an image.
+
+    Raises:
+        MissingError: a library is missing or damaged, or the image is of another model.
+    """
+    if found.header["config"] != _plain(wanted.config):
+        raise MissingError("the configuration")
+    parts = KeptParts(folder, found, threads, RUNS)
+    stop_at_exit(parts)
+    return CompiledDecoder(wanted.config, _embedding(found, wanted.config), parts), parts, found.header["facts"]
+
+
+# **Making.**
+
+
+def _made(wanted: Wanted, path: Path) -> image.Image:
+    """Record a step and write it, while its libraries are compiled."""
+    recorder, table = Recorder(), wanted.table
+    with Compiling(path.parent) as libraries:
+        libraries.begin(Source.of("step", "step.h", [StepSource(wanted.step(), table)], table, FUNCTIONS))
+        with using(recorder):
+            made = wanted.make()
+            parts = made.parts
+            tables = [
+                ((each, exact), parts.table_of(each, exact=exact)) for each in PURPOSES for exact in (False, True)
+            ]
+        recording = recorder.recording
+        kernels = [each for each in recording.kernels.values() if not isinstance(each, StepSource)]
+        libraries.begin(Source.of("kernels", "linear.h", kernels, table))
+        embedding, arrays = _kept_embedding(made.embedding, len(recording.arrays))
+
+        def header() -> dict[str, Any]:
+            return {
+                "config": _plain(wanted.config),
+                "libraries": libraries.names(),
+                "model": parts.model,
+                "tables": tables,
+                "bases": parts.bases,
+                "embedding": embedding,
+                "facts": made.facts,
+            }
+
+        found = image.written_image(path, recording, arrays, header)
+    _forget_old(path.parent)
+    return found
+
+
+def _plain(config: LlamaConfig) -> Any:
+    """A configuration as JSON gives it back."""
+    return json.loads(json.dumps(asdict(config)))
+
+
+def _key(wanted: Wanted, command: str) -> str:
+    said = [*wanted.identity, wanted.table.name, identity(command), *OPTIONS, *_code(), *_tuned()]
+    return hashlib.sha256("\0".join(said).encode()).hexdigest()[:40]
+
+
+def _code() -> Iterator[str]:
+    """What tells this code from another: names, sizes and times of the files of both packages."""
+    for package in ("lowbit", "lowbit_cppyy"):
+        yield from _listed(Path(str(files(package))), (".py", ".h"))
+
+
+def _tuned() -> Iterator[str]:
+    """The same of the outcomes of searches, which choose kernels."""
+    yield os.environ.get("LOWBIT_CPPYY_TUNED", "")
+    yield from _listed(cache_folder() / "tuned", (".json",))
+
+
+def _listed(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(names):
+            if name.endswith(suffixes):
+                found = os.stat(os.path.join(place, name))
+                yield f"{os.path.relpath(place, folder)}/{name} {found.st_size} {found.st_mtime_ns}"
+
+
+def _forget_old(folder: Path) -> None:
+    """Remove all steps but the `MOST` that were used last."""
+
+    def used(path: Path) -> float:
+        try:
+            return path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    for path in sorted(folder.glob(f"*{SUFFIX}"), key=used, reverse=True)[MOST:]:
+        with suppress(OSError):
+            path.unlink()
+
+
+# **The embedding** is kept as it is stored, which is a fraction of its size in float32.
+
+
+def _kept_embedding(rows: Rows, first: int) -> tuple[dict[str, Any], list[Array]]:
+    """How it is kept, and the arrays of it, of which the first has this number."""
+    table = rows.matrix if isinstance(rows, Embedding) else None
+    if table is None:
+        return {"kind": "float", "first": first}, [np.asarray(rows)]
+    if isinstance(table, Stored):
+        own: dict[str, Any] = {"format": table.format, "rows": table.rows, "options": table.options}
+        return {"kind": "stored", "first": first, "own": own}, list(table.tensors)
+    names = "bits", "rows", "group_size", "convention"
+    own = {name: getattr(table, name) for name in names}
+    return {"kind": "affine", "first": first, "own": own}, [table.words, table.scales, table.zeros]
+
+
+def _embedding(found: image.Image, config: LlamaConfig) -> Rows:
+    """The embedding of a kept step. Of its arrays, which may be large, only the columns that are read are checked."""
+    said = found.header["embedding"]
+    arrays, own = found.arrays[said["first"] :], said.get("own")
+
+    def affine(ids: I64) -> Matrix:
+        words, scales, zeros = (np.ascontiguousarray(array[:, ids]) for array in arrays)
+        return QuantizedMatrix(words=words, scales=scales, zeros=zeros, **own)
+
+    def stored(ids: I64) -> Matrix:
+        options = tuple((name, value) for name, value in own["options"])
+        return Stored(own["format"], own["rows"], len(ids), (arrays[0][ids],), options)
+
+    if said["kind"] == "float":
+        return arrays[0]
+    return Embedding((config.vocabulary, config.hidden), affine if said["kind"] == "affine" else stored)

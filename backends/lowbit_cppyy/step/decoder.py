@@ -1,0 +1,263 @@
+"""A decoder whose step is one call of C++.
+
+It is a `lowbit.model.decoder.AnyDecoder`, made of one that runs the same step one operation at a time on this backend,
+and gives the same bits: the matrices, kernels and orders of operations are the same. What it saves is the time between
+operations. Python is left out of it, the threads stay awake, and activations are laid out where they are read.
+
+**Kept as it is.** Norms, activations, rotations and attention are those of the backend, in float32, and every product
+is one of a prepared matrix. A step with anything else, such as a matrix that numpy multiplies by, is not compiled.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from lowbit.arrays import F32, F64, U64, Array
+from lowbit.attention.rope import half_split, rotation
+from lowbit.contract.checks import check_integer, check_view
+from lowbit.errors import ArgumentError
+from lowbit.model.block import check_scores
+from lowbit.model.config import LlamaConfig
+from lowbit.model.decoder import PREFILL_TOKENS, Rows, batch_ids, check_logits, embedded, token_ids
+from lowbit.model.weights import Progress
+from lowbit_cppyy.codegen.elementwise import CHUNK
+from lowbit_cppyy.runtime.calls import FLOATS
+from lowbit_cppyy.runtime.compiler import FORKED, TINY, raise_failure
+from lowbit_cppyy.stored.casts import raise_for
+
+PURPOSES = (1, 2, 5)
+"""Numbers of tokens for which the backend may choose other kernels: one, a few, many."""
+UNROUTED = 9
+"""Status of a step in which the score of an expert is not finite."""
+MOST_BASES = 4
+"""Of rotations in one model."""
+
+
+@dataclass
+class State:
+    """The state of a sequence: keys and values of all blocks, float32, blocks × heads × capacity × d_h.
+
+    Attributes:
+        keys: rotated.
+        values: as they are.
+        length: tokens that are in them.
+    """
+
+    keys: F32
+    values: F32
+    length: int = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def reserve(self, length: int) -> None:
+        """Make room for so many tokens."""
+        capacity = self.keys.shape[2]
+        if length > capacity:
+            capacity = max(length, 2 * capacity)
+            self.keys, self.values = (_grown(each, self.length, capacity) for each in (self.keys, self.values))
+
+
+def _grown(array: F32, length: int, capacity: int) -> F32:
+    larger = np.empty((*array.shape[:2], capacity, array.shape[3]), np.float32)
+    larger[:, :, :length] = array[:, :, :length]
+    return larger
+
+
+class AnyParts(Protocol):
+    """What a step is called with; see `lowbit_cppyy.step.parts.StepParts`."""
+
+    bases: list[float]
+    model: int
+    run: Callable[..., int]
+    run_batch: Callable[..., int]
+    score: Callable[..., int]
+
+    def address(self, array: Array) -> int: ...
+
+    def written(self, arrays: Sequence[Array]) -> AbstractContextManager[U64]: ...
+
+    def table_of(self, purpose: int, *, exact: bool = False) -> int: ...
+
+
+class CompiledDecoder:
+    """A decoder with a compiled step; see the top of the module.
+
+    Attributes:
+        config: of the model.
+        parts: what its step is called with.
+    """
+
+    def __init__(self, config: LlamaConfig, embedding: Rows, parts: AnyParts) -> None:
+        """A decoder of parts that are compiled already.
+
+        Args:
+            config: of the model.
+            embedding: gives the rows of tokens, as an array does: float32, vocabulary × hidden.
+            parts: of its step.
+        """
+        self.config, self.parts, self._embedding = config, parts, embedding
+        self._lock, self._owner = threading.Lock(), os.getpid()
+        self._angles = _Angles(config, parts)
+        self._scored: tuple[F32, F32] | None = None
+
+    def new_state(self, capacity: int = 64) -> State:
+        """The state of an empty sequence, with room for `capacity` tokens at first.
+
+        Raises:
+            ArgumentError: a capacity of less than one.
+        """
+        check_integer("capacity", capacity, least=1)
+        config = self.config
+        shape = config.layers, config.kv_heads, capacity, config.head_dim
+        return State(np.empty(shape, np.float32), np.empty(shape, np.float32))
+
+    def hidden(self, tokens: Sequence[int], state: State, progress: Progress | None = None) -> F64:
+        """As `lowbit.model.decoder.Decoder.hidden`.
+
+        Raises:
+            ArgumentError: no tokens, a token outside the vocabulary, or more tokens than the context; a state of
+                another decoder; an activation that cannot be cast.
+            UnavailableError: no memory, a forked process, a closed backend.
+        """
+        self._check_state("state", state)
+        ids, parts, work = token_ids(tokens, self.config, already=len(state)), [], 0
+        for start in range(0, len(ids), PREFILL_TOKENS):
+            part = ids[start : start + PREFILL_TOKENS]
+            stream = embedded(self._embedding, part, self.config.embedding_scale).astype(np.float32)
+            with self._alone():
+                parts.append(self._read(stream, state))
+            work += len(part) * self.config.layers
+            if progress is not None:
+                progress(work, len(ids) * self.config.layers)
+        return np.concatenate(parts).astype(np.float64)
+
+    def hidden_batch(self, tokens: Sequence[int], states: Sequence[State]) -> F64:
+        """As `lowbit.model.decoder.Decoder.hidden_batch`.
+
+        Raises:
+            ArgumentError, UnavailableError: as that, and as `hidden`.
+        """
+        for number, state in enumerate(states):
+            self._check_state(f"states[{number}]", state)
+        ids = batch_ids(tokens, states, [len(state) for state in states], self.config)
+        stream = embedded(self._embedding, ids, self.config.embedding_scale).astype(np.float32)
+        with self._alone():
+            for state in states:
+                state.reserve(state.length + 1)
+            lengths = np.array([state.length for state in states], np.int64)
+            capacities = np.array([state.keys.shape[2] for state in states], np.int64)
+            caches = [state.keys for state in states] + [state.values for state in states]
+            with self.parts.written(caches) as addresses:
+                where = lengths, capacities, addresses[: len(states)], addresses[len(states) :]
+                hidden = self._call(self.parts.run_batch, stream, int(lengths.max()) + 1, where)
+            for state in states:
+                state.length += 1
+        return hidden.astype(np.float64)
+
+    def logits(self, hidden: F64) -> F32:
+        """As `lowbit.model.decoder.Decoder.logits`. Those of a single token were computed with it.
+
+        Raises:
+            ArgumentError: hidden states of another shape; a logit is not finite.
+        """
+        rows, scored = np.ascontiguousarray(hidden, np.float32), self._scored
+        check_view("hidden", rows, np.float32, (None, self.config.hidden))
+        if scored is not None and len(rows) == 1 and np.array_equal(rows[0], scored[0]):
+            scores = scored[1][np.newaxis].copy()
+        else:
+            scores = np.empty((len(rows), self.config.vocabulary), np.float32)
+            with self._alone():
+                self._tried(rows, lambda tables: self.parts.score(self.parts.model, tables, len(rows), rows, scores))
+        check_logits(scores)
+        return scores
+
+    def _alone(self) -> threading.Lock:
+        """The lock of the decoder. A child of fork gets an error: a thread that it lacks may have held the lock, and it
+        lacks the threads of the pool in any case."""
+        if os.getpid() != self._owner:
+            raise_failure(FORKED)
+        return self._lock
+
+    def _check_state(self, argument: str, state: State) -> None:
+        config = self.config
+        own = config.layers, config.kv_heads, config.head_dim
+        if not isinstance(state, State) or (*state.keys.shape[:2], state.keys.shape[3]) != own:
+            raise ArgumentError(argument, "of another decoder", "a state that `new_state` of this decoder has made")
+
+    def _read(self, stream: F32, state: State) -> F32:
+        """The hidden states of tokens with these embeddings; the tokens are added to the state."""
+        count = len(stream)
+        state.reserve(state.length + count)
+        logits = np.empty(self.config.vocabulary, np.float32) if count == 1 else FLOATS
+        where = state.length, state.keys.shape[2], state.keys, state.values, logits, count == 1
+        hidden = self._call(self.parts.run, stream, state.length + count, where)
+        state.length += count
+        if count == 1:
+            self._scored = hidden[0].copy(), logits
+        return hidden
+
+    def _call(self, run: Callable[..., int], stream: F32, positions: int, where: tuple[object, ...]) -> F32:
+        """The hidden states that a function of the bridge writes: by kernels that fold powers of two into activations,
+        or by others where an activation is too small for that."""
+        hidden, angles = np.empty_like(stream), self._angles.up_to(positions)
+
+        def called(tables: U64) -> int:
+            x = stream.copy()  # a step overwrites it
+            return run(self.parts.model, tables, len(stream), x, angles, hidden, *where)
+
+        self._tried(stream, called)
+        return hidden
+
+    def _tried(self, rows: F32, call: Callable[[U64], int]) -> None:
+        """Call with the tables of so many rows, again without powers of two where an activation is too small."""
+        for exact in (False, True):
+            status = call(self._tables_of(len(rows), exact=exact))
+            if status != TINY:
+                break
+        if status == UNROUTED:
+            check_scores(np.full(1, np.nan, np.float32))
+        if status:
+            raise_for(status, rows)
+
+    def _tables_of(self, count: int, *, exact: bool) -> U64:
+        """The addresses of the products of one token, of a few and of many: in a dense model those of the call. A
+        sparse model may send any number of tokens to an expert."""
+        own = max(each for each in PURPOSES if each <= count)
+        purposes = [own] * 3 if self.config.routing is None else [min(each, own) for each in PURPOSES]
+        return np.array([self.parts.table_of(each, exact=exact) for each in purposes], np.uint64)
+
+
+class _Angles:
+    """Cosines and sines of positions for each base, as ``rotate_head`` reads them."""
+
+    def __init__(self, config: LlamaConfig, parts: AnyParts) -> None:
+        self._layout, self._parts = half_split(config.head_dim), parts
+        self._made: tuple[int, list[F32], U64] = 0, [], np.zeros(MOST_BASES, np.uint64)
+
+    def up_to(self, positions: int) -> U64:
+        """The addresses of the tables, which have at least so many positions."""
+        before, _, _ = self._made
+        if positions > before:
+            count = max(64, 2 * before, positions)
+            tables = [self._table(base, count) for base in self._parts.bases]
+            addresses = np.zeros(MOST_BASES, np.uint64)
+            for n, table in enumerate(tables):
+                addresses[n] = self._parts.address(table)
+            self._made = count, tables, addresses  # at once, so that an interrupt leaves the ones before
+        return self._made[2]
+
+    def _table(self, base: float, positions: int) -> F32:
+        turned, d = rotation(self._layout, base, 0, positions), self._layout.head_dim
+        padded = -(-d // CHUNK) * CHUNK
+        table = np.zeros((positions, padded // CHUNK, 2, CHUNK), np.float32)
+        for half, numbers in enumerate((turned.cos, turned.sin)):
+            whole = np.zeros((positions, padded), np.float32)
+            whole[:, :d] = numbers
+            table[:, :, half] = whole.reshape(positions, -1, CHUNK)
+        return table

@@ -1,0 +1,170 @@
+"""The C++ of one decoder's step: its model, and tables of the products that a call may need."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import U64, Array
+from lowbit.attention.rope import half_split
+from lowbit.errors import NotDeclaredError
+from lowbit.model.decoder import Decoder
+from lowbit.model.elementwise import Float32Cache
+from lowbit.runtime.linears import BackendLinear
+from lowbit_cppyy.codegen.elementwise import pass_kernel
+from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.runtime.calls import FLOATS, KernelSet
+from lowbit_cppyy.runtime.compiler import FIRST_CALLS, Pool, preparing, runtime
+from lowbit_cppyy.runtime.decode_operations import DecodeKernels
+from lowbit_cppyy.runtime.products import Product
+from lowbit_cppyy.step.decoder import MOST_BASES
+from lowbit_cppyy.step.source import StepSource
+
+GATES = {"silu": "gated", "gelu": "gelu_gated"}
+
+
+class StepParts:
+    """What the step of a decoder is called with, made of a decoder that runs the same step one operation at a time.
+
+    Attributes:
+        source: the C++ of the step.
+        bases: of its rotations, in the order of the tables of angles.
+        model: its address.
+        run: `run_step` of ``cpp/step.h``.
+        run_batch: likewise.
+        score: `score_rows`.
+    """
+
+    def __init__(
+        self, backend: str, decoder: Decoder, table: InstructionSet, kernels: DecodeKernels, pool: Pool
+    ) -> None:
+        """Compile the step of a decoder.
+
+        Raises:
+            NotDeclaredError: the step has a part that is not compiled.
+            UnavailableError: it cannot be compiled here.
+        """
+        _check(backend, decoder)
+        self.source = StepSource(decoder.step, table)
+        self.bases = self.source.bases
+        if len(self.bases) > MOST_BASES:
+            raise NotDeclaredError(backend, f"a compiled step with {len(self.bases)} bases of rotations")
+        matrices = [
+            _linear(backend, block.linears[name])
+            for program, block in zip(decoder.step.blocks, decoder.blocks, strict=True)
+            for name in self.source.parameters(program)[0]
+        ]
+        self._matrices = [*matrices, _linear(backend, decoder.head)]
+        if len({product_of(each, 1, exact=False).panel for each in self._matrices}) > 1:
+            raise NotDeclaredError(backend, "compiled steps with panels of several sizes")
+        self._products: dict[tuple[int, bool], _Products] = {}
+        self.run, self.run_batch, self.score = _functions()
+        self._model = _Model(decoder, self.source, table, kernels, pool)
+        self.model = self._model.handle
+        self.table_of(1)
+
+    def address(self, array: Array) -> int:
+        """Where the step finds an array, which the caller keeps alive."""
+        return runtime().address(array)
+
+    def written(self, arrays: Sequence[Array]) -> AbstractContextManager[U64]:
+        """The addresses of arrays that the step writes to, while the context lasts."""
+        return runtime().written(arrays)
+
+    def table_of(self, purpose: int, *, exact: bool = False) -> int:
+        """The address of the products for calls of a number of tokens; `exact` for kernels without powers of two."""
+        if (purpose, exact) not in self._products:
+            with preparing:
+                products = [product_of(each, purpose, exact=exact) for each in self._matrices]
+                self._products[purpose, exact] = _Products(products)
+        return self._products[purpose, exact].handle
+
+
+class _Products:
+    """Products for C++; it keeps alive what it points to."""
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        layouts: dict[bytes, int] = {}
+        numbers = [
+            [
+                each.linear,
+                each.route.handle,
+                each.stored,
+                each.cast,
+                layouts.setdefault(each.route.laid_out, len(layouts)) + (each.cast + 2) * len(products),
+                each.nbytes,
+            ]
+            for each in products
+        ]
+        self._kept = products
+        bridge = runtime().bridge
+        self.handle: int = bridge.create_products(np.array(numbers, np.int64).reshape(-1), len(products))
+        weakref.finalize(self, bridge.destroy_products, self.handle).atexit = False
+
+
+class _Model:
+    """A step and its vectors for C++; it keeps alive what it points to."""
+
+    def __init__(
+        self, decoder: Decoder, source: StepSource, table: InstructionSet, kernels: DecodeKernels, pool: Pool
+    ) -> None:
+        compiled, config = runtime(), decoder.config
+        with preparing:
+            passes = [("squares", "normed"), (GATES[config.activation],), ("rotated",)]
+            sets = [KernelSet([pass_kernel(name, table) for name in names], pool) for names in passes]
+            step = compiled.kernel(source)
+        partners = np.ascontiguousarray(half_split(config.head_dim).partner, np.int64)
+        vectors = [
+            np.ascontiguousarray(block.parameters[name], np.float32)
+            for program, block in zip(decoder.step.blocks, decoder.blocks, strict=True)
+            for name in source.parameters(program)[1]
+        ] + [decoder.norm_gain]
+        self._kept = sets, partners, vectors, pool, kernels
+        handles = [pool.handle, step, *(each.handle for each in sets), kernels.heads(config.head_dim)]
+        places = [compiled.address(partners), *(compiled.address(vector) for vector in vectors)]
+        addresses = np.array([*handles, *places], np.uint64)
+        sizes = [config.hidden, config.head_dim, config.heads, config.kv_heads, source.value_columns]
+        self.handle: int = compiled.bridge.create_model(np.array(sizes, np.int64), addresses, len(vectors))
+        weakref.finalize(self, compiled.bridge.destroy_model, self.handle).atexit = False
+
+
+def _functions() -> tuple[Callable[..., int], ...]:
+    """The functions of ``cpp/step.h`` that run steps, compiled at the first request with all that cppyy makes of it."""
+    compiled = runtime()
+    bridge: Any = compiled.bridge
+
+    def called() -> None:
+        numbers, addresses = np.zeros(8, np.int64), np.zeros(8, np.uint64)
+        arrays = FLOATS, addresses, FLOATS
+        for function in (bridge.run_step, bridge.run_batch, bridge.score_rows):
+            function.__release_gil__ = True
+        for _ in range(FIRST_CALLS):
+            bridge.destroy_products(bridge.create_products(numbers, 0))
+            bridge.destroy_model(bridge.create_model(numbers, addresses, 0))
+            bridge.run_step(0, addresses, 0, *arrays, 0, 0, FLOATS, FLOATS, FLOATS, False)
+            bridge.run_batch(0, addresses, 0, *arrays, numbers, numbers, addresses, addresses)
+            bridge.score_rows(0, addresses, 0, FLOATS, FLOATS)
+
+    compiled.include("step.h", called)
+    return bridge.run_step, bridge.run_batch, bridge.score_rows
+
+
+def _check(backend: str, decoder: Decoder) -> None:
+    """Refuse a decoder whose elementwise operations are not the backend's."""
+    if decoder.ops.dtype != np.float32 or decoder.ops.cache is not Float32Cache:
+        raise NotDeclaredError(backend, "compiled steps with elementwise operations of another")
+
+
+def product_of(linear: BackendLinear, tokens: int, *, exact: bool) -> Product:
+    """The product of a linear layer of this backend for a number of tokens."""
+    prepared: Any = linear.prepared
+    product: Product = prepared.product(tokens, linear.activations, exact=exact)
+    return product
+
+
+def _linear(backend: str, linear: object) -> BackendLinear:
+    if not isinstance(linear, BackendLinear):
+        raise NotDeclaredError(backend, "compiled steps with matrices that numpy multiplies by")
+    return linear

@@ -1,0 +1,217 @@
+"""Phases: the lines of a block's program, grouped by what threads do between two waits.
+
+All threads of a step run the same phases, and each phase divides its work between them:
+
+- `Norm`: the norm of whole rows. For one token every thread computes it for itself, which is cheaper than to wait.
+- `Multiply`: products of one value with several matrices. Each thread computes some of their columns, and may go on to
+  what needs no other columns than those: the sum with the residual stream, or the activation of a gated unit.
+- `PerHead`: what is done to each head of queries, keys and values: biases, norms, rotations, and the cache.
+- `Attend`: some of the heads.
+- `Experts`: those that the scores of a router choose for each token.
+- `Add`: the sum with the residual stream, where a norm stands between it and the product.
+
+**Values in memory.** A value that is only changed element by element, or head by head, takes the place of the one that
+it is made from; the residual stream always does. Another value gets a place that no living value has.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import ClassVar
+
+from lowbit.errors import NotDeclaredError
+from lowbit.model.config import LlamaConfig
+from lowbit.model.step import BEGIN, Line, Program, widths
+
+ROOM = "room of experts"
+STREAM = -1
+"""The place of the residual stream, which lies in memory of its own."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The norm of whole rows."""
+
+    line: Line
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """Products of one value with several matrices, and what follows in the same columns.
+
+    Attributes:
+        lines: the products.
+        then: ``add`` or a gated activation of their columns; None for nothing.
+    """
+
+    lines: tuple[Line, ...]
+    then: Line | None = None
+
+
+@dataclass(frozen=True)
+class PerHead:
+    """What is done to single heads."""
+
+    lines: tuple[Line, ...]
+    kinds: ClassVar[frozenset[str]] = frozenset(("bias", "norm", "rotate", "append"))
+
+
+@dataclass(frozen=True)
+class Attend:
+    """Attention over the cache."""
+
+    line: Line
+
+
+@dataclass(frozen=True)
+class Add:
+    """A sum with the residual stream, of rows that were normed."""
+
+    line: Line
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A sparse layer: its scores, its choice and its experts."""
+
+    lines: tuple[Line, Line]
+
+
+Phase = Norm | Multiply | PerHead | Attend | Experts | Add
+ALONE: Mapping[str, type[Norm] | type[Attend] | type[Add]] = MappingProxyType(
+    {"norm": Norm, "attend": Attend, "add": Add}
+)
+"""The kinds of lines that are a phase by themselves."""
+
+
+def phases_of(program: Program, config: LlamaConfig) -> list[Phase]:
+    """The phases of a block's program.
+
+    Raises:
+        NotDeclaredError: it has a line that is not compiled.
+    """
+    found: list[Phase] = []
+    lines = list(program)
+    while lines:
+        line = lines[0]
+        if line.kind == "product":
+            count = _leading(lines, partial(_multiplies, line.inputs))
+            products, behind = tuple(lines[:count]), lines[count : count + 1]
+            then = behind[0] if behind and _follows(products, behind[0], program) else None
+            found.append(Multiply(products, then))
+            del lines[: count + (then is not None)]
+            continue
+        if _per_head(config, line):
+            count = _leading(lines, partial(_per_head, config))
+            found.append(PerHead(tuple(lines[:count])))
+            del lines[:count]
+            continue
+        if line.kind == "gate" and [other.kind for other in lines[1:2]] == ["experts"]:
+            found.append(Experts((line, lines[1])))
+            del lines[:2]
+            continue
+        if line.kind not in ALONE:
+            raise NotDeclaredError("cppyy", f"a compiled step with {line.kind}")
+        found.append(ALONE[line.kind](line))
+        del lines[0]
+    return found
+
+
+def _leading(lines: Sequence[Line], alike: Callable[[Line], bool]) -> int:
+    count = 0
+    while count < len(lines) and alike(lines[count]):
+        count += 1
+    return count
+
+
+def _multiplies(inputs: tuple[str, ...], line: Line) -> bool:
+    return line.kind == "product" and line.inputs == inputs
+
+
+def _per_head(config: LlamaConfig, line: Line) -> bool:
+    """Whether a line treats heads one by one; the norms of whole rows have another parameter."""
+    return line.kind in PerHead.kinds and (line.kind != "norm" or line.parameter in ("query_norm", "key_norm"))
+
+
+def _follows(products: tuple[Line, ...], line: Line, program: Program) -> bool:
+    """Whether a line needs no other columns of these products than those that a thread has written, and nothing else
+    reads the products."""
+    outs = {product.out for product in products}
+    readers = [other for other in program if outs & set(other.inputs)]
+    if readers != [line]:
+        return False
+    if line.kind == "add":
+        return len(products) == 1 and line.inputs[1] == products[0].out
+    return line.kind in ("swiglu", "geglu") and line.inputs == tuple(product.out for product in products)
+
+
+# **Places.**
+
+
+@dataclass
+class Places:
+    """Where the values of a program lie: the column at which each begins, or `STREAM`.
+
+    Attributes:
+        of: the place of each value.
+        columns: of all values together, for each token.
+    """
+
+    of: dict[str, int] = field(default_factory=dict)
+    columns: int = 0
+
+    def place(self, name: str, taken: dict[str, tuple[int, int]], size: int) -> None:
+        """Give a value the first columns that no other has."""
+        start = _free(taken, size)
+        self.of[name], taken[name] = start, (start, start + size)
+        self.columns = max(self.columns, start + size)
+
+
+def places_of(program: Program, phases: Sequence[Phase], config: LlamaConfig) -> Places:
+    """A place for every value. Two values that are alive in the same phase have different ones, unless one is made from
+    the other in place."""
+    wide, places = widths(program, config), Places({BEGIN: STREAM})
+    last = {name: number for number, phase in enumerate(phases) for line in lines_of(phase) for name in line.inputs}
+    taken: dict[str, tuple[int, int]] = {}  # the names of places that are in use, with their first and last column
+    for number, phase in enumerate(phases):
+        if isinstance(phase, Experts):
+            places.place(ROOM, taken, experts_room(phase, config))
+        for line in lines_of(phase):
+            source = line.inputs[0] if line.inputs else ""
+            if not line.out:
+                continue
+            if line.kind == "add":
+                places.of[line.out] = STREAM
+            elif line.kind in ("bias", "rotate", "swiglu", "geglu") or _per_head(config, line):
+                places.of[line.out] = places.of[source]
+                taken[line.out] = taken.pop(source)
+                last[line.out] = max(last.get(line.out, number), number)
+            else:
+                places.place(line.out, taken, wide[line.out])
+        for name in [name for name in taken if last.get(name, number) <= number]:
+            del taken[name]
+    return places
+
+
+def experts_room(phase: Experts, config: LlamaConfig) -> int:
+    """Columns for what is computed between the input of experts and their sum (``run_experts``)."""
+    top_k = int(phase.lines[1].setting("top_k"))
+    return top_k * (2 * config.feed_forward + config.hidden + 2) + config.hidden
+
+
+def _free(taken: dict[str, tuple[int, int]], size: int) -> int:
+    """The first column at which so many are free; columns are rounded to whole cache lines."""
+    start = 0
+    for first, end in sorted(taken.values()):
+        if first - start >= size:
+            break
+        start = max(start, -(-end // 16) * 16)
+    return start
+
+
+def lines_of(phase: Phase) -> tuple[Line, ...]:
+    """The lines of a phase, in order."""
+    if isinstance(phase, Multiply):
+        return (*phase.lines, *([phase.then] if phase.then else []))
+    return phase.lines if isinstance(phase, PerHead | Experts) else (phase.line,)

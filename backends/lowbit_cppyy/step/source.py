@@ -1,0 +1,238 @@
+"""The C++ of a step: a function for each kind of block, and one that runs them all.
+
+The text says what the program says, line by line, in calls of ``cpp/step.h``. It is made for one shape of model: sizes
+are numbers in it, so a compiler sees them. Weights are not: two models of one shape share a step.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lowbit.model.step import Line, Program, Step
+from lowbit_cppyy.caching import cached_property
+from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.step.phases import (
+    ROOM,
+    STREAM,
+    Add,
+    Attend,
+    Experts,
+    Multiply,
+    Norm,
+    PerHead,
+    lines_of,
+    phases_of,
+    places_of,
+)
+
+
+@dataclass(frozen=True)
+class StepSource:
+    """The C++ of a step.
+
+    Attributes:
+        step: the program.
+        table: the instruction set, whose namespace it is in.
+    """
+
+    step: Step
+    table: InstructionSet
+
+    @cached_property
+    def name(self) -> str:
+        """By what the text says, so that two different texts have different names."""
+        return f"step_{hashlib.sha256(self._body('step').encode()).hexdigest()[:16]}"
+
+    @property
+    def source(self) -> str:
+        """Its text."""
+        return self._body(self.name)
+
+    @property
+    def bases(self) -> list[float]:
+        """The bases of its rotations, in the order of the tables of angles."""
+        config = self.step.config
+        return sorted({config.layer_rope_base(number) for number in range(config.layers)})
+
+    @property
+    def value_columns(self) -> int:
+        """Columns of all shared values of a block, for each token."""
+        return max(block.places.columns for block in self._blocks.values())
+
+    def parameters(self, program: Program) -> tuple[list[str], list[str]]:
+        """The names of the matrices and of the vectors of a block, in the order in which the text counts them."""
+        block = self._blocks[program]
+        return block.matrices, block.vectors
+
+    @cached_property
+    def _blocks(self) -> "dict[Program, _Block]":
+        return {program: _Block(self, program) for program in dict.fromkeys(self.step.blocks)}
+
+    def _body(self, name: str) -> str:
+        config, numbers = self.step.config, {program: n for n, program in enumerate(self._blocks)}
+        lines = [
+            f"namespace lowbit::{self.table.name} {{",
+            f"// The step of a decoder: {config.layers} blocks of {config.hidden} channels, {config.heads} query heads",
+            f"// and {config.kv_heads} key-value heads of {config.head_dim} channels.",
+            f"struct {name}_of {{",
+        ]
+        for program, number in numbers.items():
+            lines += ["", f"static int block_{number}({_ARGUMENTS}) {{"]
+            lines += ["  " + line for line in self._blocks[program].lines()] + ["  return OK;", "}"]
+        lines += ["};", "", f"inline int {name}(const Team& team, const Call& call) {{"]
+        lines += ["  const Product* p = call.products;", "  const float* const* v = call.model->vectors.data();"]
+        for run, program in self.step.alike:
+            block = self._blocks[program]
+            lines += [
+                f"  for (int number = {run.start}; number < {run.stop}; ++number) {{",
+                f"    const int status = {name}_of::block_{numbers[program]}(team, call, number, p, v);",
+                "    if (status != OK) return status;",
+                f"    p += {len(block.matrices)}, v += {len(block.vectors)};",
+                "  }",
+            ]
+        lines += ["  " + line for line in self._end()]
+        lines += ["  return OK;", "}", f"}}  // namespace lowbit::{self.table.name}"]
+        return "\n".join(lines) + "\n"
+
+    def _end(self) -> Iterator[str]:
+        norm, head = self.step.last
+        hidden = self.step.config.hidden
+        yield f"// {norm}"
+        yield f"const float* const hidden = norm_rows(team, *call.model->norm, call.x, v[0], {_epsilon(norm)},"
+        yield f"                                      {hidden}, call.hidden);"
+        yield f"if (call.tokens == 1 && team.thread == 0) std::memcpy(call.hidden, hidden, {hidden} * sizeof(float));"
+        yield f"// {head}"
+        yield "if (call.logits) return multiply_all<false>(team, {p}, hidden, {call.logits}, Nothing{});"
+
+
+_ARGUMENTS = "const Team& team, const Call& call, int number, const Product* p, const float* const* v"
+
+
+def _epsilon(line: Line) -> str:
+    return f"static_cast<float>({line.setting('epsilon')!r})"
+
+
+class _Block:
+    """The text of one kind of block.
+
+    Attributes:
+        matrices: names of its matrices, in the order of the lines.
+        vectors: names of its vectors, likewise.
+        places: where its values lie.
+    """
+
+    def __init__(self, of: StepSource, program: Program) -> None:
+        self._of, self._config, self._program = of, of.step.config, program
+        self._phases = phases_of(program, self._config)
+        self.places = places_of(program, self._phases, self._config)
+        named = [line for line in program if line.parameter is not None]
+        self.matrices = [name for line in named for name in self._matrices_of(line)]
+        self.vectors = [str(line.parameter) for line in named if line.kind not in ("product", "experts")]
+        self._rows: set[str] = set()  # values that `norm_rows` has a pointer to
+
+    def _matrices_of(self, line: Line) -> list[str]:
+        """The names of the matrices of a line."""
+        routing = self._config.routing
+        if line.kind == "experts" and routing is not None:
+            return [f"{line.parameter}[{n}].{part}" for n in range(routing.experts) for part in ("gate", "up", "down")]
+        return [str(line.parameter)] if line.kind == "product" else []
+
+    def lines(self) -> Iterator[str]:
+        """Of the function of the block."""
+        self._rows = set()
+        for phase in self._phases:
+            yield from (f"// {line}" for line in lines_of(phase))
+            yield from getattr(self, f"_{type(phase).__name__.lower()}")(phase)
+            if not isinstance(phase, Norm):
+                yield "team.wait();"
+
+    def _value(self, name: str) -> str:
+        if name in self._rows:
+            return name
+        place = self.places.of[name]
+        return "call.x" if place == STREAM else f"call.values + {place} * call.tokens"
+
+    def _matrix(self, line: Line) -> str:
+        return f"p + {self.matrices.index(str(line.parameter))}"
+
+    def _vector(self, line: Line) -> str:
+        return f"v[{self.vectors.index(str(line.parameter))}]"
+
+    def _norm(self, phase: Norm) -> Iterator[str]:
+        line = phase.line
+        source, place = self._value(line.inputs[0]), self._value(line.out)
+        yield f"const float* const {line.out} = norm_rows(team, *call.model->norm, {source}, {self._vector(line)},"
+        yield f"                                          {_epsilon(line)}, {self._config.hidden}, {place});"
+        self._rows.add(line.out)
+
+    def _multiply(self, phase: Multiply) -> Iterator[str]:
+        first, then = phase.lines[0], phase.then
+        matrices = ", ".join(self._matrix(line) for line in phase.lines)
+        outs = ", ".join(self._value(line.out) for line in phase.lines)
+        paired, done = "false", "Nothing{}"
+        if then is not None and then.kind == "add":
+            done = f"Residual{{call.x, {self._value(first.out)}, {self._config.hidden}}}"
+        elif then is not None:
+            gate, up = (self._value(name) for name in then.inputs)
+            paired = "true"
+            done = f"Gate{{call.model->gate, {gate}, {up}, {self._config.feed_forward}, {self._value(then.out)}}}"
+        call = f"multiply_all<{paired}>(team, {{{matrices}}}, {self._value(first.inputs[0])}, {{{outs}}},"
+        yield f"if (const int status = {call}"
+        yield f"                       {done})) return status;"
+
+    def _attend(self, phase: Attend) -> Iterator[str]:
+        line, config = phase.line, self._config
+        window = line.setting("window") or 0
+        sizes = f"{config.heads}, {config.kv_heads}, {config.head_dim}, {window}"
+        yield f"attend_rows(team, *call.model->heads, call.places, number * {config.kv_heads}, {sizes},"
+        yield f"            {self._value(line.inputs[0])}, {self._value(line.out)});"
+
+    def _experts(self, phase: Experts) -> Iterator[str]:
+        (gate, experts), config = phase.lines, self._config
+        assert config.routing is not None
+        before = str(experts.setting("softmax") == "before").lower()
+        sizes = (
+            f"{config.routing.experts}, {experts.setting('top_k')}, {before}, {config.hidden}, {config.feed_forward}"
+        )
+        first = f"p - call.products + {self.matrices.index(f'{experts.parameter}[0].gate')}"
+        yield f"const Experts experts{{{sizes}, {first}}};"
+        values = f"{self._value(gate.inputs[0])}, {self._vector(gate)}, {self._value(ROOM)}, {self._value(experts.out)}"
+        yield f"if (const int status = run_experts(team, call, experts, {values})) return status;"
+
+    def _add(self, phase: Add) -> Iterator[str]:
+        yield f"add_rows(team, {self._value(phase.line.inputs[1])}, {self._config.hidden}, call.x);"
+
+    def _perhead(self, phase: PerHead) -> Iterator[str]:
+        """A loop over the heads of all tokens: of queries, then of keys, then of values."""
+        config, d = self._config, self._config.head_dim
+        counts = {"query": config.heads, "key": config.kv_heads, "value": config.kv_heads}
+        total = sum(counts.values())
+        yield f"for (std::int64_t n = team.first(call.tokens * {total}); n < team.last(call.tokens * {total}); ++n) {{"
+        yield f"  const std::int64_t t = n / {total}, h = n % {total};"
+        yield "  const Place& place = call.places[t];"
+        start = 0
+        for name, count in counts.items():
+            own = [line for line in phase.lines if line.kind != "append" and line.inputs[0].startswith(name)]
+            kept = next((line for line in phase.lines if line.kind == "append"), None) if name != "query" else None
+            yield f"  if ({start} <= h && h < {start + count}) {{" if own or kept else f"  // {name}: nothing"
+            if own or kept:
+                yield f"    const std::int64_t j = h - {start};"
+                yield f"    float* const head = {self._value(name)} + (t * {count} + j) * {d};"
+                yield from (f"    {self._head_line(line)}" for line in own)
+                if kept:
+                    cache = "place.keys" if name == "key" else "place.values"
+                    row = f"((number * {count} + j) * place.capacity + place.position) * {d}"
+                    yield f"    std::memcpy({cache} + {row}, head, {d} * sizeof(float));"
+                yield "  }"
+            start += count
+        yield "}"
+
+    def _head_line(self, line: Line) -> str:
+        d = self._config.head_dim
+        if line.kind == "bias":
+            return f"add_to(head, {self._vector(line)} + j * {d}, {d});"
+        if line.kind == "norm":
+            return f"rms_norm_row(*call.model->norm, head, {self._vector(line)}, {_epsilon(line)}, {d}, head);"
+        angles = f"call.angles[{self._of.bases.index(line.setting('base'))}]"
+        both, model = f"{angles} + place.position * 2 * padded_channels({d})", "call.model->"
+        return f"rotate_head(*{model}rotation, head, {both}, {model}partners, {d}, team.rotation, head);"

@@ -1,0 +1,214 @@
+"""Kept steps: the bits of the operations, from files that are believed only if they are as they were written."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from step_runs import PROMPTS, logits, model, operations
+from tiny_gguf import published, write
+
+from lowbit.backend.base import Backend, StepRequest
+from lowbit.errors import NotDeclaredError, UnavailableError
+from lowbit.model.decoder import AnyDecoder, Decoder
+from lowbit.model.step import step_of
+from lowbit.runtime import Options, load
+from lowbit.runtime.linears import Contract
+from lowbit.system.storage import code_folder
+from lowbit_cppyy import CppyyBackend
+from lowbit_cppyy.kept import libraries, steps
+from lowbit_cppyy.step.decoder import CompiledDecoder
+
+pytestmark = [
+    pytest.mark.toolchain,
+    pytest.mark.skipif(libraries.compiler() is None, reason="there is no C++ compiler"),
+]
+FACTS = {"answer": 42}
+
+
+def request_of(name: str, contract: Contract = "float32", made: list[str] | None = None) -> StepRequest:
+    """The step of a small model; `made` gets an entry each time it is made."""
+    weights = model(name)
+
+    def make(engine: Backend) -> tuple[Decoder, Mapping[str, Any]]:
+        assert isinstance(engine, CppyyBackend)
+        if made is not None:
+            made.append(name)
+        return operations(engine, weights, contract), FACTS
+
+    return StepRequest((name, contract), weights.config, lambda: step_of(weights), make)
+
+
+def kept(backend: CppyyBackend, request: StepRequest) -> AnyDecoder:
+    found = backend.kept_step(request)
+    assert found is not None
+    decoder, facts = found
+    assert facts == FACTS
+    return decoder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, in which libraries of the usual one are found."""
+    usual = code_folder(steps.FOLDER)
+    monkeypatch.setenv("LOWBIT_CACHE", str(tmp_path))
+    own = code_folder(steps.FOLDER)
+    for each in usual.glob("*.so*"):
+        shutil.copy2(each, own / each.name)
+    yield own
+    for each in own.glob("*.so*"):
+        if not (usual / each.name).exists():
+            shutil.copy2(each, usual / each.name)
+
+
+CASES = (("llama", "float32"), ("llama", "integer"), ("gemma3", "float32"), ("mixed", "integer"), ("sparse", "float32"))
+
+
+@pytest.mark.parametrize(("name", "contract"), CASES)
+def test_a_kept_step_has_the_bits_of_the_operations(name: str, contract: Contract, folder: Path) -> None:
+    """When it is made, and when it is found; on one thread and on three; of prompts, tokens, batches and many rows."""
+    made: list[str] = []
+    for threads in (1, 3):
+        with CppyyBackend(threads=threads) as backend:
+            plain, own = operations(backend, model(name), contract), kept(backend, request_of(name, contract, made))
+            assert isinstance(own, CompiledDecoder)
+            for prompt in PROMPTS:
+                np.testing.assert_array_equal(logits(own, prompt, 4), logits(plain, prompt, 4))
+            read = plain.hidden([3, 1, 4, 1, 5], plain.new_state())
+            np.testing.assert_array_equal(own.logits(read), plain.logits(read))
+            states, theirs = [own.new_state(), own.new_state()], [plain.new_state(), plain.new_state()]
+            np.testing.assert_array_equal(own.hidden_batch([7, 8], states), plain.hidden_batch([7, 8], theirs))
+    assert made == [name]
+
+
+def spoil(path: Path, at: int) -> None:
+    """Put a file in its place in which one byte is another; a library may be mapped, so its own file stays as it is."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    other = path.with_name("spoilt")
+    other.write_bytes(content)
+    other.replace(path)
+
+
+def test_what_is_not_as_it_was_written_is_made_again(folder: Path) -> None:
+    """A byte of the header, of the arrays and of a library; a file cut off, and one that others can write."""
+    made: list[str] = []
+
+    def again() -> None:
+        with CppyyBackend(threads=2) as backend:
+            decoder = kept(backend, request_of("llama", made=made))
+            np.testing.assert_array_equal(logits(decoder, 3, 2), expected)
+
+    with CppyyBackend(threads=2) as backend:
+        expected = logits(kept(backend, request_of("llama", made=made)), 3, 2)
+    (path,) = folder.glob(f"*{steps.SUFFIX}")
+    _, length, rest = path.read_bytes().split(b"\n", 2)
+    library = folder / json.loads(rest[: int(length)])["libraries"][1][0]
+    again()
+    assert len(made) == 1
+    for number, damage in enumerate(
+        (
+            lambda: spoil(path, 200),
+            lambda: spoil(path, -1),
+            lambda: os.truncate(path, path.stat().st_size - 64),
+            lambda: path.write_bytes(b""),
+            lambda: path.chmod(0o666),
+            lambda: spoil(library, 5000),
+            library.unlink,
+        )
+    ):
+        damage()
+        again()
+        assert len(made) == number + 2
+    assert not list(folder.glob(".*"))
+
+
+def test_a_step_of_another_model_is_not_taken(folder: Path) -> None:
+    """The file says whose configuration it is of, whatever its name."""
+    with CppyyBackend(threads=1) as backend:
+        kept(backend, request_of("llama"))
+        (path,) = folder.glob(f"*{steps.SUFFIX}")
+        kept(backend, request_of("gemma3"))
+        other = next(each for each in folder.glob(f"*{steps.SUFFIX}") if each != path)
+        shutil.copy(other, path)
+        made: list[str] = []
+        decoder = kept(backend, request_of("llama", made=made))
+        np.testing.assert_array_equal(logits(decoder, 3, 2), logits(operations(backend, model("llama")), 3, 2))
+    assert made == ["llama"]
+
+
+def test_only_some_steps_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were used last."""
+    monkeypatch.setattr(steps, "MOST", 2)
+    with CppyyBackend(threads=1) as backend:
+        paths = []
+        for name in ("llama", "gemma3"):
+            kept(backend, request_of(name))
+            paths += [each for each in folder.glob(f"*{steps.SUFFIX}") if each not in paths]
+        os.utime(paths[0], (2e9, 2e9))
+        kept(backend, request_of("llama", "integer"))
+    assert paths[0].exists() and not paths[1].exists()
+
+
+def test_a_closed_backend_says_so(folder: Path) -> None:
+    """Its threads have ended."""
+    with CppyyBackend(threads=2) as backend:
+        decoder = kept(backend, request_of("llama"))
+    with pytest.raises(UnavailableError, match="closed"):
+        decoder.hidden([1], decoder.new_state())
+
+
+def test_a_forked_child_is_told(folder: Path) -> None:
+    """It has none of the threads."""
+    with CppyyBackend(threads=2) as backend:
+        decoder = kept(backend, request_of("llama"))
+        child = os.fork()
+        if child == 0:
+            try:
+                decoder.hidden([1], decoder.new_state())
+            except UnavailableError as error:
+                os._exit(0 if "fork" in str(error) else 2)
+            os._exit(3)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_without_a_compiler_nothing_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where the compiler fails, where the folder cannot be used, or where the step has parts of another backend."""
+    with CppyyBackend(threads=1) as backend, monkeypatch.context() as patch:
+        patch.setattr(steps, "compiler", lambda: None)
+        assert backend.kept_step(request_of("llama")) is None
+    with CppyyBackend(threads=1) as backend, monkeypatch.context() as patch:
+        patch.setattr(libraries, "OPTIONS", (*libraries.OPTIONS, "--no-such-option"))
+        assert backend.kept_step(request_of("llama")) is None
+    with CppyyBackend(threads=1) as backend:
+        folder.chmod(0o777)
+        assert backend.kept_step(request_of("llama")) is None
+        folder.chmod(0o700)
+
+        def refuse(engine: Backend) -> Any:
+            raise NotDeclaredError(engine.name, "compiled steps of this kind")
+
+        asked = request_of("llama")
+        assert backend.kept_step(StepRequest(asked.identity, asked.config, asked.step, refuse)) is None
+    assert not list(folder.glob(f"*{steps.SUFFIX}"))
+
+
+def test_a_model_in_a_file_is_kept(folder: Path, tmp_path: Path) -> None:
+    """`load` finds the step by the content of the file: a copy has the same one, a changed file another."""
+    file = write(tmp_path / "m.gguf", published(3))
+    answers = []
+    for path in (file, Path(shutil.copy(file, tmp_path / "copy.gguf")), write(tmp_path / "n.gguf", published(4))):
+        with load(path, "cppyy") as ready, load(path, "cppyy", Options(step="operations")) as plain:
+            assert isinstance(ready.decoder, CompiledDecoder) and ready.account().fields["step"] == "compiled"
+            answers.append(ready.logits([1, 2, 3]))
+            np.testing.assert_array_equal(answers[-1], plain.logits([1, 2, 3]))
+            facts = dict(ready.account().fields)
+            assert facts["weight_bytes"] == plain.account().fields["weight_bytes"]
+            assert facts["matrices"] == plain.account().fields["matrices"] and json.dumps(facts)
+    np.testing.assert_array_equal(answers[0], answers[1])
+    assert not np.array_equal(answers[0], answers[2])
+    assert len(list(folder.glob(f"*{steps.SUFFIX}"))) == 2

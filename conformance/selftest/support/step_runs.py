@@ -1,0 +1,174 @@
+"""Decoders with compiled steps: small models of every kind, and what they answer."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from stored_runs import some_stored
+from tiny_gguf import CONFIG, published, write
+
+from lowbit.arrays import F32
+from lowbit.formats.gguf.reader import open_gguf, read_llama
+from lowbit.model.block import FORMULAS
+from lowbit.model.config import LlamaConfig, Routing
+from lowbit.model.decoder import AnyDecoder, Decoder, generate
+from lowbit.model.weights import GatedWeights, LayerWeights, LlamaWeights, Matrix, SparseWeights, shape_of
+from lowbit.moe.routing import Softmax
+from lowbit.quantization.affine import quantize
+from lowbit.runtime.elementwise import on_backend
+from lowbit.runtime.linears import BackendLinears, Contract
+from lowbit_cppyy import CppyyBackend
+from lowbit_cppyy.step.decoder import CompiledDecoder
+
+LLAMA = replace(CONFIG, context=600)
+ODD = LlamaConfig(2, 96, 160, 4, 2, 40, 265, 64, 500.0, 1e-3)  # a head is no whole chunk, a matrix no whole panel
+WIDE = replace(CONFIG, hidden=256, feed_forward=512, heads=4, kv_heads=1, head_dim=64)  # blocks of 256 weights
+GEMMA = replace(
+    CONFIG, layers=3, head_dim=32, window=4, full_every=3, local_rope_base=100.0, activation="gelu", embedding_scale=8.0
+)
+FORMATS = ("q4_k", "q6_k", "q5_0", "q8_0")
+"""Of the matrices of ``mixed``, in turns; so q, k and v, and gate and up, lie in different formats."""
+
+EDGES = {
+    "smallest": LlamaConfig(1, 8, 8, 1, 1, 8, 1, 3, 500.0, 1e-3),
+    "narrow": LlamaConfig(2, 24, 40, 4, 1, 6, 5, 9, 500.0, 1e-3, window=1),
+    "ragged": LlamaConfig(1, 72, 136, 4, 2, 66, 267, 70, 500.0, 1e-3, window=3),
+    "routed": LlamaConfig(2, 16, 24, 2, 2, 4, 3, 7, 500.0, 1e-3, routing=Routing(3, 3, "before")),
+}
+"""Models of sizes at which something ends: one of each, no multiple of a vector or a panel, a window of one token."""
+
+MODELS = ("llama", "odd", "qwen2", "gemma3", "q4_0", "mixed", "sparse", "sparse before")
+PROMPTS = (1, 3, 11)
+
+
+@cache
+def model(name: str) -> LlamaWeights:
+    """A model by name."""
+    if name.startswith("sparse"):
+        return sparse("before" if name.endswith("before") else "after")
+    config = {"odd": ODD, "gemma3": GEMMA, "mixed": WIDE}.get(name, LLAMA)
+    kind = GGMLQuantizationType.Q4_0 if name == "q4_0" else GGMLQuantizationType.Q4_1
+    architecture = name if name in ("qwen2", "gemma3") else "llama"
+    lengths = {f"{architecture}.attention.{what}_length": config.head_dim for what in ("key", "value")}
+    with TemporaryDirectory() as folder:
+        made = published(3, config, kind, architecture=architecture)
+        file = write(Path(folder) / "m.gguf", made, metadata=lengths)
+        weights = read_llama(open_gguf(file))
+    if name != "mixed":
+        return weights
+    turn = iter(range(100))
+
+    def stored(_: str, matrix: Matrix) -> Matrix:
+        rows, columns = shape_of(matrix)
+        return some_stored(FORMATS[next(turn) % len(FORMATS)], rows, columns)
+
+    changed = weights.changed(stored)
+    gains = ("attention_norm", "feed_forward_norm")  # small, because the matrices are not
+    layers = [
+        replace(each, **{name: getattr(each, name) * np.float32(1e-3) for name in gains}) for each in changed.layers
+    ]
+    return replace(changed, layers=tuple(layers))
+
+
+def sparse(softmax: Softmax) -> LlamaWeights:
+    """A model with five experts in each layer, of which a token runs two."""
+    dense, rng = model("llama"), np.random.default_rng(7)
+    config = replace(dense.config, routing=Routing(5, 2, softmax))
+
+    def matrix(rows: int, columns: int) -> Matrix:
+        numbers: F32 = rng.normal(scale=1 / 8, size=(rows, columns)).astype(np.float32)
+        return quantize(numbers, bits=4, group_size=32)
+
+    def experts() -> SparseWeights:
+        wide, narrow = (config.hidden, config.feed_forward), (config.feed_forward, config.hidden)
+        made = [GatedWeights(matrix(*wide), matrix(*wide), matrix(*narrow)) for _ in range(5)]
+        return SparseWeights(rng.normal(size=(config.hidden, 5)).astype(np.float32), tuple(made))
+
+    layers = tuple(replace(layer, feed_forward=experts()) for layer in dense.layers)
+    return LlamaWeights(config, dense.embedding, layers, dense.norm, dense.head)
+
+
+@cache
+def edge(name: str) -> LlamaWeights:
+    """One of `EDGES`, with random weights in short groups."""
+    config, rng = EDGES[name], np.random.default_rng(11)
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+
+    def matrix(rows: int, columns: int) -> Matrix:
+        numbers: F32 = rng.normal(scale=rows**-0.5, size=(rows, columns)).astype(np.float32)
+        return quantize(numbers, bits=4, group_size=min(rows, 8))
+
+    def gated() -> GatedWeights:
+        wide, narrow = (config.hidden, config.feed_forward), (config.feed_forward, config.hidden)
+        return GatedWeights(matrix(*wide), matrix(*wide), matrix(*narrow))
+
+    def feed_forward() -> GatedWeights | SparseWeights:
+        if config.routing is None:
+            return gated()
+        router = rng.normal(size=(config.hidden, config.routing.experts)).astype(np.float32)
+        return SparseWeights(router, tuple(gated() for _ in range(config.routing.experts)))
+
+    def layer() -> LayerWeights:
+        query, key, value = (matrix(config.hidden, width) for width in (queries, keys, keys))
+        gain = np.ones(config.hidden, np.float32)
+        return LayerWeights(gain, query, key, value, matrix(queries, config.hidden), gain, feed_forward())
+
+    embedding = rng.normal(size=(config.vocabulary, config.hidden)).astype(np.float32)
+    layers = tuple(layer() for _ in range(config.layers))
+    head = matrix(config.hidden, config.vocabulary)
+    return LlamaWeights(config, embedding, layers, np.ones(config.hidden, np.float32), head)
+
+
+def edge_answers(decoder: Decoder | CompiledDecoder) -> list[F32]:
+    """Logits of sequences as long as the context and the capacity of their states, which grow from one or not at all;
+    and the hidden states of a batch in which one sequence is empty and one is filled to its end."""
+    config, rng = decoder.config, np.random.default_rng(13)
+    found: list[F32] = []
+
+    def tokens(count: int) -> list[int]:
+        return [int(token) for token in rng.integers(0, config.vocabulary, count)]
+
+    for capacity, first in ((1, 1), (config.context, config.context), (config.context, 1), (1, config.context - 1)):
+        state: Any = decoder.new_state(capacity)
+        found.append(decoder.logits(decoder.hidden(tokens(first), state)))
+        found += [decoder.logits(decoder.hidden(tokens(1), state)) for _ in range(config.context - first)]
+    states: list[Any] = [decoder.new_state(capacity) for capacity in (1, config.context, 2)]
+    decoder.hidden(tokens(config.context - 1), states[1])
+    decoder.hidden(tokens(1), states[2])
+    found.append(decoder.hidden_batch(tokens(3), states).astype(np.float32))
+    return found
+
+
+def operations(backend: CppyyBackend, weights: LlamaWeights, contract: Contract = "float32") -> Decoder:
+    """The decoder that runs one operation of the backend after the other."""
+    steps = on_backend(backend, weights.config, FORMULAS)
+    return Decoder(weights, BackendLinears(backend, contract), ops=steps.ops)
+
+
+def logits(decoder: AnyDecoder, prompt: int, count: int) -> F32:
+    """Of the tokens that follow a prompt of so many tokens, forced along one sequence."""
+    rng = np.random.default_rng(prompt)
+    tokens: Sequence[int] = [int(token) for token in rng.integers(0, decoder.config.vocabulary, prompt + count)]
+    steps = generate(decoder, tokens[:prompt], count, forced=tokens[prompt:])
+    return np.stack([step.logits for step in steps])
+
+
+def answers(decoder: Decoder | CompiledDecoder) -> list[F32]:
+    """The logits of tokens after prompts of one token, a few and many, and the hidden states of batches."""
+    states: list[Any] = [decoder.new_state(3) for _ in range(3)]
+    for state, prompt in zip(states, ([5], [7, 1, 3], [4, 4]), strict=True):
+        decoder.hidden(prompt, state)
+    batches = [decoder.hidden_batch(tokens, states).astype(np.float32) for tokens in ([1, 2, 3], [0, 9, 8])]
+    return [logits(decoder, 1, 3), logits(decoder, 3, 1), logits(decoder, 11, 2), *batches]
+
+
+def compiled(backend: CppyyBackend, decoder: Decoder) -> CompiledDecoder:
+    """The same decoder with a compiled step."""
+    made = backend.compiled(decoder)
+    assert isinstance(made, CompiledDecoder)
+    return made

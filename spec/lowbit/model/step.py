@@ -1,0 +1,305 @@
+r"""The step of a decoder as a program: which operations it runs, on what, in which order.
+
+A decoder does the same for every token. What that is, its *step*, is written down here once, as a program of
+operations over named values, and everything else reads it: the interpreter of the chapter `block` runs it operation by
+operation on any backend, a backend may compile it whole, another may make a graph of it. So an architecture is a
+program, and a new one is added by writing its program.
+
+**A program** is a list of lines such as ``query = product(normed; query)``. A line names an operation, the values that
+it reads, a parameter among the weights (`lowbit.model.weights`) and the value that it writes. A value is a matrix with
+a row for each of the :math:`T` tokens of the call; heads lie side by side in its columns. No value is written twice. A
+block begins with the residual stream ``x`` and ends with the value ``result``, which is the ``x`` of the next.
+
+**What is checked.** `check` refuses a program that reads a value before it is written, writes one twice, or joins
+values and parameters of sizes that do not belong together.
+
+Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2.1; Qwen2 (arXiv 2407.10671) §2.2; Gemma 3
+(arXiv 2503.19786) §2.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from types import MappingProxyType
+from typing import Any, Literal
+
+from lowbit.errors import ArgumentError
+from lowbit.model.config import Activation, LlamaConfig
+from lowbit.model.weights import LayerWeights, LlamaWeights, linear_shapes, vector_sizes
+
+Kind = Literal[
+    "embed", "norm", "product", "bias", "rotate", "append", "attend", "swiglu", "geglu", "gate", "experts", "add"
+]
+
+OPERATIONS: Mapping[Kind, tuple[str | None, str]] = MappingProxyType(
+    {
+        "embed": (None, "rows of the embedding, times a factor"),
+        "norm": ("blocks.rms_norm", "RMSNorm of runs as long as the gain"),
+        "product": ("linear.gemm", "a linear layer"),
+        "bias": (None, "a vector added to every row"),
+        "rotate": ("rope.rotate", "heads rotated by their positions"),
+        "append": (None, "keys and values go to the cache"),
+        "attend": ("attention.attend", "attention over the cache, these tokens included"),
+        "swiglu": ("blocks.swiglu", "silu of the first times the second"),
+        "geglu": ("blocks.geglu", "gelu of the first times the second"),
+        "gate": ("routing.gate", "the scores of the experts"),
+        "experts": ("routing.sparse", "the experts that scores choose, weighted"),
+        "add": (None, "the sum of two values"),
+    }
+)
+"""For each kind of line the operation of the specification that it is, if it is more than one rounding, and a
+sentence. A product is the operation that the format of its matrix and the contract ask for."""
+
+BEGIN, END = "x", "result"
+"""The residual stream before a block, and after it."""
+
+
+Setting = int | float | str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a program.
+
+    Attributes:
+        kind: what it does, one of `OPERATIONS`.
+        out: the value that it writes; empty for ``append``, which writes to the cache.
+        inputs: the values that it reads.
+        parameter: its weights, by their name in the block; None where it has none.
+        settings: numbers and choices of the model, by name; such as ``epsilon`` of a norm.
+    """
+
+    kind: Kind
+    out: str
+    inputs: tuple[str, ...]
+    parameter: str | None = None
+    settings: tuple[tuple[str, Setting], ...] = ()
+
+    def setting(self, name: str) -> Any:
+        """One of its settings; None where it has none of this name."""
+        return dict(self.settings).get(name)
+
+    def __str__(self) -> str:
+        """As it is printed.
+
+        >>> str(Line("attend", "mixed", ("query_rotated",), settings=(("head_dim", 64), ("window", 512))))
+        'mixed = attend(query_rotated; head_dim 64, window 512)'
+        """
+        behind = [] if self.parameter is None else [self.parameter]
+        behind += [
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in self.settings
+        ]
+        call = f"{self.kind}({', '.join(self.inputs)}{'; ' if behind else ''}{', '.join(behind)})"
+        return f"{self.out} = {call}" if self.out else call
+
+
+Program = tuple[Line, ...]
+
+
+# **The block**: attention and a feed-forward part, each added to the residual stream (`block`).
+
+
+def block(config: LlamaConfig, number: int, vectors: Collection[str]) -> Program:
+    """The program of one block.
+
+    >>> config = LlamaConfig(1, 64, 128, 4, 2, 16, 100, 32, 10000.0, 1e-5)
+    >>> for line in block(config, 0, ["attention_norm", "feed_forward_norm"])[:6]:
+    ...     print(line)
+    normed = norm(x; attention_norm, epsilon 1e-05)
+    query = product(normed; query)
+    key = product(normed; key)
+    value = product(normed; value)
+    query_rotated = rotate(query; head_dim 16, base 10000)
+    key_rotated = rotate(key; head_dim 16, base 10000)
+
+    Args:
+        config: of the model.
+        number: of the block, from 0; a model may alternate between kinds of blocks.
+        vectors: the vectors that the block has, by their names in `LayerWeights`.
+    """
+    attended = "attention_normed" if "attention_post_norm" in vectors else "attention"
+    fed = "feed_forward_normed" if "feed_forward_post_norm" in vectors else "feed_forward"
+    return (
+        _norm(config, "normed", BEGIN, "attention_norm"),
+        *_attention(config, number, vectors),
+        *_post_norm(config, "attention", vectors),
+        Line("add", "middle", (BEGIN, attended)),
+        _norm(config, "middle_normed", "middle", "feed_forward_norm"),
+        *_feed_forward(config),
+        *_post_norm(config, "feed_forward", vectors),
+        Line("add", END, ("middle", fed)),
+    )
+
+
+def block_of(config: LlamaConfig, number: int, layer: LayerWeights) -> Program:
+    """The program of a block with these weights."""
+    return block(config, number, [name for name in vector_sizes(config) if getattr(layer, name) is not None])
+
+
+def _attention(config: LlamaConfig, number: int, vectors: Collection[str]) -> Iterator[Line]:
+    """From ``normed`` to ``attention``."""
+    latest: dict[str, str] = {}
+    for name in ("query", "key", "value"):
+        yield Line("product", name, ("normed",), name)
+        latest[name] = name
+    for name in latest:
+        if f"{name}_bias" in vectors:
+            yield Line("bias", f"{name}_biased", (latest[name],), f"{name}_bias")
+            latest[name] = f"{name}_biased"
+    for name in ("query", "key"):
+        if f"{name}_norm" in vectors:
+            yield _norm(config, f"{name}_normed", latest[name], f"{name}_norm")
+            latest[name] = f"{name}_normed"
+    heads, window = ("head_dim", config.head_dim), config.layer_window(number)
+    for name in ("query", "key"):
+        settings = heads, ("base", config.layer_rope_base(number))
+        yield Line("rotate", f"{name}_rotated", (latest[name],), settings=settings)
+    yield Line("append", "", ("key_rotated", latest["value"]))
+    seen = () if window is None else (("window", window),)
+    yield Line("attend", "mixed", ("query_rotated",), settings=(heads, *seen))
+    yield Line("product", "attention", ("mixed",), "output")
+
+
+def _feed_forward(config: LlamaConfig) -> Iterator[Line]:
+    """From ``middle_normed`` to ``feed_forward``: dense, or the experts that a router chooses."""
+    routing = config.routing
+    if routing is None:
+        yield from gated(config.activation, "middle_normed", "feed_forward", "feed_forward.")
+        return
+    choice = ("top_k", routing.top_k), ("softmax", routing.softmax), ("activation", config.activation)
+    yield Line("gate", "scores", ("middle_normed",), "feed_forward.router")
+    yield Line("experts", "feed_forward", ("middle_normed", "scores"), "feed_forward.experts", choice)
+
+
+def gated(activation: Activation, source: str, out: str, prefix: str = "") -> Program:
+    """A gated linear unit: a dense feed-forward part, or one expert; the names of its matrices begin with `prefix`."""
+    return (
+        Line("product", "gate", (source,), f"{prefix}gate"),
+        Line("product", "up", (source,), f"{prefix}up"),
+        Line("swiglu" if activation == "silu" else "geglu", "inner", ("gate", "up")),
+        Line("product", out, ("inner",), f"{prefix}down"),
+    )
+
+
+def _norm(config: LlamaConfig, out: str, source: str, gain: str) -> Line:
+    return Line("norm", out, (source,), gain, (("epsilon", config.rms_epsilon),))
+
+
+def _post_norm(config: LlamaConfig, part: str, vectors: Collection[str]) -> Iterator[Line]:
+    if f"{part}_post_norm" in vectors:
+        yield _norm(config, f"{part}_normed", part, f"{part}_post_norm")
+
+
+# **The step** is the embedding, the blocks, the last norm and the head.
+
+
+@dataclass(frozen=True)
+class Step:
+    """The program of a model.
+
+    Attributes:
+        config: of the model.
+        blocks: a program for each block.
+    """
+
+    config: LlamaConfig
+    blocks: tuple[Program, ...]
+
+    @property
+    def first(self) -> Program:
+        """From the tokens to the residual stream."""
+        return (Line("embed", BEGIN, ("tokens",), "embedding", (("scale", self.config.embedding_scale),)),)
+
+    @property
+    def last(self) -> Program:
+        """From the residual stream to the logits."""
+        return (_norm(self.config, "hidden", BEGIN, "norm"), Line("product", "logits", ("hidden",), "head"))
+
+    @property
+    def alike(self) -> list[tuple[range, Program]]:
+        """Runs of neighbouring blocks with the same program."""
+        found, first = [], 0
+        for program, run in groupby(self.blocks):
+            count = len(list(run))
+            found.append((range(first, first + count), program))
+            first += count
+        return found
+
+
+def step_of(weights: LlamaWeights) -> Step:
+    """The program of a model.
+
+    Raises:
+        ArgumentError: it is not sound (`check`).
+    """
+    blocks = (block_of(weights.config, number, layer) for number, layer in enumerate(weights.layers))
+    step = Step(weights.config, tuple(blocks))
+    for program in set(step.blocks):
+        check(program, weights.config)
+    return step
+
+
+# **Sizes.** Every value has T rows; its width follows from the values that it is made of and from the parameter.
+
+
+def widths(program: Program, config: LlamaConfig) -> dict[str, int]:
+    """The width of every value of a block's program.
+
+    Raises:
+        ArgumentError: a value is read before it is written or written twice, or sizes do not belong together.
+    """
+    known = {BEGIN: config.hidden}
+    for line in program:
+        for name in line.inputs:
+            if name not in known:
+                raise _unsound(line, f"a value that is written before the line reads it, not {name}")
+        if line.out in known:
+            raise _unsound(line, f"a value that no other line writes, not {line.out}")
+        width = _width(line, [known[name] for name in line.inputs], config)
+        if line.out:
+            known[line.out] = width
+    return known
+
+
+def check(program: Program, config: LlamaConfig) -> None:
+    """Refuse a block's program that is not sound.
+
+    Raises:
+        ArgumentError: as `widths`, or it does not end with a residual stream.
+    """
+    if widths(program, config).get(END) != config.hidden:
+        raise ArgumentError("program", "another end", f"{END}, {config.hidden} wide")
+
+
+def _width(line: Line, given: list[int], config: LlamaConfig) -> int:
+    """The width of a line's value, for the widths of what it reads."""
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    if line.kind in ("product", "gate"):
+        rows, columns = linear_shapes(config).get(str(line.parameter), (0, 0))
+        _fits(line, given, [rows])
+        return columns
+    if line.kind in ("norm", "bias"):
+        size = vector_sizes(config).get(str(line.parameter), 0)
+        if not size or given[0] % size or (line.kind == "bias" and given[0] != size):
+            raise _unsound(line, f"a vector for {given[0]} columns, not one of {size}")
+        return given[0]
+    if line.kind == "rotate" and given[0] % config.head_dim:
+        raise _unsound(line, f"whole heads of {config.head_dim} columns, not {given[0]}")
+    if line.kind == "append":
+        _fits(line, given, [keys, keys])
+    elif line.kind == "attend":
+        _fits(line, given, [queries])
+    elif line.kind == "experts":
+        _fits(line, given, [config.hidden, config.routing.experts if config.routing else 0])
+    elif line.kind in ("swiglu", "geglu", "add"):
+        _fits(line, given, [given[0]] * 2)
+    return given[0]
+
+
+def _fits(line: Line, given: list[int], allowed: list[int]) -> None:
+    if given != allowed:
+        raise _unsound(line, f"values {allowed} columns wide, not {given}")
+
+
+def _unsound(line: Line, allowed: str) -> ArgumentError:
+    return ArgumentError("line of a program", repr(str(line)), allowed)
