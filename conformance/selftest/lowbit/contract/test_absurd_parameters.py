@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
+from tracing import traced
 
 from lowbit.attention import attention, ksort, kvcache, rope
 from lowbit.backend.wire import decode
@@ -70,13 +71,10 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
 def test_absurd_parameters_are_refused_before_memory_is_taken(name: str) -> None:
     """An ArgumentError that names the parameter, and less than a megabyte."""
     call, text = CALLS[name]
-    tracemalloc.start()
-    try:
+    with traced():
         with pytest.raises(ArgumentError, match=text):
             call()
         assert tracemalloc.get_traced_memory()[1] < 2**20
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_window_beyond_every_integer_sees_all() -> None:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from quantized_copies import PLAN, equal, same
 from tiny_checkpoint import DENSE, MIXTRAL, published, write
+from tracing import traced
 
 from lowbit.errors import ArgumentError, FormatError, LowbitError, UnavailableError
 from lowbit.formats.checkpoint import cache as checkpoint_cache
@@ -202,16 +203,13 @@ def test_no_more_than_a_block_in_memory(tmp_path: Path, monkeypatch: pytest.Monk
     block = 8 * 3 * matrix
     plan = Plan(Quantization(4, 64), Quantization(4, 64))
     quantized(open_checkpoint(path), Plan(Quantization(3, 64), None), tmp_path / "warm").layer(0)
-    tracemalloc.start()
-    try:
+    with traced():
         made = quantized(open_checkpoint(path), plan, tmp_path / "cache")
         making = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
         for number in range(2):
             made.layer(number)
         using = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
     assert making < block / 6 + 6 * matrix < block
     assert using < block / 8  # the codes of a block alone
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tracing import traced
 from typer.testing import CliRunner, Result
 
 from lowbit.cli import app
@@ -94,12 +95,9 @@ def test_one_shard_in_memory(tmp_path: Path) -> None:
     config = replace(CONFIG, layers=12, hidden=128, feed_forward=256)
     total, shard = total_bytes(config), 200_000
     write_random(tmp_path / "warm", CONFIG, 0, shard_bytes=shard)
-    tracemalloc.start()
-    try:
+    with traced():
         write_random(tmp_path / "m", config, 0, shard_bytes=shard)
         peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
     assert peak < shard + 30 * 128 * 256 * 4 < total / 2  # chunks here are whole matrices, one for each thread
 
 

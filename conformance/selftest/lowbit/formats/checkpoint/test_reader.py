@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_checkpoint import DENSE, INDEX, MIXTRAL, Published, crafted, published, shapes, shard, write
+from tracing import traced
 
 from lowbit.arrays import F64
 from lowbit.errors import ArgumentError, FormatError
@@ -152,8 +153,7 @@ def test_a_block_is_read_one_matrix_at_a_time(tmp_path: Path) -> None:
     config = MIXTRAL | {"hidden_size": 128, "intermediate_size": 256, "num_local_experts": 8, "head_dim": 32}
     path, largest = write(tmp_path / "m", published(config), 2), 128 * 256 * 4
     open_checkpoint(path).layer(0)  # what is imported and kept on first use
-    tracemalloc.start()
-    try:
+    with traced():
         source = open_checkpoint(path)
         opened = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
@@ -162,8 +162,6 @@ def test_a_block_is_read_one_matrix_at_a_time(tmp_path: Path) -> None:
         tracemalloc.reset_peak()
         source.layer(1)
         whole = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
     assert opened < largest
     assert dropped < 5 * largest
     assert 24 * largest < whole < 40 * largest  # one of the two blocks
