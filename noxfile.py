@@ -12,7 +12,7 @@ atlas          other projects' kernels under the suite: ``-- PROJECT`` installs 
 functions      certify the docs' functions in torch, Triton, Pallas and numba; installs them: gigabytes
 torch          the tests of the layer for PyTorch, which the job `tests` skips; installs torch: gigabytes
 bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` and
-               ``-- --growth`` with llama.cpp on a whole model, all in the environment of bench-peers
+               ``-- --growth`` with llama.cpp and OpenVINO GenAI on a whole model, all in the environment of bench-peers
 docs           build the documentation into docs/_build/html
 site           look at the built documentation in a browser: needs Chromium; ``-- --page NAME`` looks at one page
 types, lint    mypy --strict; ruff and import-linter
@@ -59,7 +59,7 @@ PEERS = {
     "ONNX Runtime": ("onnx", "onnxruntime"),
     "llama.cpp": ("llama-cpp-python",),
     "PyTorch": ("torch",),
-    "OpenVINO": ("openvino",),
+    "OpenVINO": ("openvino", "openvino-genai"),
 }
 WHOLE = [  # files with tests that are marked so; `nox -s tests` leaves these tests out
     f"conformance/selftest/{name}.py"

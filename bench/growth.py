@@ -1,4 +1,4 @@
-"""How a model's speed grows with context, prompt and batch, beside llama.cpp: ``nox -s bench -- --growth``.
+"""How a model's speed grows with context, prompt and batch, beside other engines: ``nox -s bench -- --growth``.
 
     python bench/growth.py --growth
     python bench/growth.py --growth --threads 2 --contexts 64 1024 --batches 1 8
@@ -20,7 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from decode import KEPT, LIMITS, READ, RESULTS, Generator, LlamaCpp, Lowbit, repeated
+from decode import KEPT, LIMITS, READ, RESULTS
+from engines import Generator, Lowbit, Stepwise, beside
 from limits import MemoryReader
 from machine import described, description
 from quiet import settle
@@ -39,13 +40,10 @@ COMMANDS = 5  # starts of the command that are timed
 
 def engines(file: Path, threads: int, length: int, sequences: int) -> tuple[list[Generator], dict[str, str]]:
     """The engines that can run here, and why others cannot."""
-    model, absent = open_model(file), dict[str, str]()
-    found: list[Generator] = [Lowbit(model, threads, None, contract, "compiled") for contract in CONTRACTS]
-    try:
-        found.append(LlamaCpp(file, threads, length, sequences))
-    except (ImportError, OSError, AttributeError) as failure:
-        absent["llama.cpp"] = f"{type(failure).__name__}: {failure}"
-    return found, absent
+    model = open_model(file)
+    own: list[Generator] = [Lowbit(model, threads, None, contract, "compiled") for contract in CONTRACTS]
+    others, absent = beside(file, threads, length, sequences)
+    return [*own, *others], absent
 
 
 def in_turns(makers: list[Any], repetitions: int, reader: MemoryReader) -> tuple[list[list[Any]], list[float]]:
@@ -71,15 +69,16 @@ def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
     found, absent = engines(file, threads, longest, 1)
     points = []
     for context in options.contexts:
-        runs = [lambda each=each, context=context: repeated(each, words[:context], TOKENS) for each in found]
+        runs = [lambda each=each, context=context: each.continued(words[:context], TOKENS) for each in found]
         answers, speeds = in_turns(runs, options.repetitions, reader)
         for engine, own in zip(found, answers, strict=True):
-            after = [(TOKENS - 1) / run["after"] for run in own]
-            prompt = [context / run["first"] for run in own]
+            after = [(TOKENS - 1) / run.after for run in own]
+            prompt = [context / run.first for run in own]
             rates = {"tokens_per_second": list(interval(after)), "prompt_per_second": list(interval(prompt))}
             points.append({"engine": engine.name, "context": context, **rates, "read_gbps": median_of(speeds)})
     del found
-    found, _ = engines(file, threads, SHORT + 2 * ROUNDS, max(options.batches))
+    together, _ = engines(file, threads, SHORT + 2 * ROUNDS, max(options.batches))
+    found = [each for each in together if isinstance(each, Stepwise)]
     for batch in options.batches:
         prompts = [words[n * SHORT : (n + 1) * SHORT - n % 3] for n in range(batch)]
         rounds = [lambda each=each, prompts=prompts: each.rounds(prompts, ROUNDS) for each in found]

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-COLORS = ("#d62728", "#f4a582", "#4c78a8")
+COLORS = ("#d62728", "#f4a582", "#4c78a8", "#7a5195", "#c39bd3")
 STYLES = {0: "-", 1: "--"}
 PANELS = (
     ("context", "prompt_per_second", "tokens of the prompt", "prompt, tokens/s"),
