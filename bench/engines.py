@@ -156,7 +156,8 @@ class OpenVino(Generator):
         self._tensor, self._api = openvino.Tensor, openvino_genai
         plain = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", "KV_CACHE_PRECISION": "f32"}
         settings = {"INFERENCE_NUM_THREADS": threads, "CACHE_DIR": ""} | (plain if exact else {})
-        self._pipeline = openvino_genai.LLMPipeline(str(file), "CPU", **settings)
+        # Its other way of attention keeps the prompts that it has read, and here the same prompt comes again.
+        self._pipeline = openvino_genai.LLMPipeline(str(file), "CPU", ATTENTION_BACKEND="SDPA", **settings)
         self.name = f"OpenVINO GenAI{' float32' if exact else ''}"
 
     def continued(self, prompt: list[int], count: int) -> Continued:
