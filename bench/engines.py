@@ -70,7 +70,7 @@ class Lowbit(Stepwise):
 
     def rounds(self, prompts: list[list[int]], count: int) -> float:
         decoder: Any = self.model.decoder
-        states = [decoder.new_state() for _ in prompts]
+        states = [decoder.new_state(len(each) + count) for each in prompts]
         ends = [decoder.logits(decoder.hidden(each, state)[-1:]) for each, state in zip(prompts, states, strict=True)]
         tokens = [int(each[0].argmax()) for each in ends]
         start = time.perf_counter()

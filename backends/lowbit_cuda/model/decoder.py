@@ -116,8 +116,8 @@ class Decoder:
 
     # From tokens to logits.
 
-    def new_state(self) -> State:
-        """The state of an empty sequence; the previous state becomes invalid."""
+    def new_state(self, capacity: int = 64) -> State:
+        """The state of an empty sequence; the previous state becomes invalid. There is room for the whole context."""
         self._state.sound = False
         self._state = State()
         return self._state

@@ -189,7 +189,7 @@ class DeviceDecoder(Protocol):
     def config(self) -> LlamaConfig:
         """The model's shape; its context is at most that of the settings."""
 
-    def new_state(self) -> Any:
+    def new_state(self, capacity: int = 64) -> Any:
         """As of any `AnyDecoder`."""
 
     def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> F64:

@@ -228,8 +228,8 @@ class AnyDecoder(Protocol):
     def config(self) -> LlamaConfig:
         """Its shape; only the vocabulary and the context are used here."""
 
-    def new_state(self) -> Any:
-        """The state of an empty sequence; its type is the model's own."""
+    def new_state(self, capacity: int = 64) -> Any:
+        """The state of an empty sequence, with room for `capacity` tokens at first; its type is the model's own."""
 
     def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> F64:
         """Read tokens after those that `state` holds: float64, T × hidden, for `logits`; see `Decoder.hidden`."""
@@ -252,7 +252,7 @@ class Step:
 
 def next_logits(decoder: AnyDecoder, tokens: Sequence[int], progress: Progress | None = None) -> F32:
     """The logits of the token that follows `tokens`: float32, vocabulary."""
-    hidden = decoder.hidden(tokens, decoder.new_state(), progress)
+    hidden = decoder.hidden(tokens, decoder.new_state(max(1, len(tokens))), progress)
     return decoder.logits(hidden[-1:]).reshape(-1)
 
 
@@ -285,7 +285,7 @@ def generate(
         raise ArgumentError("count", count, f"at most {room + 1} after a prompt of {len(prompt)} tokens")
     if forced is not None and len(forced) < count - 1:
         raise ArgumentError("number of forced tokens", len(forced), f"at least {count - 1}")
-    state = decoder.new_state()
+    state = decoder.new_state(max(1, len(prompt) + count - 1))  # so that it never has to grow
     hidden = decoder.hidden(prompt, state, progress)[-1:]
     for number in range(count):
         logits = decoder.logits(hidden).reshape(-1)
@@ -329,7 +329,7 @@ def generate_batch(
     longest = max(map(len, prompts))
     if count - 1 > (room := decoder.config.context - longest):
         raise ArgumentError("count", count, f"at most {room + 1} after a prompt of {longest} tokens")
-    states = [decoder.new_state() for _ in prompts]
+    states = [decoder.new_state(max(1, len(prompt) + count - 1)) for prompt in prompts]
     hidden = np.concatenate([decoder.hidden(*each)[-1:] for each in zip(prompts, states, strict=True)])
     answers: list[list[int]] = [[] for _ in prompts]
     running = list(range(len(prompts)))

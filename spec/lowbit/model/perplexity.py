@@ -81,7 +81,8 @@ def perplexity(
     for start in range(0, len(tokens), window):
         piece = [*prefix, *tokens[start : start + window]]
         if len(piece) > 1:
-            hidden = decoder.hidden(piece[:-1], decoder.new_state(), _part_of(progress, start, len(tokens), window))
+            state = decoder.new_state(len(piece) - 1)
+            hidden = decoder.hidden(piece[:-1], state, _part_of(progress, start, len(tokens), window))
             for i in range(0, len(hidden), LOGIT_ROWS):
                 followers = piece[1:][i : i + LOGIT_ROWS]
                 nll += negative_log_likelihood(decoder.logits(hidden[i : i + LOGIT_ROWS]), followers)

@@ -168,6 +168,22 @@ def test_greedy_generation(model: Published, decoder: Decoder) -> None:
         read.append(step.token)
 
 
+def test_a_generation_never_moves_its_cache(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state has room for the prompt and all tokens from the start: growing copies all of it, in the midst."""
+    asked, make = list[int](), decoder.new_state
+
+    def new_state(capacity: int) -> object:
+        asked.append(capacity)
+        return make(capacity)
+
+    monkeypatch.setattr(decoder, "new_state", new_state)
+    steps = list(generate(decoder, PROMPT, 50))
+    assert (asked, len(steps)) == ([len(PROMPT) + 49], 50)
+    assert generate_batch(decoder, [PROMPT, PROMPT[:2]], 4)
+    next_logits(decoder, PROMPT)
+    assert asked[1:] == [len(PROMPT) + 3, 2 + 3, len(PROMPT)]
+
+
 def test_generation_stops_and_is_forced(decoder: Decoder) -> None:
     """A stop token is the last; forced tokens are read instead of the chosen ones; tokens come one by one."""
     free = [step.token for step in generate(decoder, PROMPT, 6)]
