@@ -13,36 +13,27 @@ into docs/data.
 import argparse
 import itertools
 import json
-import os
-import subprocess
 import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from engines import Generator, Lowbit, beside
 from limits import MemoryReader
-from machine import described, description
 from quiet import settle
+from whole_model import READ, child, report_of, thread_counts, write
 
 from lowbit.formats import fetch as data
 from lowbit.runtime import Contract, open_model
 from lowbit.runtime.language_model import StepChoice
-from lowbit.system.storage import write_whole
 from lowbit_bench.intervals import interval
 
-HERE = Path(__file__).parent
-RESULTS, KEPT = HERE / "results", HERE.parent / "docs/data"
-FILES = ("decode.json", "decode.svg")
 REPETITIONS, TOKENS, PROMPT = 5, 64, 128
-LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-READ = 2**28  # bytes of a reading
 
 
 def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
-    """All generators on so many threads, in turns."""
+    """All generators on a number of threads, in turns."""
     file = options.model or data.fetch(data.DEFAULT_MODEL)
     model = open_model(file)
     text = data.read_text(data.fetch(data.DEFAULT_TEXT))
@@ -119,34 +110,10 @@ def main() -> None:
         return
     from decode_report import draw, show
 
-    cores = len(os.sched_getaffinity(0))
-    report: dict[str, Any] = {
-        "schema": "lowbit-bench-decode/1",
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": description(),
-        "projects": described(options.not_installed),
-        "settings": {name: getattr(options, name) for name in ("repetitions", "tokens", "prompt")},
-        "runs": [child(threads) for threads in options.threads or sorted({1, min(2, cores)})],
-    }
-    RESULTS.mkdir(exist_ok=True)
-    text = (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode()
-    write_whole(RESULTS / FILES[0], text)
+    runs = [child(__file__, threads) for threads in thread_counts(options)]
+    report = report_of("decode", options, ("repetitions", "tokens", "prompt"), runs)
     show(report)
-    draw(report, RESULTS / FILES[1])
-    if options.keep:
-        for name in FILES:
-            write_whole(KEPT / name, (RESULTS / name).read_bytes())
-    print(f"written to {RESULTS}: {', '.join(FILES)}")
-
-
-def child(threads: int) -> dict[str, Any]:
-    """One number of threads, in a process whose libraries are limited to it."""
-    print(f"decoding on {threads} thread(s)", file=sys.stderr, flush=True)
-    command = [sys.executable, __file__, *sys.argv[1:], "--child", str(threads)]
-    limits = dict.fromkeys(LIMITS, str(threads))
-    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | limits).stdout
-    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
-    return found
+    write("decode", report, draw, options.keep)
 
 
 if __name__ == "__main__":

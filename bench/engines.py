@@ -32,7 +32,7 @@ class Generator(ABC):
 
     @abstractmethod
     def continued(self, prompt: list[int], count: int) -> Continued:
-        """So many tokens after a prompt."""
+        """Compute `count` tokens after a prompt."""
 
 
 class Stepwise(Generator):
@@ -40,11 +40,11 @@ class Stepwise(Generator):
 
     @abstractmethod
     def tokens(self, prompt: list[int], count: int) -> Iterator[int]:
-        """So many tokens after a prompt, each computed when it is asked for."""
+        """Yield `count` tokens after a prompt, each computed when it is asked for."""
 
     @abstractmethod
     def rounds(self, prompts: list[list[int]], count: int) -> float:
-        """Seconds of so many rounds, in each of which every sequence gets a token; the prompts were read before."""
+        """Seconds of `count` rounds, in each of which every sequence gets a token; the prompts were read before."""
 
     def continued(self, prompt: list[int], count: int) -> Continued:
         start = time.perf_counter()

@@ -3,9 +3,9 @@
     python bench/growth.py --growth
     python bench/growth.py --growth --threads 2 --contexts 64 1024 --batches 1 8
 
-All engines read the same GGUF file and run in one process, in turns, as in `decode`. A *context* is a prompt of so many
-tokens, from alice29: the time until its first token gives the prompt's tokens a second, and the tokens after it give
-those of decoding behind so long a context. A *batch* is so many sequences that each get a token in every round. The
+All engines read the same GGUF file and run in one process, in turns, as in `decode`. A *context* is the number
+of tokens of a prompt, from alice29: the time until its first token gives the prompt's tokens a second, and the tokens
+after it give those of decoding. A *batch* is a number of sequences, each of which gets a token in every round. The
 time of the command, from its start to its first token, and its peak memory are taken from processes of their own.
 Writes growth.json and growth.svg into bench/results; ``--keep`` copies them into docs/data.
 """
@@ -16,22 +16,18 @@ import os
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from decode import KEPT, LIMITS, READ, RESULTS
 from engines import Generator, Lowbit, Stepwise, beside
 from limits import MemoryReader
-from machine import described, description
 from quiet import settle
+from whole_model import READ, child, report_of, thread_counts, write
 
 from lowbit.formats import fetch as data
 from lowbit.runtime import Contract, open_model
-from lowbit.system.storage import write_whole
 from lowbit_bench.intervals import interval
 
-FILES = ("growth.json", "growth.svg")
 CONTEXTS, BATCHES = (16, 64, 256, 1024, 2000), (1, 2, 4, 8, 16, 32)
 TOKENS, ROUNDS, SHORT = 16, 8, 32
 CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
@@ -60,7 +56,7 @@ def in_turns(makers: list[Any], repetitions: int, reader: MemoryReader) -> tuple
 
 
 def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
-    """All engines on so many threads."""
+    """All engines on a number of threads."""
     file = options.model or data.fetch(data.DEFAULT_MODEL)
     words = open_model(file).tokenizer.encode(data.read_text(data.fetch(data.DEFAULT_TEXT)))
     longest = -(-(max(options.contexts) + TOKENS) // 256) * 256
@@ -142,38 +138,15 @@ def main() -> None:
     if options.child:
         print(json.dumps(measured(options.child, options)))
         return
-    cores, file = len(os.sched_getaffinity(0)), options.model or data.fetch(data.DEFAULT_MODEL)
-    counts = options.threads or sorted({1, min(2, cores)})
+    file = options.model or data.fetch(data.DEFAULT_MODEL)
+    counts = thread_counts(options)
     starts = {threads: [command(file, threads, contract) for contract in CONTRACTS] for threads in counts}
-    runs = [child(threads) | {"commands": starts[threads]} for threads in counts]
-    report: dict[str, Any] = {
-        "schema": "lowbit-bench-growth/1",
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": description(),
-        "projects": described(options.not_installed),
-        "settings": {name: getattr(options, name) for name in ("repetitions", "contexts", "batches")},
-        "runs": runs,
-    }
+    runs = [child(__file__, threads) | {"commands": starts[threads]} for threads in counts]
     from growth_report import draw, show  # after the commands: it makes this process larger
 
-    RESULTS.mkdir(exist_ok=True)
-    write_whole(RESULTS / FILES[0], (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
+    report = report_of("growth", options, ("repetitions", "contexts", "batches"), runs)
     show(report)
-    draw(report, RESULTS / FILES[1])
-    if options.keep:
-        for name in FILES:
-            write_whole(KEPT / name, (RESULTS / name).read_bytes())
-    print(f"written to {RESULTS}: {', '.join(FILES)}")
-
-
-def child(threads: int) -> dict[str, Any]:
-    """One number of threads, in a process whose libraries are limited to it."""
-    print(f"measuring on {threads} thread(s)", file=sys.stderr, flush=True)
-    words = [sys.executable, __file__, *sys.argv[1:], "--child", str(threads)]
-    limits = os.environ | dict.fromkeys(LIMITS, str(threads))
-    answer = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=limits).stdout
-    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
-    return found
+    write("growth", report, draw, options.keep)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class State:
         return self.length
 
     def reserve(self, length: int) -> None:
-        """Make room for so many tokens."""
+        """Make room for `length` tokens."""
         capacity = self.keys.shape[2]
         if length > capacity:
             capacity = max(length, 2 * capacity)
@@ -215,7 +215,7 @@ class CompiledDecoder:
         return hidden
 
     def _tried(self, rows: F32, call: Callable[[U64], int]) -> None:
-        """Call with the tables of so many rows, again without powers of two where an activation is too small."""
+        """Call with the tables of a number of rows, again without powers of two where an activation is too small."""
         for exact in (False, True):
             status = call(self._tables_of(len(rows), exact=exact))
             if status != TINY:
@@ -241,7 +241,7 @@ class _Angles:
         self._made: tuple[int, list[F32], U64] = 0, [], np.zeros(MOST_BASES, np.uint64)
 
     def up_to(self, positions: int) -> U64:
-        """The addresses of the tables, which have at least so many positions."""
+        """The addresses of the tables, which have at least `positions` rows."""
         before, _, _ = self._made
         if positions > before:
             count = max(64, 2 * before, positions)

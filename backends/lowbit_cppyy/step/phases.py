@@ -201,7 +201,7 @@ def experts_room(phase: Experts, config: LlamaConfig) -> int:
 
 
 def _free(taken: dict[str, tuple[int, int]], size: int) -> int:
-    """The first column at which so many are free; columns are rounded to whole cache lines."""
+    """The first column at which `size` are free; columns are rounded to whole cache lines."""
     start = 0
     for first, end in sorted(taken.values()):
         if first - start >= size:

@@ -151,7 +151,7 @@ def operations(backend: CppyyBackend, weights: LlamaWeights, contract: Contract 
 
 
 def logits(decoder: AnyDecoder, prompt: int, count: int) -> F32:
-    """Of the tokens that follow a prompt of so many tokens, forced along one sequence."""
+    """Of `count` tokens that follow a prompt of `prompt` tokens, forced along one sequence."""
     rng = np.random.default_rng(prompt)
     tokens: Sequence[int] = [int(token) for token in rng.integers(0, decoder.config.vocabulary, prompt + count)]
     steps = generate(decoder, tokens[:prompt], count, forced=tokens[prompt:])

@@ -52,7 +52,7 @@ def test_swiglu_in_decimal(gate: float, up: float) -> None:
 
 @given(st.floats(-20, 1e9, width=32), st.floats(-1e6, 1e6, width=32))
 def test_geglu_in_decimal(gate: float, up: float) -> None:
-    """The form with a tanh for one element, with so many digits that 1 + tanh loses none that count."""
+    """The form with a tanh for one element, with enough digits that 1 + tanh loses none that count."""
     with localcontext(prec=700):
         a, pi = Decimal(gate), Decimal("3.14159265358979323846264338327950288")
         power = (2 * (2 / pi).sqrt() * (a + Decimal("0.044715") * a**3)).exp() if gate < 99 else None

@@ -1,0 +1,60 @@
+"""What the programs that measure a whole model have in common: a process for each number of threads, and the report."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from machine import described, description
+
+from lowbit.system.storage import write_whole
+
+HERE = Path(__file__).parent
+RESULTS, KEPT = HERE / "results", HERE.parent / "docs/data"
+LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+READ = 2**28  # bytes of a reading
+
+
+def thread_counts(options: argparse.Namespace) -> list[int]:
+    """The numbers of threads that are asked for: by default one, and two where there are two processors."""
+    chosen: list[int] = options.threads or sorted({1, min(2, len(os.sched_getaffinity(0)))})
+    return chosen
+
+
+def child(program: str, threads: int) -> dict[str, Any]:
+    """What a program finds on a number of threads, in a process whose libraries are limited to them."""
+    print(f"measuring on {threads} thread(s)", file=sys.stderr, flush=True)
+    words = [sys.executable, program, *sys.argv[1:], "--child", str(threads)]
+    limits = os.environ | dict.fromkeys(LIMITS, str(threads))
+    answer = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=limits).stdout
+    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
+    return found
+
+
+def report_of(name: str, options: argparse.Namespace, settings: tuple[str, ...], runs: list[Any]) -> dict[str, Any]:
+    """The report of a program: machine, versions, settings and runs."""
+    return {
+        "schema": f"lowbit-bench-{name}/1",
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": description(),
+        "projects": described(options.not_installed),
+        "settings": {each: getattr(options, each) for each in settings},
+        "runs": runs,
+    }
+
+
+def write(name: str, report: dict[str, Any], draw: Callable[[dict[str, Any], Path], None], keep: bool) -> None:
+    """Write a report and its picture into bench/results, and copy them into docs/data."""
+    files = f"{name}.json", f"{name}.svg"
+    RESULTS.mkdir(exist_ok=True)
+    write_whole(RESULTS / files[0], (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
+    draw(report, RESULTS / files[1])
+    if keep:
+        for each in files:
+            write_whole(KEPT / each, (RESULTS / each).read_bytes())
+    print(f"written to {RESULTS}: {', '.join(files)}")
