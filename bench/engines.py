@@ -167,7 +167,7 @@ class OpenVino(Generator):
         times = []
         going_on = self._api.StreamingStatus.RUNNING
 
-        class Clock(self._api.StreamerBase):  # type: ignore[misc, name-defined]
+        class Clock(self._api.StreamerBase):  # type: ignore[misc, name-defined]  # of a library without types
             def write(self, token: object) -> object:
                 times.append(time.perf_counter())
                 return going_on
