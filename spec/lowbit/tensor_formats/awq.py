@@ -18,10 +18,6 @@ Zeros are stored as they are, in both.
 Source: AutoAWQ ``awq/modules/linear/gemm.py``, ``gemv.py`` and ``awq/utils/packing_utils.py``.
 """
 
-import numpy as np
-import numpy.typing as npt
-
-from lowbit.arrays import Array
 from lowbit.tensor_formats.bits import INTERLEAVED, exact, split
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
@@ -42,21 +38,16 @@ GEMV_FIELDS = (
 )
 
 
-def _along(words: Array, order: tuple[int, ...] | None = None) -> npt.NDArray[np.int64]:
-    """The codes of each row of words, in a row."""
-    return split(words, 4, order).reshape(len(words), -1)
-
-
 def _gemm(tensors: Tensors, at: Sizes) -> Terms:
     scales, group = exact(tensors["scales"]), at.group_of_row()
-    zeros = _along(tensors["qzeros"], INTERLEAVED)
-    return Terms(scales[group] * _along(tensors["qweight"], INTERLEAVED), (-scales * zeros)[group])
+    zeros = split(tensors["qzeros"], 4, INTERLEAVED)
+    return Terms(scales[group] * split(tensors["qweight"], 4, INTERLEAVED), (-scales * zeros)[group])
 
 
 def _gemv(tensors: Tensors, at: Sizes) -> Terms:
     scales, group = exact(tensors["scales"]).T, at.group_of_row()
-    zeros = _along(tensors["qzeros"]).T
-    return Terms(scales[group] * _along(tensors["qweight"]).T, (-scales * zeros)[group])
+    zeros = split(tensors["qzeros"], 4).T
+    return Terms(scales[group] * split(tensors["qweight"], 4).T, (-scales * zeros)[group])
 
 
 AWQ_GEMM = Format(

@@ -17,12 +17,12 @@ def exact(numbers: Array) -> F64:
 
 
 def split(words: Array, bits: int, order: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
-    """The codes in each integer, from its lowest bits up, along a new last axis.
+    """The codes of integers along the last axis: those of the first, from its lowest bits up, then those of the next.
 
-    >>> split(np.array([0x76543210], np.uint32), 4)
-    array([[0, 1, 2, 3, 4, 5, 6, 7]])
+    >>> split(np.array([0x3210, 0x7654], np.uint16), 4)
+    array([0, 1, 2, 3, 4, 5, 6, 7])
     >>> split(np.array([0x76543210], np.uint32), 4, order=INTERLEAVED)
-    array([[0, 4, 1, 5, 2, 6, 3, 7]])
+    array([0, 4, 1, 5, 2, 6, 3, 7])
 
     Args:
         words: integers of any width and sign, any shape.
@@ -32,11 +32,11 @@ def split(words: Array, bits: int, order: Sequence[int] | None = None) -> npt.ND
     unsigned = words.view(f"u{words.dtype.itemsize}").astype(np.uint64)
     places = range(8 * words.dtype.itemsize // bits) if order is None else order
     codes = [unsigned >> np.uint64(bits * place) & np.uint64(2**bits - 1) for place in places]
-    return np.stack(codes, axis=-1).astype(np.int64)
+    return np.stack(codes, axis=-1).reshape(*words.shape[:-1], -1).astype(np.int64)
 
 
 def join(codes: Array, bits: int, dtype: npt.DTypeLike, order: Sequence[int] | None = None) -> Array:
-    """The inverse of `split`: codes along the last axis become one integer each run.
+    """The inverse of `split`.
 
     >>> [hex(word) for word in join(np.arange(8), 4, np.uint32)]
     ['0x76543210']
@@ -108,12 +108,3 @@ def planes(data: U8, bits: int, run: int) -> npt.NDArray[np.int64]:
     runs = data.reshape(*data.shape[:-1], -1, 1, run)
     codes = runs >> np.arange(0, 8, bits, dtype=np.uint8)[:, None] & np.uint8(2**bits - 1)
     return codes.reshape(*data.shape[:-1], -1).astype(np.int64)
-
-
-def halves(data: U8) -> npt.NDArray[np.int64]:
-    """The low nibbles of a run of bytes, then its high nibbles, along the last axis: ggml's order.
-
-    >>> halves(np.array([0x21, 0x43], np.uint8))
-    array([1, 3, 2, 4])
-    """
-    return planes(data, 4, data.shape[-1])

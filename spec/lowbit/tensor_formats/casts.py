@@ -30,16 +30,8 @@ def nearest(numbers: F32, ties: Ties) -> Integers:
 
 
 def inverse(d: F32) -> F32:
-    """1/d in float32, and 0 for 0.
-
-    Raises:
-        ArgumentError: an inverse is infinite.
-    """
-    with np.errstate(divide="ignore", over="ignore"):
-        found = np.where(d == 0, np.float32(0), np.float32(1) / d).astype(np.float32)
-    if not np.isfinite(found).all():
-        raise ArgumentError("x", "a block of numbers so small that 1 / scale is infinite", "larger numbers, or zeros")
-    return found
+    """1/d in float32, and 0 for 0; raises as `over`."""
+    return over(np.float32(1), d)
 
 
 def over(above: F32 | np.float32, below: F32) -> F32:
@@ -54,15 +46,6 @@ def over(above: F32 | np.float32, below: F32) -> F32:
     if not np.isfinite(found).all():
         raise ArgumentError("x", "a block of numbers so small that a quotient is infinite", "larger numbers, or zeros")
     return found
-
-
-def half(numbers: F32) -> Array:
-    """float16, rounded once.
-
-    Raises:
-        ArgumentError: a number is too large.
-    """
-    return kept_in("float16", numbers)
 
 
 def kept_in(name: Name, numbers: F32) -> Array:

@@ -44,8 +44,9 @@ OPTIONS = {"bits": (2, 3, 4, 5, 6, 7, 8), "group_size": None}
 SCALE = Field("weight_scale", "bfloat16", ("N", "G"), "scale", "one scale for each row and group")
 
 
-def _signed(codes: Array, bits: int) -> F64:
-    return exact(codes) - 2.0 ** (bits - 1)
+def _signed(words: Array, bits: int, count: int) -> F64:
+    """The first `count` integers of each row of words."""
+    return exact(stream(words, bits, count)) - 2.0 ** (bits - 1)
 
 
 def _terms(integers: F64, zeros: F64 | float, tensors: Tensors, at: Sizes) -> Terms:
@@ -56,14 +57,12 @@ def _terms(integers: F64, zeros: F64 | float, tensors: Tensors, at: Sizes) -> Te
 
 
 def _packed(tensors: Tensors, at: Sizes) -> Terms:
-    integers = _signed(stream(tensors["weight_packed"], at["bits"], at.K), at["bits"])
-    return _terms(integers, 0.0, tensors, at)
+    return _terms(_signed(tensors["weight_packed"], at["bits"], at.K), 0.0, tensors, at)
 
 
 def _packed_with_zeros(tensors: Tensors, at: Sizes) -> Terms:
-    integers = _signed(stream(tensors["weight_packed"], at["bits"], at.K), at["bits"])
-    zeros = _signed(stream(np.ascontiguousarray(tensors["weight_zero_point"].T), at["bits"], at.N), at["bits"])
-    return _terms(integers, zeros.T, tensors, at)
+    zeros = _signed(tensors["weight_zero_point"].T, at["bits"], at.N).T
+    return _terms(_signed(tensors["weight_packed"], at["bits"], at.K), zeros, tensors, at)
 
 
 def _plain(tensors: Tensors, at: Sizes) -> Terms:

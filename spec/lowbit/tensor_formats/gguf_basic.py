@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F64
-from lowbit.tensor_formats.bits import exact, halves, split
+from lowbit.tensor_formats.bits import exact, planes, split
 from lowbit.tensor_formats.casts import TIES, choices, contractions
 from lowbit.tensor_formats.gguf import QS, D, GgufFormat
 from lowbit.tensor_formats.gguf_encode import QUOTIENTS, q8_0, symmetric, with_minimum
@@ -29,9 +29,9 @@ QH = Field("qh", "uint8", (4,), "codes", "the fifth bit of element i in bit i, l
 
 def _codes(tensors: Tensors) -> npt.NDArray[np.int64]:
     """N × blocks × 32 codes of 4 or 5 bits."""
-    codes = halves(tensors["qs"])
+    codes = planes(tensors["qs"], 4, 16)
     if "qh" in tensors:
-        codes |= split(tensors["qh"], 1).reshape(codes.shape) << 4
+        codes |= split(tensors["qh"], 1) << 4
     return codes
 
 

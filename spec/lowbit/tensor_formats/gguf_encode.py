@@ -48,7 +48,7 @@ from lowbit.arrays import F32, F64, Array
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.bits import join
-from lowbit.tensor_formats.casts import Integers, Ties, half, inverse, multiply_add, nearest, over
+from lowbit.tensor_formats.casts import Integers, Ties, inverse, kept_in, multiply_add, nearest, over
 from lowbit.tensor_formats.table import Sizes
 
 Quotient = Literal["x (1/d)", "x (127/absmax)", "x / d"]
@@ -72,7 +72,7 @@ def eight(x: F32, quotient: Quotient, ties: Ties) -> tuple[F32, Integers]:
 def q8_0(quotient: Quotient, ties: Ties, numbers: F64, at: Sizes) -> dict[str, Array]:
     """The fields of Q8_0."""
     d, codes = eight(numbers.astype(np.float32), quotient, ties)
-    return {"d": half(d[..., 0]), "qs": codes.astype(np.int8)}
+    return {"d": kept_in("float16", d[..., 0]), "qs": codes.astype(np.int8)}
 
 
 def q8_1(quotient: Quotient, ties: Ties, added: Sum, numbers: F64, at: Sizes) -> dict[str, Array]:
@@ -80,7 +80,7 @@ def q8_1(quotient: Quotient, ties: Ties, added: Sum, numbers: F64, at: Sizes) ->
     x = numbers.astype(np.float32)
     d, codes = eight(x, quotient, ties)
     total = d[..., 0] * codes.sum(axis=-1).astype(np.float32) if added == "of codes" else in_pairs(x)
-    return {"d": half(d[..., 0]), "s": half(total), "qs": codes.astype(np.int8)}
+    return {"d": kept_in("float16", d[..., 0]), "s": kept_in("float16", total), "qs": codes.astype(np.int8)}
 
 
 def in_pairs(x: F32) -> F32:
@@ -122,7 +122,7 @@ def symmetric(bits: int, fused: bool, numbers: F64, at: Sizes) -> dict[str, Arra
     x, center = numbers.astype(np.float32), 2 ** (bits - 1)
     d = extreme(x) / np.float32(-center)
     codes = rounded_down(x, inverse(d), center + 0.5, 2**bits - 1, fused=fused)
-    return {"d": half(d[..., 0]), **packed(codes, bits)}
+    return {"d": kept_in("float16", d[..., 0]), **packed(codes, bits)}
 
 
 def with_minimum(bits: int, fused: bool, numbers: F64, at: Sizes) -> dict[str, Array]:
@@ -131,13 +131,12 @@ def with_minimum(bits: int, fused: bool, numbers: F64, at: Sizes) -> dict[str, A
     least = x.min(axis=-1, keepdims=True)
     d = (x.max(axis=-1, keepdims=True) - least) / np.float32(most)
     codes = rounded_down(x - least, inverse(d), 0.5, most, fused=fused)
-    return {"d": half(d[..., 0]), "m": half(least[..., 0]), **packed(codes, bits)}
+    return {"d": kept_in("float16", d[..., 0]), "m": kept_in("float16", least[..., 0]), **packed(codes, bits)}
 
 
 def packed(codes: Integers, bits: int) -> dict[str, Array]:
     """The nibbles of blocks of 32, and their fifth bits."""
-    low, high = np.split(codes & 15, 2, axis=-1)
-    fields: dict[str, Array] = {"qs": (low | high << 4).astype(np.uint8)}
+    fields: dict[str, Array] = {"qs": joined(codes & 15, 16, (1, 16)).astype(np.uint8)}
     return fields if bits == 4 else {"qh": join(codes >> 4, 1, np.uint8), **fields}
 
 
@@ -145,7 +144,7 @@ def ternary(planes: Callable[[Integers], dict[str, Array]], numbers: F64, at: Si
     """The fields of TQ1_0 and TQ2_0; `planes` packs codes of 0, 1 and 2."""
     x = numbers.astype(np.float32)
     d = np.abs(x).max(axis=-1, keepdims=True)
-    return {"d": half(d[..., 0]), **planes(nearest(x * inverse(d), "away") + 1)}
+    return {"d": kept_in("float16", d[..., 0]), **planes(nearest(x * inverse(d), "away") + 1)}
 
 
 def pairs_in_planes(codes: Integers) -> dict[str, Array]:
@@ -201,8 +200,7 @@ def nvfp4(numbers: F64, at: Sizes) -> dict[str, Array]:
     scales = without_sign((np.abs(runs).max(axis=-1) / 6).astype(np.float32))
     d = scales.astype(np.float64)[..., None]
     codes = floats_nearest(np.where(d == 0, 0, runs / np.where(d == 0, 1, d)))
-    low, high = np.split(codes, 2, axis=-1)
-    return {"d": scales, "qs": (low | high << 4).astype(np.uint8).reshape(*numbers.shape[:-1], 32)}
+    return {"d": scales, "qs": joined(codes, 8, (1, 16)).astype(np.uint8).reshape(*numbers.shape[:-1], 32)}
 
 
 def without_sign(scales: F32) -> Array:
@@ -218,6 +216,3 @@ EXPONENTS: Mapping[str, Callable[[F32], Array]] = {
     "log2 in float32": lambda x: np.floor(np.log2(x.astype(np.float64)).astype(np.float32)),
     "exponent of the float": lambda x: np.frexp(x)[1] - 1,
 }
-
-
-# **Choices of the field**: by name, the reference first.

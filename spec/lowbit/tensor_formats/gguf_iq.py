@@ -82,8 +82,7 @@ EVEN_SIGNS = np.array([low | (low.bit_count() & 1) << 7 for low in range(128)], 
 
 def negated(signs: Array) -> F64:
     """-1 where a bit of signs is set, else 1: N × blocks × elements from N × blocks × bytes."""
-    bits = split(signs.astype(np.uint8), 1).reshape(*signs.shape[:-1], -1)
-    return 1.0 - 2.0 * bits.astype(np.float64)
+    return 1.0 - 2.0 * exact(split(signs, 1))
 
 
 def vectors(name: str, indices: Integers) -> F64:
@@ -102,11 +101,6 @@ def by_block(tensors: Tensors) -> F64:
     return exact(tensors["d"])[..., None]
 
 
-def nibbles(data: Array) -> Integers:
-    """Two codes a byte in order, the low half first."""
-    return split(data, 4).reshape(*data.shape[:-1], -1)
-
-
 def fields_of_words(words: Array) -> tuple[Integers, Integers]:
     """Of each 32-bit word four codes of 7 bits, and the high 4 bits: N × blocks × 4 words, N × blocks × words."""
     wide = words.astype(np.int64)
@@ -115,7 +109,7 @@ def fields_of_words(words: Array) -> tuple[Integers, Integers]:
 
 
 def _iq2_xxs(tensors: Tensors, at: Sizes) -> Terms:
-    indices = split(tensors["qs"][..., 0], 8).reshape(*tensors["d"].shape, -1)
+    indices = split(tensors["qs"][..., 0], 8)
     signs, scales = fields_of_words(tensors["qs"][..., 1])
     each = runs(by_block(tensors) * (scales + 0.5) / 4)
     return Terms(each * vectors("IQ2_XXS", indices) * negated(EVEN_SIGNS[signs]))
@@ -123,14 +117,14 @@ def _iq2_xxs(tensors: Tensors, at: Sizes) -> Terms:
 
 def _iq2_xs(tensors: Tensors, at: Sizes) -> Terms:
     words = tensors["qs"].astype(np.int64)
-    each = runs(by_block(tensors) * (nibbles(tensors["scales"]) + 0.5) / 4)
+    each = runs(by_block(tensors) * (split(tensors["scales"], 4) + 0.5) / 4)
     return Terms(each * vectors("IQ2_XS", words & 511) * negated(EVEN_SIGNS[words >> 9]))
 
 
 def _iq2_s(tensors: Tensors, at: Sizes) -> Terms:
-    high = split(tensors["qh"], 2).reshape(tensors["qs"].shape)
-    each = runs(by_block(tensors) * (nibbles(tensors["scales"]) + 0.5) / 4)
-    return Terms(each * vectors("IQ2_S", tensors["qs"] | high << 8) * negated(tensors["signs"]))
+    indices = tensors["qs"] | split(tensors["qh"], 2) << 8
+    each = runs(by_block(tensors) * (split(tensors["scales"], 4) + 0.5) / 4)
+    return Terms(each * vectors("IQ2_S", indices) * negated(tensors["signs"]))
 
 
 def _iq3_xxs(tensors: Tensors, at: Sizes) -> Terms:
@@ -140,9 +134,9 @@ def _iq3_xxs(tensors: Tensors, at: Sizes) -> Terms:
 
 
 def _iq3_s(tensors: Tensors, at: Sizes) -> Terms:
-    high = split(tensors["qh"], 1).reshape(tensors["qs"].shape)
-    each = runs(by_block(tensors) * (2 * nibbles(tensors["scales"]) + 1))
-    return Terms(each * vectors("IQ3_S", tensors["qs"] | high << 8) * negated(tensors["signs"]))
+    indices = tensors["qs"] | split(tensors["qh"], 1) << 8
+    each = runs(by_block(tensors) * (2 * split(tensors["scales"], 4) + 1))
+    return Terms(each * vectors("IQ3_S", indices) * negated(tensors["signs"]))
 
 
 def _iq1_s(tensors: Tensors, at: Sizes) -> Terms:
@@ -169,7 +163,7 @@ def place_scale(tensors: Tensors, at: Sizes) -> dict[str, Array]:
 def _iq1_m(tensors: Tensors, at: Sizes) -> Terms:
     scales = tensors["scales"]
     small = (scales.astype(np.int64)[..., None] >> np.arange(0, 12, 3) & 7).reshape(*scales.shape[:-1], -1)
-    high = nibbles(tensors["qh"])
+    high = split(tensors["qh"], 4)
     each = runs(scale_of_iq1_m(scales)[..., None] * (2 * small + 1))
     delta = runs(np.where(high & 8, -DELTA, DELTA))
     return Terms(each * vectors("IQ1_M", tensors["qs"] | (high & 7) << 8), each * delta)

@@ -58,8 +58,7 @@ def scaled(scales: F64, numbers: F64) -> Terms:
 
 def scales_of_iq4_xs(low: npt.NDArray[np.uint8], high: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:
     """The scales of 6 bits, less 32: N × blocks × 8."""
-    nibbles = split(low, 4).reshape(*high.shape, 8)
-    return (nibbles | split(high, 2) << 4) - 32
+    return (split(low, 4) | split(high[..., None], 2) << 4) - 32
 
 
 def _iq4_nl(tensors: Tensors, at: Sizes) -> Terms:

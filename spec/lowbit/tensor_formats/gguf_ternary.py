@@ -27,7 +27,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import U8, Array
+from lowbit.arrays import U8
 from lowbit.tensor_formats.bits import exact, planes, split
 from lowbit.tensor_formats.gguf import D, GgufFormat
 from lowbit.tensor_formats.gguf_encode import pairs_in_planes, ternary, trits_in_planes
@@ -51,16 +51,12 @@ def less_one(tensors: Tensors, codes: npt.NDArray[np.int64], worth: int = 1) -> 
     return Terms(worth * d * codes, -d)
 
 
-def _in_order(data: Array, bits: int) -> npt.NDArray[np.int64]:
-    return split(data, bits).reshape(*data.shape[:-1], -1)
-
-
 def _q1(tensors: Tensors, at: Sizes) -> Terms:
-    return less_one(tensors, _in_order(tensors["qs"], 1), worth=2)
+    return less_one(tensors, split(tensors["qs"], 1), worth=2)
 
 
 def _q2(tensors: Tensors, at: Sizes) -> Terms:
-    return less_one(tensors, _in_order(tensors["qs"], 2))
+    return less_one(tensors, split(tensors["qs"], 2))
 
 
 def _tq1(tensors: Tensors, at: Sizes) -> Terms:

@@ -71,12 +71,6 @@ def of_groups(tensors: Tensors) -> tuple[F64, F64]:
     return of_scales.reshape(zeros.shape), zeros
 
 
-def _terms(codes: npt.NDArray[np.int64], tensors: Tensors, at: Sizes) -> Terms:
-    scales, zeros = of_groups(tensors)
-    products, offsets = scales * codes, np.broadcast_to(-scales * zeros, codes.shape)
-    return Terms(products.reshape(at.N, at.K).T, offsets.reshape(at.N, at.K).T)
-
-
 def _bytes(tensors: Tensors, at: Sizes) -> npt.NDArray[np.int64]:
     return slabs(tensors["W_q"], at["bits"], 8 // at["bits"])
 
@@ -87,7 +81,9 @@ def _words(axis: int, tensors: Tensors, at: Sizes) -> npt.NDArray[np.int64]:
 
 
 def _decode(codes_of: CodesOf, tensors: Tensors, at: Sizes) -> Terms:
-    return _terms(codes_of(tensors, at), tensors, at)
+    codes, (scales, zeros) = codes_of(tensors, at), of_groups(tensors)
+    products, offsets = scales * codes, np.broadcast_to(-scales * zeros, codes.shape)
+    return Terms(products.reshape(at.N, at.K).T, offsets.reshape(at.N, at.K).T)
 
 
 def _stepwise(codes_of: CodesOf, tensors: Tensors, at: Sizes) -> Array:

@@ -58,7 +58,7 @@ import numpy as np
 
 from lowbit.arrays import F64, Array
 from lowbit.numbers.floats import FLOATS, Name, decode, round_to
-from lowbit.tensor_formats.bits import exact, join, split
+from lowbit.tensor_formats.bits import end_to_end, exact, stream
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 BLOCK = 32
@@ -120,56 +120,17 @@ def scalings(*mantissas: int) -> dict[str, Scaling]:
     return BOTH | {"exponent rounded up": exponent_rounded_up} | rounding
 
 
-# **How elements are packed.**
-
-
-def whole_bytes(codes: Array) -> Array:
-    """Eight bits: a byte each."""
-    return codes
-
-
-def pairs(codes: Array) -> Array:
-    """Four bits: two codes a byte."""
-    return join(codes, 4, np.uint8)
-
-
-def fours(codes: Array) -> Array:
-    """Six bits: four codes in three bytes."""
-    runs = codes.reshape(*codes.shape[:-1], -1, 4).astype(np.uint32)
-    word = runs[..., 0] | runs[..., 1] << 6 | runs[..., 2] << 12 | runs[..., 3] << 18
-    parts = np.stack([word, word >> 8, word >> 16], axis=-1) & 255
-    return parts.astype(np.uint8).reshape(*codes.shape[:-1], -1)
-
-
-def from_fours(data: Array) -> Array:
-    """The codes of three bytes each."""
-    runs = data.reshape(*data.shape[:-1], -1, 3).astype(np.uint32)
-    word = runs[..., 0] | runs[..., 1] << 8 | runs[..., 2] << 16
-    codes = np.stack([word >> shift & 63 for shift in (0, 6, 12, 18)], axis=-1)
-    return codes.astype(np.uint8).reshape(*data.shape[:-1], -1)
-
-
-def from_pairs(data: Array) -> Array:
-    """The codes of two a byte."""
-    return split(data, 4).astype(np.uint8).reshape(*data.shape[:-1], -1)
-
-
-PACKED: dict[int, tuple[str, Callable[[Array], Array], Callable[[Array], Array]]] = {
-    8: ("K", whole_bytes, whole_bytes),
-    6: ("K*3/4", fours, from_fours),
-    4: ("K/2", pairs, from_pairs),
-}
-"""By bits: the bytes of a row, packing, and unpacking."""
+BYTES = {8: "K", 6: "K*3/4", 4: "K/2"}
+"""Of a row, by the bits of an element; rows are streams of elements, the first in the lowest bits."""
 
 
 def of_floats(name: str, element: Name, *other: int) -> Format:
     """An MX format of floats; tools round the largest number to as many bits as the element, or to `other`."""
     kind = FLOATS[element]
-    size, pack, unpack = PACKED[kind.bits]
     stored = kind.dtype if kind.bits == 8 else np.dtype(np.uint8)
 
     def read(tensors: Tensors, at: Sizes) -> Terms:
-        codes = np.ascontiguousarray(unpack(tensors["elements"].view(np.uint8)))
+        codes = stream(tensors["elements"].view(np.uint8), kind.bits, at.K).astype(np.uint8)
         return scaled(decode(codes.reshape(-1), element).reshape(codes.shape), tensors["scale"], at)
 
     def write(scaling: Scaling, weights: F64, at: Sizes) -> dict[str, Array]:
@@ -177,12 +138,13 @@ def of_floats(name: str, element: Name, *other: int) -> Format:
         scale = scaling(blocks, kind.largest)
         quotients = np.ldexp(blocks, 127 - scale.astype(np.int64)[..., np.newaxis])
         codes = round_to(quotients.reshape(-1), element).reshape(at.N, at.K)
-        return {"elements": pack(codes).view(stored), "scale": scale.view(FLOATS["float8_e8m0fnu"].dtype)}
+        elements = end_to_end(codes, kind.bits, np.uint8).view(stored)
+        return {"elements": elements, "scale": scale.view(FLOATS["float8_e8m0fnu"].dtype)}
 
     return Format(
         name=name,
         title=f"OCP MX with elements of {element}",
-        fields=(Field("elements", stored.name, ("N", size), "codes", f"{element} along K"), SCALE),
+        fields=(Field("elements", stored.name, ("N", BYTES[kind.bits]), "codes", f"{element} along K"), SCALE),
         decode=read,
         encode={choice: partial(write, scaling) for choice, scaling in scalings(kind.mantissa, *other).items()},
         source=SOURCE,

@@ -31,9 +31,8 @@ an element      :math:`x / (s_{block} \cdot s_2)`    :math:`x / (s_{block} / g)`
 
 2688 is 6 · 448, the largest element times the largest scale. Scales and elements are rounded to nearest, ties to even;
 elements beyond 6 saturate. Where ModelOpt rounds the scale of a block to 0, its elements are worth 0 whatever they are.
-For a tensor of zeros :math:`s_2` is 0 here, where ModelOpt has no rule; *g* is 1
-where the quotient is infinite. vLLM's CUDA kernel takes approximate
-reciprocals, which no standard defines to the bit.
+For a tensor of zeros :math:`s_2` is 0 here, where ModelOpt has no rule; *g* is 1 where the quotient is infinite. vLLM's
+CUDA kernel takes approximate reciprocals, which no standard defines to the bit.
 
 Source: ModelOpt's ``NVFP4QTensor`` (``nvfp4``); compressed-tensors, ``nvfp4-pack-quantized``, ``calculate_qparams`` and
 ``generate_gparam`` (``nvfp4-pack``).
@@ -41,12 +40,11 @@ Source: ModelOpt's ``NVFP4QTensor`` (``nvfp4``); compressed-tensors, ``nvfp4-pac
 
 import numpy as np
 
-from lowbit.arrays import F32, F64, U8, Array
+from lowbit.arrays import F32, F64, Array
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import decode, round_to, rounded
-from lowbit.tensor_formats.bits import exact
+from lowbit.tensor_formats.bits import exact, join, split
 from lowbit.tensor_formats.casts import over
-from lowbit.tensor_formats.microscaling import from_pairs, pairs
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 BLOCK = 16
@@ -54,8 +52,8 @@ BLOCK = 16
 
 def _elements_of(name: str, tensors: Tensors, at: Sizes) -> F64:
     """N × blocks × 16."""
-    codes = from_pairs(tensors[name])
-    return decode(np.ascontiguousarray(codes).reshape(-1), "float4_e2m1fn").reshape(at.N, -1, BLOCK)
+    codes = split(tensors[name], 4).astype(np.uint8)
+    return decode(codes.reshape(-1), "float4_e2m1fn").reshape(at.N, -1, BLOCK)
 
 
 def _in_blocks(name: str, tensors: Tensors, at: Sizes) -> F64:
@@ -104,11 +102,12 @@ def _magnitudes(numbers: F64, at: Sizes) -> tuple[F32, F32, F32]:
     return x, of_blocks.max().reshape(1), of_blocks
 
 
-def _elements(x: F32, scales: F32, at: Sizes) -> U8:
+def _elements(x: F32, scales: F32, at: Sizes) -> Array:
     """Two elements a byte: the numbers over the scale of each; infinities saturate, and 0 over 0 is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         quotients = np.where(x == 0, x, x / scales)
-    return pairs(round_to(exact(quotients).reshape(-1), "float4_e2m1fn").reshape(at.N, at.K))
+    codes = round_to(exact(quotients).reshape(-1), "float4_e2m1fn").reshape(at.N, at.K)
+    return join(codes, 4, np.uint8)
 
 
 def _of_model_opt(numbers: F64, at: Sizes) -> dict[str, Array]:

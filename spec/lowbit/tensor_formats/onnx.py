@@ -38,8 +38,8 @@ from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 
 def _codes(packed: Array, bits: int) -> F64:
-    """float64: the codes of each row of bytes, in a row."""
-    return exact(split(packed.reshape(len(packed), -1), bits)).reshape(len(packed), -1)
+    """The codes of each row of bytes, in a row."""
+    return exact(split(packed.reshape(len(packed), -1), bits))
 
 
 def _decoded(tensors: Tensors, at: Sizes, zeros: F64 | float) -> Terms:

@@ -253,12 +253,10 @@ class Format:
         """Refuse arrays that are no matrix of this format.
 
         Raises:
-            ArgumentError: an array that is missing or has a wrong dtype or shape; a float that is not finite; an
-                integer out of its range; whatever `check` refuses.
+            ArgumentError: an array of a wrong dtype or shape; a float that is not finite; an integer out of its range;
+                whatever `check` refuses.
         """
         for each in self.tensors:
-            if each.name not in tensors:
-                raise ArgumentError(f"tensors of {self.name}", sorted(tensors), f"also {each.name}")
             check_array(each.name, tensors[each.name], each.numpy_dtype.type, each.sizes(at))
         fields = self.fields_of(tensors)
         for each in self.fields:

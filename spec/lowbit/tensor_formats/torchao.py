@@ -65,7 +65,7 @@ def _opaque(block: int, tensors: Tensors, at: Sizes) -> Terms:
         width = min(block, at.N - first)
         octets = flat[first * at.K // 2 : (first + width) * at.K // 2].reshape(at.K, width // 2)
         # A full block pairs lanes of 16 columns: the low halves of all bytes, then the high halves.
-        codes = planes(octets, 4, width // 2) if width == block else split(octets, 4).reshape(at.K, width)
+        codes = planes(octets, 4, width // 2) if width == block else split(octets, 4)
         parts.append(codes)
     return _terms(exact(np.concatenate(parts, axis=1)), tensors, at)
 
