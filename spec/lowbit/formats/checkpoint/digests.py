@@ -37,7 +37,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
-from lowbit.formats.checkpoint.tensors import MOST_INDEX_BYTES, Place, Shard, Table, check_unchanged, opened_shard
+from lowbit.formats.checkpoint.tensors import MOST_INDEX_BYTES, Place, Table
+from lowbit.formats.known_file import KnownFile
 from lowbit.model.weights import Progress
 from lowbit.system.json_files import parsed
 from lowbit.system.storage import OWN_MODE, code_folder, read_own, write_whole
@@ -64,7 +65,7 @@ def with_digests(table: Table, progress: Progress | None = None) -> Table:
         ArgumentError: a shard cannot be read.
         FormatError: a shard has changed since its table was read.
     """
-    shards: dict[Shard, list[str]] = {}
+    shards: dict[KnownFile, list[str]] = {}
     for name in sorted(table, key=lambda name: (str(table[name].shard.path), table[name].offset)):
         shards.setdefault(table[name].shard, []).append(name)
     total, done, lock = sum(place.nbytes for place in table.values()), 0, threading.Lock()
@@ -93,7 +94,7 @@ def with_digests(table: Table, progress: Progress | None = None) -> Table:
 def _digest(place: Place, name: str, report: Callable[[int], None]) -> str:
     """The digest of a tensor's bytes as they are in the file."""
     digest, left, buffer = hashlib.sha256(), place.nbytes, memoryview(bytearray(min(CHUNK, max(1, place.nbytes))))
-    with opened_shard(place.shard) as stream:
+    with place.shard.opened() as stream:
         stream.seek(place.offset)
         while left:
             count = stream.readinto(buffer[: min(len(buffer), left)])
@@ -103,27 +104,26 @@ def _digest(place: Place, name: str, report: Callable[[int], None]) -> str:
             digest.update(buffer[:count])
             left -= count
             report(count)
-        check_unchanged(place.shard, stream)
     return digest.hexdigest()
 
 
 # **What is kept.**
 
 
-def settled(shard: Shard, began: int) -> bool:
+def settled(shard: KnownFile, began: int) -> bool:
     """Whether a later change of the file would change its time stamps, if it was read from `began` on."""
     changed = shard.status_changed
     return changed + SETTLED_NS <= began <= time.time_ns() and changed % SECOND_NS != 0
 
 
-def quiet(shard: Shard) -> bool:
+def quiet(shard: KnownFile) -> bool:
     """Whether every later change of the file will set its time of change.
 
     The system grants a lease for reading only where no process has the file open for writing. It grants it to the
     owner of the file and to root; it refuses one to any other user. An overlay forgets a writer that has closed its
     file and kept its mapping, so what is mapped is also written out: the next write to such a page sets the time.
     """
-    with opened_shard(shard) as stream, suppress(OSError):
+    with shard.opened() as stream, suppress(OSError):
         if sys.platform != "linux" or not has_own_times(stream):
             return False
         os.fsync(stream.fileno())
@@ -148,7 +148,7 @@ def has_own_times(stream: BinaryIO) -> bool:
     return False
 
 
-def _record(shard: Shard) -> Path:
+def _record(shard: KnownFile) -> Path:
     """Where the digests of a shard are kept.
 
     Raises:
@@ -157,23 +157,23 @@ def _record(shard: Shard) -> Path:
     return code_folder(FOLDER) / f"{shard.device:x}-{shard.inode:x}.json"
 
 
-def _stamps(shard: Shard) -> list[int]:
+def _stamps(shard: KnownFile) -> list[int]:
     return [shard.device, shard.inode, shard.size, shard.changed, shard.status_changed]
 
 
-def _keep(shard: Shard, began: int, digests: Mapping[str, str]) -> None:
+def _keep(shard: KnownFile, began: int, digests: Mapping[str, str]) -> None:
     """Keep the digests if they can be used again; otherwise the shard is read again the next time."""
     content = {"format": FORMAT, "file": [str(stamp) for stamp in _stamps(shard)], "began": str(began)}
     text = json.dumps(content | {"tensors": dict(digests)}, sort_keys=True)
     whole = json.dumps({"record": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
-    with opened_shard(shard) as stream:
+    with shard.opened() as stream:
         lasting = settled(shard, began) and has_own_times(stream)
     if lasting:
         with suppress(OSError, UnavailableError):
             write_whole(_record(shard), whole.encode(), OWN_MODE)
 
 
-def _kept(shard: Shard, names: list[str]) -> dict[str, str]:
+def _kept(shard: KnownFile, names: list[str]) -> dict[str, str]:
     """The digests that were kept for a shard, if their record is valid and the file has not changed since."""
     try:
         path = _record(shard)
@@ -190,7 +190,7 @@ def _kept(shard: Shard, names: list[str]) -> dict[str, str]:
             return {}
         if not settled(shard, began):
             return {}
-        with opened_shard(shard) as stream:
+        with shard.opened() as stream:
             return tensors if has_own_times(stream) else {}
     except (ArgumentError, FormatError, UnavailableError, ValueError, OSError):
         return {}

@@ -18,14 +18,12 @@ Source: the safetensors format; the ``safetensors`` library checks the headers.
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BufferedReader
 from math import prod
 from pathlib import Path
 from stat import S_IMODE
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -34,6 +32,7 @@ from safetensors.numpy import save_file
 from lowbit.arrays import F32, Array
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
+from lowbit.formats.known_file import KnownFile, opened
 from lowbit.system.json_files import Fields, read_fields
 from lowbit.system.memory import check_memory
 from lowbit.system.scratch import workplace
@@ -55,44 +54,18 @@ DTYPES = STORED | {"U32": np.dtype("<u4")}
 
 
 @dataclass(frozen=True)
-class Shard:
-    """One safetensors file as it was when its table was read.
-
-    Attributes:
-        path: where it is.
-        device: the file system that it is on.
-        inode: its number there.
-        size: its bytes.
-        changed: when its content was last modified, in nanoseconds; any program can set this.
-        status_changed: when anything about it last changed, in nanoseconds; only the system sets this.
-    """
-
-    path: Path
-    device: int
-    inode: int
-    size: int
-    changed: int
-    status_changed: int
-
-    @classmethod
-    def of(cls, path: Path, status: os.stat_result) -> "Shard":
-        """The file at `path`, whose status is `status`."""
-        return cls(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-@dataclass(frozen=True)
 class Place:
     """Where a tensor lies.
 
     Attributes:
-        shard: the file.
+        shard: the file in which it is.
         type: a key of `DTYPES`.
         shape: as it is stored.
         offset: bytes from the start of the file.
         sha256: digest of the tensor's bytes, with which they are compared when they are read; empty if not known.
     """
 
-    shard: Shard
+    shard: KnownFile
     type: str
     shape: tuple[int, ...]
     offset: int
@@ -123,7 +96,7 @@ def read_table(folder: Path) -> Table:
     if not index.exists():
         if not whole.is_file():
             raise ArgumentError("model", quoted(str(folder)), f"a directory that holds {WHOLE} or {INDEX}")
-        return shard_table(whole)
+        return read_header(whole).table
     if whole.exists():
         raise FormatError(INDEX, "weights", f"here and in {WHOLE}", f"either {INDEX} or {WHOLE}")
     listed = _listed(read_fields(index, MOST_INDEX_BYTES))
@@ -133,7 +106,7 @@ def read_table(folder: Path) -> Table:
             raise FormatError(INDEX, "weight_map", quoted(file), "files of the directory")
     table: dict[str, Place] = {}
     for file in files:
-        found = shard_table(folder / file)
+        found = read_header(folder / file).table
         for name in found:
             if listed.get(name) != file:
                 allowed = f"in {listed[name]}, says {INDEX}" if name in listed else f"the tensors that {INDEX} names"
@@ -162,16 +135,6 @@ def _is_plain_name(file: str) -> bool:
     return plain and len(file.encode()) <= MOST_NAME_BYTES
 
 
-def shard_table(path: Path) -> Table:
-    """The tensors of one safetensors file, after the library's checks of its header.
-
-    Raises:
-        ArgumentError: the file cannot be read.
-        FormatError: it is not a sound safetensors file, or holds a type that is no weight's.
-    """
-    return read_header(path, tuple(STORED)).table
-
-
 @dataclass(frozen=True)
 class Header:
     """The header of a safetensors file: its tensors, and its metadata, texts by name."""
@@ -180,33 +143,29 @@ class Header:
     metadata: Mapping[str, str]
 
 
-def read_header(path: Path, types: Sequence[str]) -> Header:
-    """The checked header of a safetensors file whose tensors are of these types.
+def read_header(path: Path, types: Sequence[str] = tuple(STORED)) -> Header:
+    """The checked header of a safetensors file whose tensors are of these types; by default those of weights.
 
     Raises:
         ArgumentError: the file cannot be read.
         FormatError: it is not a sound safetensors file, or holds another type.
     """
-    if path.exists() and not path.is_file():  # a pipe would wait for somebody to write to it
-        raise ArgumentError("model", quoted(str(path)), "plain files to read")
     try:
-        with path.open("rb") as stream:
+        with opened(path) as stream:
             status = os.fstat(stream.fileno())
             header = int.from_bytes(stream.read(LENGTH_BYTES), "little")
             if not 2 <= header <= min(MOST_HEADER_BYTES, status.st_size - LENGTH_BYTES):  # before the library maps it
                 allowed = f"2 to {MOST_HEADER_BYTES} bytes inside the file of {status.st_size}"
                 raise FormatError(path.name, "length of the header", header, allowed)
-            with safe_open(path, framework="numpy") as opened:
-                slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
+            with safe_open(path, framework="numpy") as library:
+                slices = {name: library.get_slice(name) for name in library.offset_keys()}
                 claims = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
-                metadata = dict(opened.metadata() or {})
-            shard = Shard.of(path, status)
-            if {Shard.of(path, path.stat()), Shard.of(path, os.fstat(stream.fileno()))} != {shard}:
-                raise _changed(shard)
+                metadata = dict(library.metadata() or {})
+            shard = KnownFile.of(path, status)
+            if {KnownFile.of(path, path.stat()), KnownFile.of(path, os.fstat(stream.fileno()))} != {shard}:
+                raise shard.has_changed()
     except SafetensorError as error:
         raise FormatError(path.name, "header", quoted(str(error)), "that of a safetensors file") from error
-    except OSError as error:
-        raise ArgumentError("model", f"{quoted(str(path))} ({error.strerror or error})", "files to read") from error
     offset = LENGTH_BYTES + header
     table: dict[str, Place] = {}
     for name, (kind, shape) in claims.items():  # in the order of their places
@@ -230,7 +189,7 @@ def read_floats(table: Table, name: str, *, transposed: bool = False) -> F32:
     """
     place = table[name]
     check_memory(f"tensor {quoted(name)} of {place.shard.path.name}", place.nbytes + 4 * prod(place.shape))
-    stored = _read(place, name).reshape(place.shape)
+    stored = _read(place, name)
     stored = stored.T if transposed else stored
     weights: F32 = np.empty(stored.shape, np.float32)
     if place.type == "BF16":  # the upper half of a float32
@@ -247,45 +206,10 @@ def read_floats(table: Table, name: str, *, transposed: bool = False) -> F32:
 
 
 def _read(place: Place, name: str) -> Array:
-    shard, dtype = place.shard, STORED[place.type]
-    with opened_shard(shard) as stream:
-        stream.seek(place.offset)
-        data = np.fromfile(stream, dtype, prod(place.shape))
-        check_unchanged(shard, stream)
-    if data.nbytes != place.nbytes:
-        raise FormatError(
-            shard.path.name, f"data of tensor {quoted(name)}", f"{data.nbytes} bytes", f"{place.nbytes} bytes"
-        )
+    data = place.shard.read(f"tensor {quoted(name)}", place.offset, STORED[place.type], prod(place.shape))
     if place.sha256 and hashlib.sha256(data.data).hexdigest() != place.sha256:
-        raise _changed(shard)
-    return data
-
-
-@contextmanager
-def opened_shard(shard: Shard) -> Iterator[BufferedReader]:
-    """The file whose table was read.
-
-    Raises:
-        ArgumentError: it cannot be read.
-        FormatError: it has changed since, or there is another file in its place.
-    """
-    try:
-        with shard.path.open("rb") as stream:
-            check_unchanged(shard, stream)
-            yield stream
-    except OSError as error:
-        given = f"{quoted(str(shard.path))} ({error.strerror or error})"
-        raise ArgumentError("model", given, "files that can be read") from error
-
-
-def check_unchanged(shard: Shard, stream: BinaryIO) -> None:
-    """Refuse an open file that is not the one whose table was read, as it was then."""
-    if Shard.of(shard.path, os.fstat(stream.fileno())) != shard:
-        raise _changed(shard)
-
-
-def _changed(shard: Shard) -> FormatError:
-    return FormatError(shard.path.name, "file", "changed since it was opened", "the file of its table")
+        raise place.shard.has_changed()
+    return data.reshape(place.shape)
 
 
 # **Writing.**

@@ -21,7 +21,8 @@ import hashlib
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.architectures import ARCHITECTURES, ATTENTION_MATRICES, FEED_FORWARD_MATRICES, Architecture
 from lowbit.formats.gguf.header import Header, TensorInfo, Value, walk
 from lowbit.formats.gguf.tensors import CODE_BITS, floats, format_of, matrix
+from lowbit.formats.known_file import KnownFile, opened
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import Embedding, GatedWeights, LayerWeights, LlamaWeights, Matrix, Progress, select_columns
 from lowbit.system.memory import check_memory
@@ -47,19 +49,17 @@ class GGUFFile:
     """A GGUF file whose header has been checked; tensors are read from it one at a time.
 
     Attributes:
-        path: where it is.
+        on_disk: the file.
         header: its metadata and its table of tensors.
-        stamps: device, inode, size and times of the file whose header it is.
     """
 
-    path: str
+    on_disk: KnownFile
     header: Header
-    stamps: tuple[int, ...] = ()
 
     @property
     def file(self) -> str:
         """Its name, for messages."""
-        return os.path.basename(self.path)
+        return self.on_disk.path.name
 
     @property
     def config(self) -> LlamaConfig:
@@ -76,13 +76,8 @@ class GGUFFile:
         Raises:
             FormatError: the file has changed.
         """
-        with _opened(self.path) as stream:
-            self._check_unchanged(stream)
-            digest = hashlib.sha256()
-            while part := stream.read(2**20):
-                digest.update(part)
-            self._check_unchanged(stream)
-        return digest.hexdigest()
+        with self.on_disk.opened() as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
 
     def value(self, key: str, kind: type[Kind], default: Kind | None = None) -> Kind:
         """A metadata value of the expected kind; for a float an integer will do.
@@ -138,22 +133,10 @@ class GGUFFile:
             raise FormatError(self.file, f"shape of tensor {quoted(info.name)}", info.shape, allowed)
 
     def _bytes(self, info: TensorInfo) -> U8:
-        """The data of a tensor, read into memory: a file that shrinks meanwhile gives an error and not a fault."""
-        check_memory(f"tensor {quoted(info.name)} of {self.file}", _working_bytes(info))
-        with _opened(self.path) as stream:
-            self._check_unchanged(stream)
-            stream.seek(info.offset)
-            data = np.fromfile(stream, np.uint8, info.nbytes)
-            self._check_unchanged(stream)
-        if len(data) != info.nbytes:
-            raise FormatError(
-                self.file, f"data of tensor {quoted(info.name)}", f"{len(data)} bytes", f"{info.nbytes} bytes"
-            )
-        return data
-
-    def _check_unchanged(self, stream: BinaryIO) -> None:
-        if _stamps(stream) != self.stamps:
-            raise FormatError(self.file, "file", "changed since it was opened", "the file of its header")
+        """The data of a tensor."""
+        what = f"tensor {quoted(info.name)}"
+        check_memory(f"{what} of {self.file}", _working_bytes(info))
+        return self.on_disk.read(what, info.offset, np.dtype(np.uint8), info.nbytes)
 
 
 _KIND_NAMES: dict[type, str] = {
@@ -172,24 +155,10 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
         ArgumentError: there is no readable file at `path`.
         FormatError: it is not GGUF, or its header claims more than the file holds.
     """
-    path = os.fspath(path)
-    with _opened(path) as stream:
-        stamps, size = _stamps(stream), os.fstat(stream.fileno()).st_size
-        return GGUFFile(path, walk(stream, size, os.path.basename(path)), stamps)
-
-
-def _stamps(stream: BinaryIO) -> tuple[int, ...]:
-    status = os.fstat(stream.fileno())
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-def _opened(path: str) -> BinaryIO:
-    if not os.path.isfile(path):
-        raise ArgumentError("model", quoted(path), "the path of a GGUF file that exists")
-    try:
-        return open(path, "rb")
-    except OSError as error:
-        raise ArgumentError("model", f"{quoted(path)} ({error.strerror})", "a file that can be read") from error
+    path = Path(path)
+    with opened(path, "GGUF file") as stream:
+        on_disk = KnownFile.of(path, os.fstat(stream.fileno()))
+        return GGUFFile(on_disk, walk(stream, on_disk.size, path.name))
 
 
 def half_split_order(heads: int, head_dim: int) -> I64:

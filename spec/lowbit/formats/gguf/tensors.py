@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gguf import quants
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGMLQuantizationType
 
-from lowbit.arrays import F16, F32, U8
+from lowbit.arrays import F32, U8
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.header import TensorInfo
 from lowbit.model.weights import Matrix
@@ -43,7 +43,6 @@ from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.text import quoted
 
 Q4_0, Q4_1, Q8_0 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
-
 
 GROUP_SIZE = 32
 CODE_BITS = {Q4_0: 4, Q4_1: 4, Q8_0: 8}
@@ -119,19 +118,18 @@ def affine_grouping(rows: U8, info: TensorInfo, file: str) -> QuantizedMatrix | 
         FormatError: a scale or minimum that is not finite.
     """
     bits = CODE_BITS[info.type]
-    blocks = rows.reshape(len(rows), -1, GGML_QUANT_SIZES[info.type][1])  # N × G × bytes of a block
-    scales, rest = _halves(blocks)
+    blocks = FORMATS[info.type.name.lower()].fields_of({"blocks": rows})
+    scales, packed = blocks["d"][..., np.newaxis], blocks["qs"].view(np.uint8)
     _check_finite(scales, info, file)
     if info.type == Q4_1:
-        minima, rest = _halves(rest)
-        _check_finite(minima, info, file)
+        zeros = blocks["m"][..., np.newaxis]
+        _check_finite(zeros, info, file)
         if (scales < 0).any():
             return None
-        codes = np.where(scales == 0, np.uint8(0), _nibbles(rest))
-        zeros: npt.NDArray[np.float16 | np.uint8] = minima
+        codes = np.where(scales == 0, np.uint8(0), _nibbles(packed))
     else:
         zero = CODE_ZERO[info.type]
-        codes = _nibbles(rest) if info.type == Q4_0 else rest ^ np.uint8(128)  # two's complement, moved up by 128
+        codes = _nibbles(packed) if info.type == Q4_0 else packed ^ np.uint8(128)  # two's complement, moved up by 128
         codes = np.where(scales == 0, np.uint8(zero), np.where(scales < 0, 2**bits - 1 - codes, codes))
         zeros = np.where(scales < 0, 2**bits - 1 - zero, zero).astype(np.uint8)
     scales = np.where(scales == 0, np.float16(1), np.abs(scales))
@@ -145,11 +143,6 @@ def affine_grouping(rows: U8, info: TensorInfo, file: str) -> QuantizedMatrix | 
         group_size=GROUP_SIZE,
         convention="minimum" if info.type == Q4_1 else "zero_point",
     )
-
-
-def _halves(blocks: U8) -> tuple[F16, U8]:
-    """The float16 at the front of each block, N × G × 1, and the rest of it."""
-    return np.ascontiguousarray(blocks[..., :2]).view("<f2"), blocks[..., 2:]
 
 
 def _nibbles(packed: U8) -> Codes:

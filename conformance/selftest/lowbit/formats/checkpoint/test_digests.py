@@ -27,7 +27,8 @@ from lowbit.formats.checkpoint import tensors as checkpoint_tensors
 from lowbit.formats.checkpoint.cache import quantized
 from lowbit.formats.checkpoint.digests import settled, with_digests
 from lowbit.formats.checkpoint.reader import open_checkpoint
-from lowbit.formats.checkpoint.tensors import Place, Shard, Table, read_floats, read_table
+from lowbit.formats.checkpoint.tensors import Place, Table, read_floats, read_table
+from lowbit.formats.known_file import KnownFile
 from lowbit.system.storage import CACHE_VARIABLE
 
 SECOND = 10**9
@@ -264,7 +265,7 @@ def test_a_clock_that_is_set_back(model: Path, reads: Reads, later: Callable[[fl
 def test_settled(changed: int, began: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the time of 60 s: two seconds between change and reading, neither in the future, no whole second."""
     monkeypatch.setattr(tensor_digests, "time", SimpleNamespace(time_ns=lambda: 60 * SECOND))
-    assert settled(Shard(Path("x"), 1, 2, 3, 4, changed), began) == expected
+    assert settled(KnownFile(Path("x"), 1, 2, 3, 4, changed), began) == expected
 
 
 def test_a_file_system_that_makes_times_up(
@@ -385,7 +386,7 @@ def test_a_file_that_changes_after_its_digest(model: Path, other: Path, monkeypa
     """The weights that are quantised are those of the digest, even if the file's stamps are what they were."""
     source = open_checkpoint(model)
     made = quantized(source, PLAN)
-    monkeypatch.setattr(checkpoint_tensors, "check_unchanged", lambda shard, stream: None)
+    monkeypatch.setattr(KnownFile, "check_unchanged", lambda self, stream: None)
     in_place(other, model)
     shutil.rmtree(made.folder)
     with pytest.raises(FormatError, match="changed since it was opened"):

@@ -1,0 +1,100 @@
+"""Files that are read part by part: each part is read only from the file whose header was read, as it was then."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import Array
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.text import quoted
+
+
+@dataclass(frozen=True)
+class KnownFile:
+    """A file as it was when its header was read.
+
+    Attributes:
+        path: where it is.
+        device: the file system that it is on.
+        inode: its number there.
+        size: its bytes.
+        changed: when its content was last modified, in nanoseconds; any program can set this.
+        status_changed: when anything about it last changed, in nanoseconds; only the system sets this.
+    """
+
+    path: Path
+    device: int
+    inode: int
+    size: int
+    changed: int
+    status_changed: int
+
+    @classmethod
+    def of(cls, path: Path, status: os.stat_result) -> "KnownFile":
+        """The file at `path`, whose status is `status`."""
+        return cls(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    @contextmanager
+    def opened(self) -> Iterator[BufferedReader]:
+        """The file, which must be the same before and after the block.
+
+        Raises:
+            ArgumentError: it cannot be read.
+            FormatError: it has changed, or there is another file in its place.
+        """
+        with opened(self.path) as stream:
+            self.check_unchanged(stream)
+            yield stream
+            self.check_unchanged(stream)
+
+    def read(self, what: str, offset: int, dtype: np.dtype[Any], count: int) -> Array:
+        """Numbers of the file, read into memory: a file that shrinks meanwhile gives an error and not a fault.
+
+        Args:
+            what: they are, for messages.
+            offset: bytes from the start of the file.
+            dtype: of the numbers.
+            count: how many there are.
+
+        Raises:
+            ArgumentError, FormatError: as for `opened`; it ends before the last of them.
+        """
+        with self.opened() as stream:
+            stream.seek(offset)
+            data = np.fromfile(stream, dtype, count)
+        if len(data) != count:
+            given, allowed = f"{data.nbytes} bytes", f"{count * dtype.itemsize} bytes"
+            raise FormatError(self.path.name, f"data of {what}", given, allowed)
+        return data
+
+    def check_unchanged(self, stream: BufferedReader) -> None:
+        """Refuse an open file that is not this one, as it was."""
+        if KnownFile.of(self.path, os.fstat(stream.fileno())) != self:
+            raise self.has_changed()
+
+    def has_changed(self) -> FormatError:
+        """The error of a file that is not what it was."""
+        return FormatError(self.path.name, "file", "changed since it was opened", "the file whose header was read")
+
+
+@contextmanager
+def opened(path: Path, kind: str = "file") -> Iterator[BufferedReader]:
+    """A plain file of a model; errors call it a `kind`.
+
+    Raises:
+        ArgumentError: there is none at `path`, or it cannot be read.
+    """
+    if not path.is_file():  # a pipe would wait for somebody to write to it
+        raise ArgumentError("model", quoted(str(path)), f"the path of a {kind} that exists")
+    try:
+        with path.open("rb") as stream:
+            yield stream
+    except OSError as error:
+        given = f"{quoted(str(path))} ({error.strerror or error})"
+        raise ArgumentError("model", given, "a file that can be read") from error
