@@ -52,13 +52,24 @@ def kept_in(name: Name, numbers: F32) -> Array:
     """Numbers rounded once to the type in which a format keeps them.
 
     Raises:
-        ArgumentError: a number is too large, or none.
+        ArgumentError: a number is too large, or NaN.
     """
     found = rounded(numbers.astype(np.float64), name)
     if not np.isfinite(found.astype(np.float64)).all():
         given = f"a scale or minimum of {np.abs(numbers).max():.6g}"
         raise ArgumentError("x", given, f"at most {FLOATS[name].largest:.6g}, that of {name}")
     return found
+
+
+def stepped(name: Name, numbers: Array) -> F32:
+    """Numbers rounded once to a type in which a cast computes, and float32 again."""
+    found: F32 = rounded(numbers.astype(np.float64), name).astype(np.float32)
+    return found
+
+
+def in_groups(lines: F32, size: int) -> F32:
+    """Lines of numbers as lines × groups × `size`; a short last group repeats its last number."""
+    return np.pad(lines, ((0, 0), (0, -lines.shape[1] % size)), "edge").reshape(len(lines), -1, size)
 
 
 def multiply_add(x: F32, factor: F32, added: F32 | np.float32, *, fused: bool) -> F32:

@@ -34,10 +34,10 @@ from functools import partial
 
 import numpy as np
 
-from lowbit.arrays import F32, F64, Array
+from lowbit.arrays import F64, Array
 from lowbit.numbers.floats import rounded
 from lowbit.tensor_formats.bits import end_to_end, exact, stream
-from lowbit.tensor_formats.casts import nearest
+from lowbit.tensor_formats.casts import in_groups, nearest, stepped
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 OPTIONS = {"bits": (2, 3, 4, 5, 6, 7, 8), "group_size": None}
@@ -69,26 +69,16 @@ def _plain(tensors: Tensors, at: Sizes) -> Terms:
     return _terms(exact(tensors["weight"]), 0.0, tensors, at)
 
 
-# **Casts.** A short last group repeats its last number.
+# **Casts.**
 
 EPSILON = np.float32(2.0**-7)
-
-
-def _bfloat16(numbers: Array) -> F32:
-    """Rounded to bfloat16, and float32 again."""
-    kept: F32 = rounded(exact(numbers), "bfloat16").astype(np.float32)
-    return kept
-
-
-def _grouped(numbers: F64, at: Sizes) -> F32:
-    """K × N numbers as N × groups × group_size, in bfloat16."""
-    x = _bfloat16(np.ascontiguousarray(numbers.T, np.float32))
-    return np.pad(x, ((0, 0), (0, -at.K % at["group_size"])), "edge").reshape(at.N, at.G, -1)
+_bfloat16 = partial(stepped, "bfloat16")
 
 
 def _cast(asymmetric: bool, bits: int, numbers: F64, at: Sizes) -> tuple[Array, Array, Array]:
     """The integers, N × K, and the scale and zero of each group, N × groups."""
-    x, lowest, highest = _grouped(numbers, at), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    x, lowest, highest = _bfloat16(numbers.T.astype(np.float32)), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    x = in_groups(x, at["group_size"])
     low, high = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
     if asymmetric:
         scale = _bfloat16(_bfloat16(high - low) / np.float32(2**bits - 1))

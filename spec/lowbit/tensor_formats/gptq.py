@@ -38,7 +38,6 @@ Source: AutoGPTQ ``qlinear_cuda.py``, ``qlinear_cuda_old.py``, ``triton_utils/de
 ``utils/model.py`` (formats ``gptq`` and ``gptq_v2``); AutoRound, its export to AutoGPTQ.
 """
 
-from dataclasses import replace
 from functools import partial
 
 from lowbit.arrays import F64, Array
@@ -71,51 +70,31 @@ def _decode(stored_less: int, wraps: bool, tensors: Tensors, at: Sizes) -> Terms
     return Terms(scales[group] * codes, (-scales * zeros)[group])
 
 
-OPTIONS = {"bits": (2, 3, 4, 8), "group_size": None}
 TRAPS = (
     "With act-order the group of row k is g_idx[k], and not k divided by the group size.",
     "Version 1 stores zeros less one; a stored 15 is a zero of 16 in 4 bits, or of 0 where one is added in 4 bits.",
 )
 
-GPTQ_V1 = Format(
-    name="gptq-v1",
-    title="GPTQ, zeros stored less one",
-    fields=fields("float16"),
-    decode=partial(_decode, 1, False),
-    options=OPTIONS,
-    source="AutoGPTQ; GPTQModel, format gptq",
-    traps=TRAPS,
-)
-GPTQ_V1_WRAPPED = Format(
-    name="gptq-v1-wrapped",
-    title="GPTQ, zeros stored less one modulo 2^b",
-    fields=fields("float16"),
-    decode=partial(_decode, 1, True),
-    options=OPTIONS,
-    source="AutoGPTQ, its copies of exllama and qlinear_cuda_old.py",
-    traps=TRAPS,
-)
-GPTQ_V2 = Format(
-    name="gptq-v2",
-    title="GPTQ, zeros as they are",
-    fields=fields("float16"),
-    decode=partial(_decode, 0, False),
-    options=OPTIONS,
-    source="GPTQModel, format gptq_v2",
-    traps=TRAPS[:1],
-)
 
-
-def in_bfloat16(table: Format) -> Format:
-    """The same with bfloat16 scales."""
-    return replace(
-        table,
-        name=f"{table.name}-bf16",
-        title=f"{table.title}, bfloat16 scales",
-        fields=fields("bfloat16"),
-        options={"bits": (4, 8), "group_size": None},
-        source="AutoRound, its export to AutoGPTQ",
+def _format(
+    name: str, title: str, source: str, stored_less: int, *, wraps: bool = False, scales: str = "float16"
+) -> Format:
+    return Format(
+        name=name,
+        title=title,
+        fields=fields(scales),
+        decode=partial(_decode, stored_less, wraps),
+        options={"bits": (2, 3, 4, 8) if scales == "float16" else (4, 8), "group_size": None},
+        source=source,
+        traps=TRAPS if stored_less else TRAPS[:1],
     )
 
 
-GPTQ_V1_BF16, GPTQ_V2_BF16 = in_bfloat16(GPTQ_V1), in_bfloat16(GPTQ_V2)
+WRAPPING = "AutoGPTQ, its copies of exllama and qlinear_cuda_old.py"
+LESS_ONE, AS_IS, BF16 = "GPTQ, zeros stored less one", "GPTQ, zeros as they are", "AutoRound, its export to AutoGPTQ"
+
+GPTQ_V1 = _format("gptq-v1", LESS_ONE, "AutoGPTQ; GPTQModel, format gptq", 1)
+GPTQ_V1_WRAPPED = _format("gptq-v1-wrapped", f"{LESS_ONE} modulo 2^b", WRAPPING, 1, wraps=True)
+GPTQ_V2 = _format("gptq-v2", AS_IS, "GPTQModel, format gptq_v2", 0)
+GPTQ_V1_BF16 = _format("gptq-v1-bf16", f"{LESS_ONE}, bfloat16 scales", BF16, 1, scales="bfloat16")
+GPTQ_V2_BF16 = _format("gptq-v2-bf16", f"{AS_IS}, bfloat16 scales", BF16, 0, scales="bfloat16")

@@ -39,7 +39,7 @@ import numpy as np
 from lowbit.arrays import F32, F64, Array
 from lowbit.numbers.floats import Name, rounded
 from lowbit.tensor_formats.bits import exact, join, stream
-from lowbit.tensor_formats.casts import kept_in
+from lowbit.tensor_formats.casts import in_groups, kept_in, stepped
 from lowbit.tensor_formats.table import Decode, Field, Format, Sizes, Tensors, Terms
 
 
@@ -64,19 +64,14 @@ def _stepwise(type: Name, decode: Decode, tensors: Tensors, at: Sizes) -> Array:
     return rounded(exact(rounded(terms.products, type)) + terms.offsets, type)
 
 
-# **Casts.** Lines are channels for keys and tokens for values; a short last group repeats its last number.
+# **Casts.** Lines are channels for keys and tokens for values.
 
 
 def _cast(type: Name, steps: Name, lines: F64, size: int, bits: int) -> dict[str, Array]:
     """The fields of lines of numbers, every step rounded to `steps`, scales and minima stored in `type`."""
-
-    def step(numbers: F32) -> F32:
-        kept: F32 = rounded(exact(numbers), steps).astype(np.float32)
-        return kept
-
-    count, missing = lines.shape[1], -lines.shape[1] % size
+    count, step = lines.shape[1], partial(stepped, steps)
     with np.errstate(over="ignore", invalid="ignore"):
-        x = np.pad(step(lines.astype(np.float32)), ((0, 0), (0, missing)), "edge").reshape(len(lines), -1, size)
+        x = in_groups(step(lines.astype(np.float32)), size)
         least: F32 = x.min(axis=-1, keepdims=True)
         scale = step(step(x.max(axis=-1, keepdims=True) - least) / np.float32(2**bits - 1))
         kept = kept_in(type, scale[..., 0])  # refuses what the type cannot hold, before anything is divided by it

@@ -67,11 +67,6 @@ SOURCE = "OCP Microscaling Formats (MX) 1.0"
 SCALE = Field("scale", "float8_e8m0fnu", ("N", "K/32"), "scale", "a power of two for each 32 elements of a row")
 
 
-def blocks_of(weights: F64, at: Sizes) -> F64:
-    """K × N numbers as N × blocks × 32."""
-    return np.ascontiguousarray(weights.T).reshape(at.N, -1, BLOCK)
-
-
 def scaled(elements: F64, scales: Array, at: Sizes) -> Terms:
     """The terms of N × K elements with a scale for each block."""
     products = elements.reshape(at.N, -1, BLOCK) * exact(scales)[..., np.newaxis]
@@ -120,6 +115,14 @@ def scalings(*mantissas: int) -> dict[str, Scaling]:
     return BOTH | {"exponent rounded up": exponent_rounded_up} | rounding
 
 
+def divided(scaling: Scaling, largest_element: float, weights: F64, at: Sizes) -> tuple[F64, Array]:
+    """The numbers over the X of their blocks, N × K, and each X, N × blocks."""
+    blocks = np.ascontiguousarray(weights.T).reshape(at.N, -1, BLOCK)
+    scale = scaling(blocks, largest_element)
+    quotients = np.ldexp(blocks, 127 - scale.astype(np.int64)[..., np.newaxis])
+    return quotients.reshape(at.N, at.K), scale.view(FLOATS["float8_e8m0fnu"].dtype)
+
+
 BYTES = {8: "K", 6: "K*3/4", 4: "K/2"}
 """Of a row, by the bits of an element; rows are streams of elements, the first in the lowest bits."""
 
@@ -134,12 +137,9 @@ def of_floats(name: str, element: Name, *other: int) -> Format:
         return scaled(decode(codes.reshape(-1), element).reshape(codes.shape), tensors["scale"], at)
 
     def write(scaling: Scaling, weights: F64, at: Sizes) -> dict[str, Array]:
-        blocks = blocks_of(weights, at)
-        scale = scaling(blocks, kind.largest)
-        quotients = np.ldexp(blocks, 127 - scale.astype(np.int64)[..., np.newaxis])
+        quotients, scale = divided(scaling, kind.largest, weights, at)
         codes = round_to(quotients.reshape(-1), element).reshape(at.N, at.K)
-        elements = end_to_end(codes, kind.bits, np.uint8).view(stored)
-        return {"elements": elements, "scale": scale.view(FLOATS["float8_e8m0fnu"].dtype)}
+        return {"elements": end_to_end(codes, kind.bits, np.uint8).view(stored), "scale": scale}
 
     return Format(
         name=name,
@@ -157,11 +157,8 @@ def _integers(tensors: Tensors, at: Sizes) -> Terms:
 
 
 def _to_integers(scaling: Scaling, weights: F64, at: Sizes) -> dict[str, Array]:
-    blocks = blocks_of(weights, at)
-    scale = scaling(blocks, 127 / 64)
-    quotients = np.ldexp(blocks, 127 + 6 - scale.astype(np.int64)[..., np.newaxis])
-    codes = np.clip(np.rint(quotients), -127, 127).astype(np.int8)
-    return {"elements": codes.reshape(at.N, at.K), "scale": scale.view(FLOATS["float8_e8m0fnu"].dtype)}
+    quotients, scale = divided(scaling, 127 / 64, weights, at)
+    return {"elements": np.clip(np.rint(64 * quotients), -127, 127).astype(np.int8), "scale": scale}
 
 
 MXFP8_E5M2 = of_floats("mxfp8-e5m2", "float8_e5m2")

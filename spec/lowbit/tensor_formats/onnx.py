@@ -33,7 +33,7 @@ import numpy as np
 
 from lowbit.arrays import F32, F64, Array
 from lowbit.tensor_formats.bits import exact, join, split
-from lowbit.tensor_formats.casts import contractions, inverse, multiply_add, nearest, over
+from lowbit.tensor_formats.casts import contractions, in_groups, inverse, multiply_add, nearest, over
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 
@@ -58,13 +58,7 @@ def _symmetric(tensors: Tensors, at: Sizes) -> Terms:
     return _decoded(tensors, at, 2.0 ** (at["bits"] - 1))
 
 
-# **Casts.** Blocks are N × G × block_size, the last of a row filled with numbers of its own.
-
-
-def _blocks(numbers: F64, at: Sizes) -> F32:
-    missing = -at.K % at["block_size"]
-    x = np.pad(numbers.T.astype(np.float32), ((0, 0), (0, missing)), "edge")
-    return x.reshape(at.N, -1, at["block_size"])
+# **Casts.** Blocks are N × G × block_size.
 
 
 def _bytes(codes: Array, bits: int) -> Array:
@@ -82,7 +76,8 @@ def _rounded(x: F32, scale: F32, zeros: F32 | np.float32, at: Sizes, *, fused: b
 
 
 def _encode(fused: bool, numbers: F64, at: Sizes) -> dict[str, Array]:
-    x, most = _blocks(numbers, at), np.float32(2 ** at["bits"] - 1)
+    x = in_groups(numbers.T.astype(np.float32), at["block_size"])
+    most = np.float32(2 ** at["bits"] - 1)
     low, high = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
     scale: F32 = (high - low) / most
     zeros = nearest(over(-low, scale), "away").clip(0, int(most))
@@ -91,7 +86,8 @@ def _encode(fused: bool, numbers: F64, at: Sizes) -> dict[str, Array]:
 
 
 def _encode_symmetric(fused: bool, numbers: F64, at: Sizes) -> dict[str, Array]:
-    x, middle = _blocks(numbers, at), np.float32(2 ** (at["bits"] - 1))
+    x = in_groups(numbers.T.astype(np.float32), at["block_size"])
+    middle = np.float32(2 ** (at["bits"] - 1))
     low, high = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
     scale: F32 = -np.where(np.abs(high) > np.abs(low), high, low) / middle
     return {"B": _rounded(x, scale, middle, at, fused=fused), "scales": scale[..., 0]}
