@@ -87,21 +87,14 @@ def draw_speeds(axes: Any, generation: dict[str, list[dict[str, Any]]]) -> None:
         axes.bar_label(bars, fmt="%.1f", padding=2)
     middle = 0.4 - width / 2
     axes.set_xticks(
-        [group + middle for group in range(len(generation))], [wrapped(name) for name in generation], fontsize="small"
+        [group + middle for group in range(len(generation))],
+        [name.replace(": ", ":\n") for name in generation],
+        fontsize="small",
     )
     axes.set_ylabel("tokens per second")
     axes.set_title("Speed of the certified backends")
     axes.margins(y=0.3)  # room for the legend above the bars
     axes.legend(loc="upper center", ncols=3)
-
-
-def wrapped(variant: str) -> str:
-    """The name of a quantisation, in two lines.
-
-    >>> wrapped("re-quantised: 4 bits, groups of 64")
-    're-quantised:\\n4 bits, groups of 64'
-    """
-    return variant.replace(": ", ":\n")
 
 
 def draw_perplexities(axes: Any, rows: list[dict[str, Any]]) -> None:

@@ -40,7 +40,6 @@ from lowbit.cli.options import (
     PromptOption,
     StepOption,
     chosen,
-    contract_of,
     file_of,
     opened,
     options_for,
@@ -78,11 +77,11 @@ def generate(
 ) -> None:
     """Continue a prompt: always the likeliest token, until --tokens are generated or the model ends the text."""
     check_integer("--tokens", tokens, least=1)
-    plan, by = chosen(bits, group_size, experts_bits, experts_group_size, method), contract_of(contract)
+    plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
     device = DeviceOptions(device_memory, buffers, memory, prefetch, keys, cold_experts)
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
-        options = options_for(engine, plan, device, by, step)
+        options = options_for(engine, plan, device, contract, step)
         stored = opened(model, identified=engine.keeps_steps)
         tokenizer = stored.tokenizer
         ids = _encoded(stored, prompt)
@@ -189,12 +188,12 @@ def perplexity(
     """Measure the perplexity of a text, over windows that do not overlap."""
     check_integer("--window", window, least=1)
     check_integer("--tokens", tokens, least=1)
-    plan, by = chosen(bits, group_size, experts_bits, experts_group_size, method), contract_of(contract)
-    path = file_of(text, DEFAULT_TEXT)
-    words = read_text(path)
+    plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
-        options = options_for(engine, plan, DeviceOptions(device_memory), by)
+        options = options_for(engine, plan, DeviceOptions(device_memory), contract)
+        path = file_of(text, DEFAULT_TEXT)
+        words = read_text(path)
         stored = opened(model, identified=engine.keeps_steps)
         tokenizer = stored.tokenizer
         ids = tokenizer.encode(words, begin=False)[:tokens]

@@ -3,13 +3,14 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lowbit.backend.whole_model import spoken_bytes
 from lowbit.cli.progress import progress_bar
 from lowbit.contract.checks import check_choice, check_integer
+from lowbit.formats.checkpoint.config import ROUTED
 from lowbit.formats.checkpoint.random import SHAPES, total_bytes, write_random
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.text import one_line
@@ -42,8 +43,8 @@ def new_weights(
     """
     check_choice("--like", like, tuple(SHAPES))
     numbers = {"layers": layers, "hidden": hidden, "feed_forward": feed_forward, "heads": heads, "kv_heads": kv_heads}
-    numbers |= {"head_dim": head_dim, "vocabulary": vocabulary, "context": context}
-    config = changed(SHAPES[like], numbers, experts, top_k)
+    numbers |= {"head_dim": head_dim, "vocabulary": vocabulary, "context": context, "experts": experts, "top_k": top_k}
+    config = changed(SHAPES[like], {name: number for name, number in numbers.items() if number is not None})
     with progress_bar(f"writing {directory.absolute().name}") as progress:
         write_random(directory, config, seed, progress=progress)
     answer = {"directory": str(directory), "seed": seed, "bytes": total_bytes(config), "config": asdict(config)}
@@ -51,18 +52,14 @@ def new_weights(
     print(json.dumps(answer) if as_json else told)
 
 
-def changed(config: LlamaConfig, numbers: dict[str, int | None], experts: int | None, top_k: int | None) -> LlamaConfig:
-    """A shape with some of its numbers replaced.
+def changed(config: LlamaConfig, numbers: dict[str, int]) -> LlamaConfig:
+    """A shape with some of its numbers, or of those of its routing, replaced.
 
     Raises:
         ArgumentError: a number that is not possible for a model.
     """
-    given = {name: number for name, number in numbers.items() if number is not None}
-    chosen = given | {name: n for name, n in (("experts", experts), ("top_k", top_k)) if n is not None}
-    for name, number in chosen.items():
+    for name, number in numbers.items():
         check_integer(f"--{name.replace('_', '-')}", number, 1, 2**31)
-    routing = config.routing or Routing(1, 1)
-    routing = Routing(
-        experts=routing.experts if experts is None else experts, top_k=routing.top_k if top_k is None else top_k
-    )
-    return replace(config, **given, routing=routing)  # type: ignore[arg-type]  # all of them are integers
+    routed: dict[str, Any] = {name: number for name, number in numbers.items() if name in ROUTED}
+    others: dict[str, Any] = {name: number for name, number in numbers.items() if name not in ROUTED}
+    return replace(config, **others, routing=replace(config.routing or Routing(1, 1), **routed))

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -19,8 +19,8 @@ from lowbit.formats.gguf.architectures import ARCHITECTURES
 from lowbit.model.quantization_plan import METHODS, Plan, Quantization
 from lowbit.moe.offload import MEMORIES
 from lowbit.quantization.packing import BITS
-from lowbit.runtime import CONTRACTS, Contract, Options, StoredModel, open_model
-from lowbit.runtime.language_model import StepChoice, not_whole
+from lowbit.runtime import CONTRACTS, Options, StoredModel, open_model
+from lowbit.runtime.language_model import STEPS, not_whole
 
 DEFAULT_GROUP_SIZE = 64
 
@@ -152,8 +152,7 @@ def opened(path: Path | None, *, identified: bool = False) -> StoredModel:
     Raises:
         LowbitError: it cannot be fetched or read.
     """
-    found = file_of(path, DEFAULT_MODEL)
-    return open_model(found, identified=identified)
+    return open_model(file_of(path, DEFAULT_MODEL), identified=identified)
 
 
 # **What they ask for.**
@@ -189,28 +188,14 @@ def chosen(
     for option, given in (("--group-size", group_size), ("--experts-group-size", experts_group_size)):
         if given is not None:
             check_integer(option, given, least=1)
-    if method is not None:
-        check_choice("--method", method, METHODS)
+    by = METHODS[0] if method is None else check_choice("--method", method, METHODS)
 
     def part(bits: int | None, group_size: int | None) -> Quantization | None:
-        by = METHODS[0] if method is None else METHODS[METHODS.index(method)]
         return None if bits is None else Quantization(bits, group_size or DEFAULT_GROUP_SIZE, by)
 
     attention = part(bits, group_size)
     experts = part(experts_bits or bits, experts_group_size or group_size)
     return None if attention is experts is None else Plan(experts, attention)
-
-
-def contract_of(given: str) -> Contract:
-    """The contract that ``--contract`` asks for.
-
-    Raises:
-        ArgumentError: there is no such contract.
-    """
-    for contract in CONTRACTS:
-        if given == contract:
-            return contract
-    raise ArgumentError("--contract", repr(given), spoken(CONTRACTS))
 
 
 @dataclass(frozen=True)
@@ -258,13 +243,14 @@ def _check_backend(option: str, name: str) -> None:
 
 
 def options_for(
-    backend: Backend, plan: Plan | None, device: DeviceOptions, contract: Contract = "float32", step: str = "auto"
+    backend: Backend, plan: Plan | None, device: DeviceOptions, contract: str = "float32", step: str = "auto"
 ) -> Options:
     """How a model is run, as the command line asks.
 
     Raises:
-        ArgumentError: an option that does not apply to this backend.
+        ArgumentError: an option that does not apply to this backend, or a contract or step that does not exist.
     """
-    options = Options(plan, contract, cast(StepChoice, step), device.settings(backend))
+    by, how = check_choice("--contract", contract, CONTRACTS), check_choice("--step", step, STEPS)
+    options = Options(plan, by, how, device.settings(backend))
     options.check(backend, lambda name: f"--{name}")
     return options

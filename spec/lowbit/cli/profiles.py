@@ -1,15 +1,14 @@
 """``lowbit profiles``: what a backend can be certified for."""
 
 import json
-from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from lowbit.cli.backends import said
 from lowbit.contract.operation import sentence
-from lowbit.contract.ranges import Range
 from lowbit.profiles import PROFILES, Profile
 
 
@@ -22,7 +21,8 @@ def profiles(
         return
     table = Table("profile", "is", "clauses", "for")
     for id, profile in PROFILES.items():
-        table.add_row(id, profile.title, "\n".join(said_clauses(profile.clauses)), said_limits(profile.parameters))
+        limits = said(profile.told_parameters) or "all parameters"
+        table.add_row(id, profile.title, "\n".join(said_clauses(profile.clauses)), limits)
     Console().print(table)
 
 
@@ -48,16 +48,3 @@ def said_clauses(clauses: tuple[str, ...]) -> list[str]:
         operation, _, number = clause.rpartition("/")
         lines.setdefault(operation, []).append(number)
     return [" ".join((operation, *numbers)) for operation, numbers in lines.items()]
-
-
-def said_limits(parameters: Mapping[str, tuple[object, ...] | Range]) -> str:
-    """The parameters of a profile in words.
-
-    >>> said_limits({"bits": (4,)}), said_limits({})
-    ('bits 4', 'all parameters')
-    """
-    said = {
-        name: str(asked) if isinstance(asked, Range) else ", ".join(map(str, asked))
-        for name, asked in parameters.items()
-    }
-    return "\n".join(f"{name} {values}" for name, values in said.items()) or "all parameters"

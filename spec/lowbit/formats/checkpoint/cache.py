@@ -118,9 +118,9 @@ class QuantizedCheckpoint:
     def keep(self, name: str) -> None:
         """Make the file of a part of `parts` unless it exists; of an existing file only the header is checked."""
         with suppress(ArgumentError, FormatError):
-            check_origin(self._own_file(name), self._origin(name))
+            check_origin(self._own_file(name), Origin(self.digest, name))
             return
-        write_quantized(self._file(name), self._made(name), self._origin(name))
+        write_quantized(self._file(name), self._made(name), Origin(self.digest, name))
 
     def parts(self) -> list[str]:
         """The names of all files: the blocks in order, then the head if it is quantised."""
@@ -134,9 +134,8 @@ class QuantizedCheckpoint:
 
     def _file_bytes(self, shapes: dict[str, tuple[int, int]]) -> int:
         """The approximate size of a file with matrices of these shapes and the vectors of a block."""
-        choices = {name: self.plan.of(name) for name in shapes}
         matrices = sum(
-            4 * rows * columns if (choice := choices[name]) is None else choice.nbytes(rows, columns)
+            4 * rows * columns if (choice := self.plan.of(name)) is None else choice.nbytes(rows, columns)
             for name, (rows, columns) in shapes.items()
         )
         return matrices + 4 * sum(vector_sizes(self.config)[name] for name in VECTORS) + SLACK * (len(shapes) + 2)
@@ -157,9 +156,6 @@ class QuantizedCheckpoint:
             raise ArgumentError("cache", f"{quoted(str(path))} ({error.strerror})", allowed) from error
         return path
 
-    def _origin(self, name: str) -> Origin:
-        return Origin(self.digest, name)
-
     def _made(self, name: str) -> dict[str, Matrix]:
         """A part from the checkpoint."""
         if name == HEAD:
@@ -172,11 +168,11 @@ class QuantizedCheckpoint:
         with suppress(ArgumentError, FormatError):
             return self._checked(name, shapes)
         make_folder(self.folder)
-        write_quantized(self._file(name), self._made(name), self._origin(name))
+        write_quantized(self._file(name), self._made(name), Origin(self.digest, name))
         return self._checked(name, shapes)
 
     def _checked(self, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Matrix]:
-        found = read_matrices(self._own_file(name), self._origin(name))
+        found = read_matrices(self._own_file(name), Origin(self.digest, name))
         given = {part: shape_of(matrix) for part, matrix in found.items()}
         if given != shapes:
             part = min(part for part in given.keys() | shapes.keys() if given.get(part) != shapes.get(part))

@@ -98,7 +98,9 @@ def read_config(fields: Fields) -> LlamaConfig:
             context=fields.value(KEYS["context"], int),
             rope_base=_rope_base(fields, kind),
             rms_epsilon=fields.value(KEYS["rms_epsilon"], float),
-            routing=_routing(fields) if kind == "mixtral" else None,
+            routing=Routing(fields.value(KEYS["experts"], int), fields.value(KEYS["top_k"], int))
+            if kind == "mixtral"
+            else None,
             window=fields.optional(KEYS["window"], int) if kind in WINDOWED else None,
         )
     except ArgumentError as error:
@@ -134,10 +136,6 @@ def written_config(config: LlamaConfig) -> dict[str, Any]:
 def is_tied(fields: Fields) -> bool:
     """Whether the head is the embedding over again."""
     return fields.value("tie_word_embeddings", bool, default=False)
-
-
-def _routing(fields: Fields) -> Routing:
-    return Routing(fields.value(KEYS["experts"], int), fields.value(KEYS["top_k"], int))
 
 
 def _refuse_other_features(fields: Fields, kind: str) -> None:

@@ -20,6 +20,7 @@ Source: the GGUF specification of the ggml project.
 import hashlib
 import math
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,6 +95,26 @@ class GGUFFile:
             raise FormatError(self.file, key, kind_of(value), _KIND_NAMES[kind])
         return value
 
+    def choice(self, key: str, allowed: Collection[str]) -> str:
+        """A metadata text that is one of the allowed ones.
+
+        Raises:
+            FormatError: it is missing, or another.
+        """
+        given = self.value(key, str)
+        if given not in allowed:
+            raise FormatError(self.file, key, quoted(given), spoken([repr(name) for name in allowed]))
+        return given
+
+    @property
+    def architecture(self) -> str:
+        """The kind of model, a name in `ARCHITECTURES`.
+
+        Raises:
+            FormatError: another architecture.
+        """
+        return self.choice("general.architecture", ARCHITECTURES)
+
     def tensor(self, name: str) -> Matrix:
         """A matrix as K × N: quantised where the file stores codes and scales, otherwise float32.
 
@@ -105,7 +126,7 @@ class GGUFFile:
         info = self._info(name)
         weights = matrix(self._bytes(info), info, self.file)
         for part, heads in ROTATED.items():
-            if name.endswith(f".{part}.weight") and ARCHITECTURES[check_architecture(self)].interleaved:
+            if name.endswith(f".{part}.weight") and ARCHITECTURES[self.architecture].interleaved:
                 count, head_dim = getattr(self.config, heads), self.config.head_dim
                 self._check_shape(info, 2, count * head_dim)  # before anything is made of a size that is only claimed
                 return select_columns(weights, half_split_order(count, head_dim))
@@ -174,24 +195,8 @@ def half_split_order(heads: int, head_dim: int) -> I64:
 # **A decoder in GGUF**: its numbers under the name of its architecture, its tensors under ``blk.0`` to ``blk.n``.
 
 
-def check_architecture(source: GGUFFile) -> str:
-    """Refuse a file that holds another kind of model.
-
-    Returns:
-        Its name in `ARCHITECTURES`.
-
-    Raises:
-        FormatError: another architecture.
-    """
-    name = source.value("general.architecture", str)
-    if name not in ARCHITECTURES:
-        allowed = spoken([repr(known) for known in ARCHITECTURES])
-        raise FormatError(source.file, "general.architecture", quoted(name), allowed)
-    return name
-
-
 def _config(source: GGUFFile) -> LlamaConfig:
-    name = check_architecture(source)
+    name = source.architecture
     architecture = ARCHITECTURES[name]
 
     def integer(key: str, default: int | None = None) -> int:
@@ -261,8 +266,8 @@ def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeigh
         FormatError: another architecture, a tensor missing, of the wrong shape, not decodable, or one that the
             architecture does not have.
     """
-    config = source.config
-    architecture = ARCHITECTURES[check_model(source)]
+    check_model(source)
+    config, architecture = source.config, ARCHITECTURES[source.architecture]
     table = source.tensor("token_embd.weight")
     layers = []
     for number in range(config.layers):
@@ -281,17 +286,15 @@ def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeigh
         raise FormatError(source.file, error.argument, error.given, error.allowed) from error
 
 
-def check_model(source: GGUFFile) -> str:
-    """The name of the architecture, of a file that has no tensors but those of it, and fits into memory.
+def check_model(source: GGUFFile) -> None:
+    """Refuse a file that has other tensors than those of its architecture, or does not fit into memory.
 
     Raises:
         FormatError: another architecture, or a tensor that it does not have.
         UnavailableError: too little memory for the weights.
     """
-    name = check_architecture(source)
-    _refuse_other_tensors(source, source.config, name)
+    _refuse_other_tensors(source, source.config)
     check_memory(f"model {source.file}", _model_bytes(source))
-    return name
 
 
 def _model_bytes(source: GGUFFile) -> int:
@@ -324,8 +327,9 @@ def _layer(source: GGUFFile, architecture: Architecture, prefix: str) -> LayerWe
     return LayerWeights(**parts, feed_forward=GatedWeights(**matrices(FEED_FORWARD_MATRICES)))
 
 
-def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig, name: str) -> None:
+def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig) -> None:
     """Refuse tensors that would be ignored, which would change the model: a bias, rotary factors, an expert."""
+    name = source.architecture
     stored = [f"{part}.weight" for part in (*ATTENTION_MATRICES.values(), *FEED_FORWARD_MATRICES.values())]
     stored += ARCHITECTURES[name].vectors.values()
     known = {"token_embd.weight", "output_norm.weight", "output.weight"}

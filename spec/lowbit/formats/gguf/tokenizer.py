@@ -27,7 +27,6 @@ from tokenizers import Regex, decoders, normalizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
-from lowbit.contract.checks import spoken
 from lowbit.errors import FormatError
 from lowbit.formats.gguf.reader import GGUFFile
 from lowbit.formats.tokenizer import Tokenizer
@@ -72,7 +71,7 @@ def read_tokenizer(source: GGUFFile) -> Tokenizer:
             together.
     """
     file = source.file
-    kind = _supported(source, "tokenizer.ggml.model", tuple(KINDS))
+    kind = source.choice("tokenizer.ggml.model", KINDS)
     defaults = {"tokenizer.ggml.add_eos_token": False, "tokenizer.ggml.add_space_prefix": kind == "llama"}
     for key, default in defaults.items():
         if source.value(key, bool, default):
@@ -96,16 +95,9 @@ def read_tokenizer(source: GGUFFile) -> Tokenizer:
     return Tokenizer(bos, tuple(sorted({token for token in ends if token is not None})), library)
 
 
-def _supported(source: GGUFFile, key: str, allowed: tuple[str, ...]) -> str:
-    given = source.value(key, str)
-    if given not in allowed:
-        raise FormatError(source.file, key, quoted(given), spoken([repr(name) for name in allowed]))
-    return given
-
-
 def _from_bytes(source: GGUFFile, vocabulary: Vocabulary, types: PerToken) -> tokenizers.Tokenizer:
     """Byte-pair encoding by a list of merges, in the words that a pre-tokenizer cuts."""
-    words = PRE_TOKENIZERS[_supported(source, "tokenizer.ggml.pre", tuple(PRE_TOKENIZERS))]
+    words = PRE_TOKENIZERS[source.choice("tokenizer.ggml.pre", PRE_TOKENIZERS)]
     library = tokenizers.Tokenizer(BPE(vocab=vocabulary, merges=_merges(source, vocabulary)))
     library.pre_tokenizer = words()
     library.decoder = decoders.ByteLevel()
