@@ -32,7 +32,7 @@ from typing import Any, Self
 import numpy as np
 
 from lowbit.backend import load
-from lowbit.contract.checks import check_choice, check_integer
+from lowbit.contract.checks import check_choice, check_instance, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.quantization.affine import (
     CONVENTIONS,
@@ -40,7 +40,6 @@ from lowbit.quantization.affine import (
     Convention,
     QuantizedMatrix,
     ScaleDtype,
-    check_matrix,
     quantize,
 )
 from lowbit.quantization.packing import BITS, WORD_BITS
@@ -128,7 +127,7 @@ class QuantLinear(torch.nn.Module):
         Raises:
             ArgumentError: an argument is wrong.
         """
-        check_matrix(matrix)
+        check_instance("matrix", matrix, QuantizedMatrix)
         with torch.device("meta"):  # the tensors are set below
             layer = cls(
                 matrix.rows,

@@ -45,7 +45,11 @@ def kind_of(value: object) -> str:
     """
     if value is None:
         return "None"
-    name = type(value).__name__
+    return with_article(type(value).__name__)
+
+
+def with_article(name: str) -> str:
+    """The name of a class with its article."""
     return f"{'an' if name.startswith(AS_VOWELS) else 'a'} {name}"
 
 

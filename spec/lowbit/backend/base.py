@@ -57,7 +57,7 @@ from lowbit.arrays import F32, Activations, Array
 from lowbit.backend.prepared import PreparedLinear
 from lowbit.backend.prepared_stored import PreparedStored
 from lowbit.backend.session import Session
-from lowbit.contract.checks import check_choice, check_integer
+from lowbit.contract.checks import check_choice, check_instance, check_integer
 from lowbit.contract.operation import IMPLIED, Parameters
 from lowbit.contract.ranges import Range
 from lowbit.contract.rounding import Arithmetic
@@ -65,7 +65,7 @@ from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.linear.integer import ACTIVATIONS
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import bfp
-from lowbit.quantization.affine import QuantizedMatrix, check_matrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.tensor_formats.stored import Result, Stored
 from lowbit.text import kind_of
 
@@ -297,7 +297,7 @@ class Backend(ABC):
             ArgumentError: not a `QuantizedMatrix`.
             NotDeclaredError: none of them is declared for its bits, groups, convention and scales.
         """
-        check_matrix(matrix)
+        check_instance("matrix", matrix, QuantizedMatrix)
         parameters = matrix.parameters
         claims = {name: self._claimed.operations[name] for name in PRODUCTS if name in self._claimed.operations}
         halves = {name: _split(claim, parameters) for name, claim in claims.items()}

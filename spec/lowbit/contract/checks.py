@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lowbit.arrays import Array
 from lowbit.errors import ArgumentError
-from lowbit.text import kind_of
+from lowbit.text import kind_of, with_article
 
 Choice = TypeVar("Choice")
 
@@ -33,6 +33,14 @@ def check_choice(argument: str, given: object, allowed: Sequence[Choice]) -> Cho
         if type(given) is type(choice) and given == choice:
             return choice
     raise ArgumentError(argument, repr(given), spoken(allowed))
+
+
+def check_instance(argument: str, given: object, *classes: type) -> None:
+    """Refuse anything but an instance of one of these classes."""
+    if not isinstance(given, classes):
+        modules = ["" if each.__module__ == "builtins" else f"{each.__module__}." for each in classes]
+        names = [with_article(module + each.__name__) for module, each in zip(modules, classes, strict=True)]
+        raise ArgumentError(argument, kind_of(given), spoken(names))
 
 
 def check_integer(argument: str, given: object, least: int, most: int | None = None) -> None:
@@ -74,11 +82,7 @@ def check_array(
     assert isinstance(array, np.ndarray)
     if array.dtype != dtype:
         raise ArgumentError(f"dtype of {argument}", array.dtype, str(np.dtype(dtype)))
-    if array.ndim != len(shape):
-        raise ArgumentError(f"shape of {argument}", array.shape, f"{len(shape)} dimensions, {_spoken_shape(shape)}")
-    for given, wanted in zip(array.shape, shape, strict=True):
-        if given < 1 or (wanted is not None and given != wanted):
-            raise ArgumentError(f"shape of {argument}", array.shape, f"{_spoken_shape(shape)}, each at least 1")
+    _check_shape(argument, array.shape, shape)
     flags = array.flags
     if not flags.c_contiguous:
         raise ArgumentError(argument, "not contiguous", "a C-contiguous array (numpy.ascontiguousarray)")
@@ -110,6 +114,13 @@ def _is_plain(array: object, dtype: npt.DTypeLike, shape: Sequence[int | None], 
     return same and 0 not in given and (flags.carray if writeable else flags.c_contiguous and flags.aligned)
 
 
+def _check_shape(argument: str, given: tuple[int, ...], shape: Sequence[int | None]) -> None:
+    if len(given) != len(shape):
+        raise ArgumentError(f"shape of {argument}", given, f"{len(shape)} dimensions, {_spoken_shape(shape)}")
+    if any(size < 1 or wanted not in (None, size) for size, wanted in zip(given, shape, strict=True)):
+        raise ArgumentError(f"shape of {argument}", given, f"{_spoken_shape(shape)}, each at least 1")
+
+
 def _spoken_shape(shape: Sequence[int | None]) -> str:
     """A shape in words; only made where something is refused, because every product checks its arrays."""
     return " x ".join("any" if size is None else str(size) for size in shape)
@@ -128,7 +139,4 @@ def check_view(argument: str, array: object, dtype: npt.DTypeLike, shape: Sequen
     if not isinstance(array, np.ndarray) or array.dtype != dtype:
         given = array.dtype if isinstance(array, np.ndarray) else kind_of(array)
         raise ArgumentError(argument, given, f"a numpy array of {np.dtype(dtype)}")
-    if array.ndim != len(shape):
-        raise ArgumentError(f"shape of {argument}", array.shape, f"{len(shape)} dimensions, {_spoken_shape(shape)}")
-    if any(size < 1 or wanted not in (None, size) for size, wanted in zip(array.shape, shape, strict=True)):
-        raise ArgumentError(f"shape of {argument}", array.shape, f"{_spoken_shape(shape)}, each at least 1")
+    _check_shape(argument, array.shape, shape)

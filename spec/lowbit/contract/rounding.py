@@ -63,7 +63,7 @@ Form = Literal["dequantised", "factored", "offset", "direct", "integer"]
 Accumulator = Literal["float16", "float32", "float64"]
 Weights = Literal["exact", "float16", "bfloat16", "float32"]
 Intermediate = Literal["float32", "inputs"]
-FORMS: tuple[Form, ...] = ("dequantised", "factored", "offset", "direct", "integer")
+FORMS: tuple[Form, ...] = get_args(Form)
 
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 HALF_LEAST_SUBNORMAL = 2.0**-150
@@ -177,24 +177,51 @@ def direct_bound(terms: F64, length: int, arithmetic: Arithmetic, exact: F64, un
     """The bound of an operation that has but one form: sums of at most `length` terms, each formed as it is written.
 
     Args:
-        terms: the gauge, the sum of the magnitudes of the terms of each element.
+        terms, arithmetic, exact, underflows: as `sum_bound`.
         length: the most terms of any sum; the declared roundings are taken at it.
-        arithmetic: what the backend declares.
-        exact: float64, the reference's result, of the shape of `terms`.
-        underflows: how many half least subnormals the products and quotients of an element may lose between them.
 
     Raises:
         ArgumentError: the declared arithmetic would allow more than a tenth of the gauge.
     """
-    depth, u = arithmetic.roundings(length, length), UNIT_ROUNDOFF[arithmetic.accumulator]
-    relative = checked_gamma(arithmetic, length, length)
+    reference = gamma(one_loop(length, length), UNIT_ROUNDOFF["float64"]) * terms
+    return sum_bound(terms, (length, length), arithmetic, exact, underflows, reference, "the gauge")
+
+
+def sum_bound(
+    terms: F64,
+    sizes: tuple[int, int],
+    arithmetic: Arithmetic,
+    exact: F64,
+    underflows: float | F64,
+    reference: F64,
+    gauge: str,
+    conversion: F64 | None = None,
+) -> Bound:
+    """The bound of float32 sums, as the chapter derives it.
+
+    Args:
+        terms: float64, the gauge, the sum of the magnitudes of the terms of each element.
+        sizes: rows and group size, at which the declared roundings are taken.
+        arithmetic: what the backend declares.
+        exact: float64, the reference's result, of the shape of `terms`.
+        underflows: how many half least subnormals the products and quotients of an element may lose between them.
+        reference: float64, what the reference's own sum in float64 may err by.
+        gauge: its name in the derivation.
+        conversion: float64, what rounding the weights may add to each element; None where weights are not rounded.
+
+    Raises:
+        ArgumentError: the declared arithmetic would allow more than a tenth of the gauge.
+    """
+    relative = checked_gamma(arithmetic, *sizes)
     limit = relative * terms
-    derivation = f"γ_{depth}({arithmetic.accumulator}) = {relative:.3g} times the gauge"
-    if u < UNIT_ROUNDOFF["float32"]:
+    derivation = f"γ_{arithmetic.roundings(*sizes)}({arithmetic.accumulator}) = {relative:.3g} times {gauge}"
+    if conversion is not None:
+        limit = limit + (1 + relative) * conversion
+        derivation += " + rounding of the weights"
+    if UNIT_ROUNDOFF[arithmetic.accumulator] < UNIT_ROUNDOFF["float32"]:
         limit = limit + UNIT_ROUNDOFF["float32"] * (np.abs(exact) + limit)
         derivation += " + rounding of the result"
     limit = limit + HALF_LEAST_SUBNORMAL * (1 + relative) * (underflows + 1)
-    reference = gamma(one_loop(length, length), UNIT_ROUNDOFF["float64"]) * terms
     return Bound(limit + reference, terms, derivation)
 
 

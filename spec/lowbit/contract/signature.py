@@ -40,12 +40,12 @@ from lowbit.contract.checks import (
     check_choice,
     check_dtype,
     check_finite,
+    check_instance,
     check_integer,
     check_number,
     check_view,
 )
 from lowbit.errors import ArgumentError
-from lowbit.text import kind_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Given = dict[str, Any]
@@ -105,22 +105,20 @@ class Contents:
     above_zero: bool = False
 
 
-class Choice:
-    """Marks a number as one of the choices that a backend may limit, as literals are."""
+class Mark:
+    """A mark that says all by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def __repr__(self) -> str:
-        return "CHOICE"
+        return self.name
 
 
-class OneType:
-    """Marks the arrays of a call that have one dtype, and the type of the result of a backend with them."""
-
-    def __repr__(self) -> str:
-        return "ONE_TYPE"
-
-
-CHOICE = Choice()
-ONE_TYPE = OneType()
+CHOICE = Mark("CHOICE")
+"""Marks a number as one of the choices that a backend may limit, as literals are."""
+ONE_TYPE = Mark("ONE_TYPE")
+"""Marks the arrays of a call that have one dtype, which is also the type of a backend's result."""
 FINITE = Contents()
 POSITIVE = Contents(above_zero=True)
 
@@ -183,11 +181,9 @@ def described(name: str, annotation: Any) -> Argument:
         kinds = ()
     else:
         kinds = tuple(get_origin(each) or each for each in kinds)
-    choice = choices is not None or one(Choice) is not None
+    choice = choices is not None or CHOICE in marks
     valid = tuple(each for each in marks if isinstance(each, Valid))
-    return Argument(
-        name, kinds, shape, choices, one(In), one(Contents), choice, valid, optional, one(OneType) is not None
-    )
+    return Argument(name, kinds, shape, choices, one(In), one(Contents), choice, valid, optional, ONE_TYPE in marks)
 
 
 def _is(annotation: Any, form: Any) -> bool:
@@ -214,15 +210,13 @@ def _kind_steps(argument: Argument) -> list[Step]:
     if argument.shape is not None or argument.limits is not None or classes in ((), (Any,)):
         return []
     if float in classes:
-        classes = (*classes, int, np.floating)
+        classes = (float, int, np.floating)
 
     def check(given: Given, sizes: Sizes) -> None:
         value = given[name]
         if optional and value is None:
             return
-        if not isinstance(value, classes):
-            allowed = " or ".join(f"a {each.__module__}.{each.__name__}" for each in classes)
-            raise ArgumentError(name, kind_of(value), allowed)
+        check_instance(name, value, *classes)
         for each in argument.valid:
             each.check(value)
 
@@ -252,8 +246,8 @@ def _array_steps(argument: Argument) -> list[Step]:
     return [check]
 
 
-def _size(size: str | int) -> Callable[[Given, Sizes], int | None]:
-    """How a size of a `Shape`, or an end of a range, is found: None where any will do."""
+def _size(size: float | str | None) -> Callable[[Given, Sizes], Any]:
+    """How a size of a `Shape` is found: None where any will do."""
     if not isinstance(size, str):
         return lambda given, sizes: size
     owner, _, attribute = size.partition(".")
@@ -268,7 +262,7 @@ def _range_steps(argument: Argument) -> list[Step]:
         return []
     name, optional = argument.name, argument.optional
     check_range: Callable[..., None] = check_number if float in argument.classes else check_integer
-    least, most = (_end(limits.least), _end(limits.most))
+    least, most = _end(limits.least), _end(limits.most)
 
     def check(given: Given, sizes: Sizes) -> None:
         if not (optional and given[name] is None):
@@ -278,10 +272,10 @@ def _range_steps(argument: Argument) -> list[Step]:
 
 
 def _end(end: float | str | None) -> Callable[[Given, Sizes], Any]:
-    """One end of a range: a number, the name of a size or of an earlier argument, an attribute, or nothing."""
+    """How an end of a range is found: as a size, or it is another argument."""
     if isinstance(end, str) and "." not in end:
         return lambda given, sizes: sizes[end] if end in sizes else given[end]
-    return _size(end) if isinstance(end, str) else lambda given, sizes: end
+    return _size(end)
 
 
 def _contents_steps(argument: Argument) -> list[Step]:
@@ -336,8 +330,6 @@ class Signature:
         self._positional = sum(each.kind is not each.KEYWORD_ONLY for each in self._parameters.parameters.values())
         self.arguments = tuple(described(name, hints[name]) for name in self._names if name in hints)
         self.also = also
-        phases = (_kind_steps, _array_steps, _type_steps, _range_steps, _contents_steps)
-        self._steps = tuple(step for phase in phases for each in self.arguments for step in phase(each))
         self.check = self._made_check(function.__name__)
 
     def given(self, arguments: tuple[Any, ...], choices: Mapping[str, Any]) -> Given:
@@ -375,7 +367,9 @@ class Signature:
         return lambda *arguments, **choices: {**self.inputs(*arguments, **choices), **named(*arguments, **choices)}
 
     def _made_check(self, name: str) -> Callable[..., None]:
-        steps, also, order = self._steps, self.also, self._names
+        phases = (_kind_steps, _array_steps, _type_steps, _range_steps, _contents_steps)
+        steps = tuple(step for phase in phases for each in self.arguments for step in phase(each))
+        also, order = self.also, self._names
 
         def check(*arguments: Any, **choices: Any) -> None:
             given, sizes = self.given(arguments, choices), Sizes()
@@ -407,22 +401,20 @@ def checked(function: Any = None, *, also: Callable[..., None] | None = None) ->
         function: whose parameters are annotated in the vocabulary above.
         also: a function of the same arguments that raises `ArgumentError`, called when everything else holds.
     """
-    if function is None:
-        return lambda function: _checked(function, also)
-    return _checked(function, also)
 
+    def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+        signature = Signature(function, also)
+        check = signature.check
 
-def _checked(function: Callable[..., Any], also: Callable[..., None] | None) -> Callable[..., Any]:
-    signature = Signature(function, also)
-    check = signature.check
+        @wraps(function)
+        def at_the_door(*arguments: Any, **choices: Any) -> Any:
+            check(*arguments, **choices)
+            return function(*arguments, **choices)
 
-    @wraps(function)
-    def at_the_door(*arguments: Any, **choices: Any) -> Any:
-        check(*arguments, **choices)
-        return function(*arguments, **choices)
+        at_the_door.signature = signature  # type: ignore[attr-defined]  # read by signature_of
+        return at_the_door
 
-    at_the_door.signature = signature  # type: ignore[attr-defined]  # read by signature_of
-    return at_the_door
+    return guarded if function is None else guarded(function)
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:

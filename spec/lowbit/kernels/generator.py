@@ -35,7 +35,7 @@ from typing import Literal
 import numpy as np
 
 from lowbit.arrays import F32
-from lowbit.contract.checks import check_array, check_choice, check_integer
+from lowbit.contract.checks import check_array, check_choice, check_instance, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.kernels.blocking import CacheBlock, solve_extended, tiles
 from lowbit.kernels.interpreter import run
@@ -43,7 +43,7 @@ from lowbit.kernels.layouts import ZCurve
 from lowbit.kernels.microkernel import algorithm_3, algorithm_3_streamed, codes_per_iteration, epilogue
 from lowbit.kernels.program import Program, live_registers
 from lowbit.linear.linear import group_offsets
-from lowbit.quantization.affine import QuantizedMatrix, check_matrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, WORD_BITS, Words
 
 Order = Literal["printed", "streamed"]
@@ -235,7 +235,7 @@ def multiply(plan: KernelPlan, x: F32, matrix: QuantizedMatrix) -> F32:
 
     Source: QIGen algorithms 3 and 4; equation 2.
     """
-    check_matrix(matrix)
+    check_instance("matrix", matrix, QuantizedMatrix)
     check_array("x", x, np.float32, (plan.rows,))
     for name in ("bits", "rows", "columns", "group_size"):
         if getattr(matrix, name) != getattr(plan, name):

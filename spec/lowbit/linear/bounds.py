@@ -34,9 +34,9 @@ from lowbit.contract.rounding import (
     Arithmetic,
     Bound,
     Form,
-    checked_gamma,
     gamma,
     one_loop,
+    sum_bound,
 )
 from lowbit.linear.linear import group_offsets
 from lowbit.quantization.affine import QuantizedMatrix
@@ -101,23 +101,14 @@ def linear_bound(x: F32, matrix: QuantizedMatrix, arithmetic: Arithmetic, exact:
     Raises:
         ArgumentError: the declared arithmetic would allow more than a tenth of the gauge.
     """
-    depth, u = arithmetic.roundings(matrix.rows, matrix.group_size), UNIT_ROUNDOFF[arithmetic.accumulator]
-    relative = checked_gamma(arithmetic, matrix.rows, matrix.group_size)
-    codes = unpack(matrix.words, matrix.bits)
-    terms = gauge(x, codes, matrix, arithmetic.form)
-    limit = relative * terms
-    derivation = f"γ_{depth}({arithmetic.accumulator}) = {relative:.3g} times the {arithmetic.form} gauge"
-    if arithmetic.form == "dequantised":
-        limit += (1 + relative) * conversion_error(x, codes, matrix)
-        derivation += " + rounding of the weights"
-    if u < UNIT_ROUNDOFF["float32"]:
-        limit += UNIT_ROUNDOFF["float32"] * (np.abs(exact) + limit)
-        derivation += " + rounding of the result"
+    codes, form, sizes = unpack(matrix.words, matrix.bits), arithmetic.form, (matrix.rows, matrix.group_size)
+    terms = gauge(x, codes, matrix, form)
+    conversion = conversion_error(x, codes, matrix) if form == "dequantised" else None
     # Products may underflow: at most two a row, of which one may meet a code afterwards, as in (s x) q; two a group;
     # and the offset's own, times the sum of |x|.
     x_sum = float(np.sum(np.abs(x.astype(np.float64))))
-    limit += HALF_LEAST_SUBNORMAL * (1 + relative) * (2 * matrix.rows * 2**matrix.bits + 2 * matrix.groups + x_sum + 1)
+    underflows = 2 * matrix.rows * 2**matrix.bits + 2 * matrix.groups + x_sum
     # The reference sums the factored form in float64, by one loop.
-    reference = gamma(one_loop(matrix.rows, matrix.group_size), UNIT_ROUNDOFF["float64"])
-    factored = terms if arithmetic.form == "factored" else gauge(x, codes, matrix, "factored")
-    return Bound(limit + reference * factored, terms, derivation)
+    factored = terms if form == "factored" else gauge(x, codes, matrix, "factored")
+    reference = gamma(one_loop(*sizes), UNIT_ROUNDOFF["float64"]) * factored
+    return sum_bound(terms, sizes, arithmetic, exact, underflows, reference, f"the {form} gauge", conversion)

@@ -67,12 +67,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowbit.arrays import F64, I64
+from lowbit.contract.checks import check_instance
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.contract.signature import checked
 from lowbit.errors import ArgumentError
 from lowbit.linear.linear import group_offsets
 from lowbit.quantization.affine import QuantizedMatrix
-from lowbit.quantization.bfp import Blocks, bfp16, check_blocks
+from lowbit.quantization.bfp import Blocks, bfp16
 from lowbit.quantization.bfp_dot import LARGEST_SUM
 from lowbit.quantization.packing import Codes, unpack
 
@@ -145,7 +146,7 @@ def check_activations(x: Blocks, rows: int) -> None:
     Raises:
         ArgumentError: not `Blocks`, rows of another length, or blocks whose sums could reach 2^53.
     """
-    check_blocks("x", x)
+    check_instance("x", x, Blocks)
     if x.columns != rows:
         raise ArgumentError("elements of a row of x", x.columns, f"{rows}, the rows of the matrix")
     longest = min(x.format.block, rows)

@@ -36,15 +36,7 @@ import numpy as np
 
 from lowbit.arrays import F64
 from lowbit.contract.checks import check_choice, check_integer
-from lowbit.contract.rounding import (
-    HALF_LEAST_SUBNORMAL,
-    UNIT_ROUNDOFF,
-    Arithmetic,
-    Bound,
-    Roundings,
-    checked_gamma,
-    gamma,
-)
+from lowbit.contract.rounding import UNIT_ROUNDOFF, Arithmetic, Bound, Roundings, gamma, sum_bound
 from lowbit.linear.integer import CodeSums, code_sums
 from lowbit.linear.linear import group_offsets
 from lowbit.quantization.affine import QuantizedMatrix
@@ -104,33 +96,17 @@ def integer_bound(x: Blocks, matrix: QuantizedMatrix, arithmetic: Arithmetic, ex
         ArgumentError: another form, or the declared arithmetic would allow more than a tenth of the gauge.
     """
     check_choice("form of an integer product", arithmetic.form, ("integer",))
-    depth, u = arithmetic.roundings(matrix.rows, matrix.group_size), UNIT_ROUNDOFF[arithmetic.accumulator]
-    relative = checked_gamma(arithmetic, matrix.rows, matrix.group_size)
-    sums = code_sums(x, matrix)
-    terms, losses = gauge_and_losses(sums, matrix)
-    limit = relative * terms
-    derivation = f"γ_{depth}({arithmetic.accumulator}) = {relative:.3g} times the integer gauge"
-    if u < UNIT_ROUNDOFF["float32"]:
-        limit += UNIT_ROUNDOFF["float32"] * (np.abs(exact) + limit)
-        derivation += " + rounding of the result"
-    limit += HALF_LEAST_SUBNORMAL * (1 + relative) * losses
+    sums, sizes = code_sums(x, matrix), (matrix.rows, matrix.group_size)
+    terms, underflows = gauge_and_underflows(sums, matrix)
     # The reference adds the same terms in float64, by one loop.
-    reference = gamma(len(sums.groups) + 2 + 2 * matrix.groups, UNIT_ROUNDOFF["float64"])
-    return Bound(limit + reference * terms, terms, derivation)
+    reference = gamma(len(sums.groups) + 2 + 2 * matrix.groups, UNIT_ROUNDOFF["float64"]) * terms
+    return sum_bound(terms, sizes, arithmetic, exact, underflows, reference, "the integer gauge")
 
 
-def gauge_and_losses(sums: CodeSums, matrix: QuantizedMatrix) -> tuple[F64, F64]:
-    """The gauge, and how many half least subnormals the products of an element may lose between them.
-
-    Args:
-        sums: the integers.
-        matrix: K × N.
-
-    Returns:
-        float64, T × N each.
-    """
+def gauge_and_underflows(sums: CodeSums, matrix: QuantizedMatrix) -> tuple[F64, F64]:
+    """The gauge, and how many half least subnormals the products of an element may lose: float64, T × N each."""
     shape = (len(sums.products), matrix.columns)
-    terms, losses = np.zeros(shape), np.full(shape, 2.0 * matrix.groups + 1)
+    terms, losses = np.zeros(shape), np.full(shape, 2.0 * matrix.groups)
     scales, offsets = matrix.scales.astype(np.float64), np.abs(group_offsets(matrix))
     for run, group in enumerate(sums.groups):
         e = sums.exponents[:, run, None]

@@ -65,11 +65,7 @@ def equation_1_right(y: F64, codes: F64, scale: float, zero: float) -> float:
     >>> equation_1_right(y, codes, scale=0.5, zero=8.0)
     18.0
 
-    Args:
-        y: float64, n activations.
-        codes: float64, n codes.
-        scale: the one scale :math:`s`.
-        zero: the one zero :math:`z`.
+    Args: as `equation_1_left`.
 
     Source: QIGen §2, equation 1, right side.
     """
@@ -100,11 +96,7 @@ def equation_2_right(y: list[F64], codes: list[F64], scales: list[float], zeros:
     >>> equation_2_right(y, codes, scales=[0.5, 2.0], zeros=[8.0, 4.0])
     69.5
 
-    Args:
-        y: P groups of float64 activations.
-        codes: P groups of float64 codes.
-        scales: P scales.
-        zeros: P zeros.
+    Args: as `equation_2_left`.
 
     Source: QIGen §2, equation 2, right side; errata Q3.
     """
@@ -145,25 +137,15 @@ def qgemv(x: Annotated[F32, Shape("matrix.rows")], matrix: QuantizedMatrix) -> F
 
 
 def qgemv_codes(x: F32, codes: Codes, matrix: QuantizedMatrix) -> F64:
-    """The same for codes that are unpacked already, for callers that multiply by a matrix many times.
-
-    Args:
-        x: float32, K.
-        codes: uint8, K × N, the codes of `matrix`.
-        matrix: K × N.
-
-    Returns:
-        float64, N.
-    """
-    y = np.zeros(matrix.columns)
+    """The same for one vector or several, K or T × K, and codes that are unpacked already: float64, N or T × N."""
+    y = np.zeros((*x.shape[:-1], matrix.columns))
     offsets = group_offsets(matrix)
     with np.errstate(invalid="ignore", over="ignore"):  # a non-finite x makes a non-finite y (clause C5), silently
         for group in range(matrix.groups):
             rows = matrix.group_rows(group)
-            accumulator = np.zeros(matrix.columns)
-            x_sum = 0.0
+            accumulator, x_sum = np.zeros(y.shape), np.zeros((*x.shape[:-1], 1))
             for row in range(rows.start, rows.stop):
-                x_i = float(x[row])  # broadcast
+                x_i = x[..., row, None].astype(np.float64)  # broadcast
                 accumulator += x_i * codes[row]  # fmadd: one product a lane
                 x_sum += x_i
             y += matrix.scales[group] * accumulator + offsets[group] * x_sum
@@ -171,14 +153,7 @@ def qgemv_codes(x: F32, codes: Codes, matrix: QuantizedMatrix) -> F64:
 
 
 def group_offsets(matrix: QuantizedMatrix) -> F64:
-    r"""The offset :math:`o_i = -s_i z_i` of each group: what a code of 0 stands for.
-
-    Args:
-        matrix: K × N with G groups a column.
-
-    Returns:
-        float64, G × N: the minimum itself, or minus scale times zero-point (exact in float64).
-    """
+    r"""The offset :math:`o_i = -s_i z_i` of each group, float64, G × N: what a code of 0 stands for, exactly."""
     zeros = matrix.zeros.astype(np.float64)
     return zeros if matrix.convention == "minimum" else -matrix.scales.astype(np.float64) * zeros
 
@@ -203,18 +178,7 @@ def qgemm(x: Annotated[F32, Shape("T", "matrix.rows")], matrix: QuantizedMatrix)
 
     Source: QIGen §3.
     """
-    codes, offsets = unpack(matrix.words, matrix.bits), group_offsets(matrix)
-    y = np.zeros((len(x), matrix.columns))
-    with np.errstate(invalid="ignore", over="ignore"):
-        for group in range(matrix.groups):
-            rows = matrix.group_rows(group)
-            accumulator, x_sum = np.zeros(y.shape), np.zeros((len(x), 1))
-            for row in range(rows.start, rows.stop):
-                x_i = x[:, row, None].astype(np.float64)
-                accumulator += x_i * codes[row]
-                x_sum += x_i
-            y += matrix.scales[group] * accumulator + offsets[group] * x_sum
-    return y
+    return qgemv_codes(x, unpack(matrix.words, matrix.bits), matrix)
 
 
 # **What a backend promises.** The bound itself is derived in the chapter `bounds`.

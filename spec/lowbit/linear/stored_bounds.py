@@ -37,16 +37,8 @@ Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., Â
 import numpy as np
 
 from lowbit.arrays import F64
-from lowbit.contract.rounding import (
-    ETA,
-    UNIT_ROUNDOFF,
-    Arithmetic,
-    Bound,
-    checked_gamma,
-    gamma,
-    one_loop,
-)
-from lowbit.errors import ArgumentError
+from lowbit.contract.checks import check_choice
+from lowbit.contract.rounding import ETA, UNIT_ROUNDOFF, Arithmetic, Bound, checked_gamma, gamma, one_loop
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import Result, Stored
 
@@ -90,8 +82,7 @@ def stored_bound(
     Raises:
         ArgumentError: another form than those of `FORMS`; a declaration that allows more than a tenth of the gauge.
     """
-    if arithmetic.form not in FORMS:
-        raise ArgumentError("form of a product with a stored matrix", repr(arithmetic.form), " or ".join(FORMS))
+    check_choice("form of a product with a stored matrix", arithmetic.form, FORMS)
     terms, sizes = weights.terms, np.abs(x)
     magnitudes = terms.magnitudes
     factored = sizes @ magnitudes

@@ -70,7 +70,7 @@ import numpy as np
 
 from lowbit.arrays import F64, U8, U16, U32, Array
 from lowbit.contract.checks import check_array
-from lowbit.contract.operation import EXACT, Parameters, operation
+from lowbit.contract.operation import EXACT, operation
 from lowbit.contract.signature import Shape, checked
 from lowbit.errors import ArgumentError
 
@@ -181,11 +181,6 @@ Name = Literal[
 ]
 NAMES: tuple[Name, ...] = get_args(Name)
 Patterns = U8 | U16 | U32
-
-
-def _parameters(numbers: Array, type: Name, *choices: str, **named: str) -> Parameters:
-    overflow, direction = (*choices, named.get("overflow", "saturate"), named.get("direction", "nearest"))[:2]
-    return {"type": type, "overflow": overflow, "direction": direction}
 
 
 # **Patterns to numbers.** Every value is a float64 exactly: no type has more than 24 significant bits.
@@ -345,7 +340,6 @@ operation(
     decode,
     promise=EXACT,
     source="IEEE 754-2019 §3.4; OCP FP8 §5; OCP MX 1.0 §5.3",
-    parameters=lambda patterns, type: {"type": type},
     clauses={
         "C1": "Each pattern of a finite number gives that number exactly, subnormal numbers and both zeros included.",
         "C2": "The patterns of infinities and NaN are those of the type's row in the table, and no others.",
@@ -358,7 +352,6 @@ operation(
     round_to,
     promise=EXACT,
     source="IEEE 754-2019 §4.3, §7.4; OCP FP8 §5.2; OCP MX 1.0 §5.3, §6.3",
-    parameters=_parameters,
     clauses={
         "C1": "A number goes to the nearest value of the type, ties to the even significand, in a single rounding; "
         "with a direction, to the neighbour on that side.",

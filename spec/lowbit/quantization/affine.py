@@ -46,7 +46,7 @@ Source: QIGen §2 (Quantization), §3 (Data format); errata Q1, Q2, Q9, Q10.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -57,14 +57,11 @@ from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.contract.signature import CHOICE, FINITE, In, Shape, checked
 from lowbit.errors import ArgumentError
 from lowbit.quantization.packing import BITS, WORD_BITS, Bits, Codes, Words, check_codes, check_rows, pack, unpack
-from lowbit.text import kind_of
 
 Convention = Literal["minimum", "zero_point"]
 ScaleDtype = Literal["float32", "float16"]
-CONVENTIONS: tuple[Convention, ...] = ("minimum", "zero_point")
-SCALE_DTYPES: tuple[ScaleDtype, ...] = ("float32", "float16")
-
-
+CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
+SCALE_DTYPES: tuple[ScaleDtype, ...] = get_args(ScaleDtype)
 Scales = npt.NDArray[np.floating[Any]]
 
 
@@ -143,12 +140,11 @@ class QuantizedMatrix:
     @property
     def parameters(self) -> Parameters:
         """The choices that it embodies, by the names under which a backend declares what it handles."""
-        scale_dtype = str(self.scales.dtype)
         return {
             "bits": self.bits,
             "group_size": self.group_size,
             "convention": self.convention,
-            "scale_dtype": scale_dtype,
+            "scale_dtype": str(self.scales.dtype),
         }
 
     def group_rows(self, group: int) -> slice:
@@ -218,9 +214,8 @@ def group_scale_and_zero(group: F32, bits: int, convention: Convention, dtype: n
     stored = {"range": scale, "minimum": minimum} if convention == "minimum" else {"range": scale}
     for name, numbers in stored.items():
         if not np.isfinite(numbers).all():
-            raise ArgumentError(
-                f"{name} of a group of weights", f"{low.min()} to {high.max()}", f"what {dtype} can hold"
-            )
+            given = f"{low.min()} to {high.max()}"
+            raise ArgumentError(f"{name} of a group of weights", given, f"what {dtype} can hold")
     # No range: every weight of the group is the same number. A scale of 1 represents it exactly (errata Q10). The
     # same holds for a range so small that the stored scale vanishes: rounding error is then the range itself.
     scale = np.where(scale > 0, scale, dtype.type(1))
@@ -275,12 +270,6 @@ def group_values(codes: Codes, scale: Scales, zero: Array, convention: Conventio
     q, scale, zero = codes.astype(np.float32), scale.astype(np.float32), zero.astype(np.float32)
     values: F32 = scale * q + zero if convention == "minimum" else scale * (q - zero)
     return values
-
-
-def check_matrix(matrix: QuantizedMatrix) -> None:
-    """Refuse anything but a `QuantizedMatrix`, which was checked when it was made."""
-    if not isinstance(matrix, QuantizedMatrix):
-        raise ArgumentError("matrix", kind_of(matrix), "a QuantizedMatrix")
 
 
 # **What a backend promises.**

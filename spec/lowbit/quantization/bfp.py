@@ -43,11 +43,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F32, F64, I64
-from lowbit.contract.checks import check_array, check_integer
+from lowbit.contract.checks import check_array, check_instance, check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.contract.signature import FINITE, Shape, checked
 from lowbit.errors import ArgumentError
-from lowbit.text import kind_of
 
 Mantissas = npt.NDArray[np.signedinteger[Any]]
 Exponents = npt.NDArray[np.int16]
@@ -156,8 +155,7 @@ class Blocks:
     format: Format
 
     def __post_init__(self) -> None:
-        if not isinstance(self.format, Format):
-            raise ArgumentError("format", kind_of(self.format), "a lowbit.quantization.bfp.Format")
+        check_instance("format", self.format, Format)
         check_array("mantissas", self.mantissas, self.format.dtype, (None, None))
         rows, columns = self.mantissas.shape
         check_array("exponents", self.exponents, np.int16, (rows, self.format.blocks(columns)))
@@ -178,12 +176,6 @@ class Blocks:
     def parameters(self) -> Parameters:
         """The choices of the format."""
         return self.format.parameters
-
-
-def check_blocks(argument: str, blocks: Blocks) -> None:
-    """Refuse anything but `Blocks`, which were checked when they were made."""
-    if not isinstance(blocks, Blocks):
-        raise ArgumentError(argument, kind_of(blocks), "lowbit.quantization.bfp.Blocks")
 
 
 def _check_range(argument: str, array: npt.NDArray[np.signedinteger[Any]], most: int) -> None:

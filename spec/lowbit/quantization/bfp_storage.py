@@ -36,12 +36,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import U8
-from lowbit.contract.checks import check_array, check_integer
+from lowbit.contract.checks import check_array, check_instance, check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.contract.signature import checked
 from lowbit.errors import ArgumentError
-from lowbit.quantization.bfp import Blocks, Exponents, Format, Mantissas
-from lowbit.text import kind_of
+from lowbit.quantization.bfp import Blocks, Format, Mantissas
 
 EXPONENT_BIAS = 127
 STORED_EXPONENT_BITS = 8
@@ -94,8 +93,7 @@ def row_bytes(columns: int, mantissa: int) -> int:
 
 def check_stored_format(format: Format) -> None:
     """Refuse a format whose exponents do not fit a byte."""
-    if not isinstance(format, Format):
-        raise ArgumentError("format", kind_of(format), "a lowbit.quantization.bfp.Format")
+    check_instance("format", format, Format)
     check_integer("bits of a stored exponent", format.exponent, 1, STORED_EXPONENT_BITS)
 
 
@@ -129,19 +127,16 @@ def store(blocks: Blocks) -> StoredBlocks:
 
 def _check_load(stored: StoredBlocks) -> None:
     """Only what `store` writes."""
-    reach, bits = stored.format.reach, stored.format.mantissa
-    _check_bytes(stored.exponents, EXPONENT_BIAS - reach, EXPONENT_BIAS + reach)
+    reach, bits, exponents = stored.format.reach, stored.format.mantissa, stored.exponents
+    least, most = EXPONENT_BIAS - reach, EXPONENT_BIAS + reach
+    if (exponents < least).any() or (exponents > most).any():
+        given = f"from {exponents.min()} to {exponents.max()}"
+        raise ArgumentError("bytes of exponents", given, f"{least} to {most}")
     if (unpack_signed(stored.mantissas, stored.columns, stored.format) == -(2 ** (bits - 1))).any():
         raise ArgumentError("mantissas", f"-{2 ** (bits - 1)} somewhere", f"±{stored.format.top}")
     used = stored.columns * bits % 8
     if used and (stored.mantissas[:, -1] >> used).any():
         raise ArgumentError("bits after the last mantissa of a row", "set", "all 0")
-
-
-def _check_bytes(exponents: Exponents | U8, least: int, most: int) -> None:
-    if (exponents < least).any() or (exponents > most).any():
-        given = f"from {exponents.min()} to {exponents.max()}"
-        raise ArgumentError("bytes of exponents", given, f"{least} to {most}")
 
 
 @checked(also=_check_load)
