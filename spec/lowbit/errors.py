@@ -10,7 +10,7 @@ Parts of these sentences often come from files and backends. So control characte
 before they are shown (`lowbit.text`).
 """
 
-from lowbit.text import one_line
+from lowbit.text import one_line, shortened
 
 MOST_GIVEN = 120
 
@@ -21,8 +21,7 @@ def on_one_line(given: object) -> str:
     >>> on_one_line("a\\nb")
     'a b'
     """
-    text = one_line(" ".join(str(given).split()))
-    return text if len(text) <= MOST_GIVEN else text[: MOST_GIVEN - 3] + "..."
+    return shortened(one_line(" ".join(str(given).split())), MOST_GIVEN)
 
 
 class LowbitError(Exception):

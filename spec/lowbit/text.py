@@ -59,5 +59,9 @@ def quoted(text: str) -> str:
     >>> quoted("token\\n")
     "'token\\\\n'"
     """
-    short = text if len(text) <= MOST_QUOTED else text[: MOST_QUOTED - 3] + "..."
-    return UNSAFE.sub(lambda found: ascii(found[0])[1:-1], repr(short))
+    return UNSAFE.sub(lambda found: ascii(found[0])[1:-1], repr(shortened(text, MOST_QUOTED)))
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of at most so many characters; one that was longer ends in dots."""
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -4,6 +4,7 @@ Each raises `ArgumentError` with the name of the argument, what it was and what 
 They run before an operation reads or writes an array.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -55,8 +56,9 @@ def check_integer(argument: str, given: object, least: int, most: int | None = N
 
 def check_number(argument: str, given: object, least: float, most: float | None = None) -> None:
     """Refuse anything but a finite number from `least` to `most`."""
-    number = isinstance(given, int | float | np.floating) and not isinstance(given, bool)
-    if not (number and np.isfinite(given) and given >= least and (most is None or given <= most)):  # type: ignore[call-overload, operator]  # it is a number here
+    number = given.item() if isinstance(given, np.floating) else given
+    largest = sys.float_info.max if most is None else most  # integers may be larger than any float
+    if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= largest:
         limit = f"a finite number of at least {least:g}" if most is None else f"a number from {least:g} to {most:g}"
         raise ArgumentError(argument, repr(given), limit)
 

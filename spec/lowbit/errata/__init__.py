@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from lowbit.errors import ArgumentError
+
 
 @dataclass(frozen=True)
 class Ruling:
@@ -56,3 +58,12 @@ def ruling(id: str, *, printed: str, ruled: str) -> Callable[[Callable[[], None]
         return check
 
     return register
+
+
+def check_refused(call: Callable[[], object]) -> None:
+    """Assert that a call raises `ArgumentError`."""
+    try:
+        call()
+    except ArgumentError:
+        return
+    raise AssertionError("this must be refused")

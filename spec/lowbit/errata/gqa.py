@@ -5,6 +5,7 @@ Source: GQA, as printed in the copy at hand.
 
 import numpy as np
 
+from lowbit.arrays import F64
 from lowbit.attention.attention import attend
 from lowbit.attention.pooling import KeyValueProjection, convert, pool
 from lowbit.errata import ruling
@@ -24,10 +25,10 @@ PRINTED_TABLE_1 = {
 """Table 1: the average as printed, and the seven columns that it is the average of."""
 
 
-def one_head(head: int, group: int, scale: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def one_head(head: int, group: int, scale: float) -> F64:
     """The last token's output of one query head with the keys and values of one group."""
     scores = KEYS[group] @ QUERIES[-1, head] * scale
-    mixed: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = softmax(scores) @ VALUES[group]
+    mixed: F64 = softmax(scores) @ VALUES[group]
     return mixed
 
 

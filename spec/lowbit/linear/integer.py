@@ -186,16 +186,7 @@ def code_sums(x: Blocks, matrix: QuantizedMatrix) -> CodeSums:
 
 
 def sums_of_codes(x: Blocks, codes: Codes, group_size: int) -> CodeSums:
-    """The same for codes that are unpacked already, for callers that multiply by a matrix many times.
-
-    Args:
-        x: T rows of K elements.
-        codes: uint8, K × N.
-        group_size: rows of a group.
-
-    Returns:
-        As `code_sums`.
-    """
+    """The same for codes that are unpacked already, uint8, K × N."""
     mantissas = x.mantissas.astype(np.int64)
     runs = list(segments(len(codes), x.format.block, group_size))
     return CodeSums(
@@ -238,15 +229,7 @@ def qgemm_bfp(x: Blocks, matrix: QuantizedMatrix) -> F64:
 
 
 def scaled(sums: CodeSums, matrix: QuantizedMatrix) -> F64:
-    """The rest of `qgemm_bfp`, once the integers are there.
-
-    Args:
-        sums: from `code_sums`, for this matrix.
-        matrix: K × N.
-
-    Returns:
-        float64, T × N.
-    """
+    """The rest of `qgemm_bfp`, once the integers are there: float64, T × N."""
     y = np.zeros((len(sums.products), matrix.columns))
     offsets = group_offsets(matrix)
     for group in range(matrix.groups):

@@ -48,10 +48,6 @@ def segments_of_group(block: int, group_size: int) -> int:
 
     >>> [segments_of_group(32, group_size) for group_size in (128, 16, 24, 33, 34)]
     [4, 1, 2, 2, 3]
-
-    Args:
-        block: elements of a block of activations.
-        group_size: rows of a group of weights.
     """
     if group_size % block == 0:
         return group_size // block
@@ -68,9 +64,6 @@ def integer_loop(block: int) -> Roundings:
 
     Args:
         block: the smallest block that is declared; 1 for all of them.
-
-    Raises:
-        ArgumentError: not a positive integer.
     """
     check_integer("block", block, least=1)
 

@@ -106,40 +106,25 @@ def _parameters(x: Any, weights: Stored, result: Result = "float32") -> Paramete
 
 # **What a backend promises.** The bound is derived in the chapter `stored_bounds`.
 
-SUM = "Where every partial sum is exact in the types that the backend declares, the result equals X W exactly."
-BOUND = (
-    "For finite inputs without overflow, each element differs from X W by at most the bound derived from the declared "
-    "arithmetic and the type of the result."
-)
-ROWS = "The result has the type that was asked for; row t depends on nothing but row t of X and the matrix."
-NAN = "A NaN or an infinity in a row of X makes every element of that row of the result NaN or infinite."
+CLAUSES = {
+    "C1": "Where every partial sum is exact in the types that the backend declares, the result equals X W exactly.",
+    "C2": "For finite inputs without overflow, each element differs from X W by at most the bound derived from the "
+    "declared arithmetic and the type of the result.",
+    "C3": "The result has the type that was asked for; row t depends on nothing but row t of X and the matrix.",
+}
+NAN = {"C4": "A NaN or an infinity in a row of X makes every element of that row of the result NaN or infinite."}
 
-operation(
-    "linear.gemv",
-    "Vector times stored matrix",
-    gemv,
-    promise=BOUNDED,
-    source="the owners of the formats",
-    parameters=_parameters,
-    clauses={"C1": SUM, "C2": BOUND, "C3": ROWS, "C4": NAN},
-)
-
-operation(
-    "linear.gemm",
-    "Matrix times stored matrix",
-    gemm,
-    promise=BOUNDED,
-    source="the owners of the formats",
-    parameters=_parameters,
-    clauses={"C1": SUM, "C2": BOUND, "C3": ROWS, "C4": NAN},
-)
-
-operation(
-    "linear.gemm_cast",
-    "Stored activations times stored matrix",
-    gemm_cast,
-    promise=BOUNDED,
-    source="the owners of the formats",
-    parameters=_parameters,
-    clauses={"C1": SUM, "C2": BOUND, "C3": ROWS},
-)
+for function, title, clauses in (
+    (gemv, "Vector times stored matrix", CLAUSES | NAN),
+    (gemm, "Matrix times stored matrix", CLAUSES | NAN),
+    (gemm_cast, "Stored activations times stored matrix", CLAUSES),
+):
+    operation(
+        f"linear.{function.__name__}",
+        title,
+        function,
+        promise=BOUNDED,
+        source="the owners of the formats",
+        parameters=_parameters,
+        clauses=clauses,
+    )

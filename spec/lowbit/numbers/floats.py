@@ -69,7 +69,7 @@ import ml_dtypes
 import numpy as np
 
 from lowbit.arrays import F64, U8, U16, U32, Array
-from lowbit.contract.checks import check_array
+from lowbit.contract.checks import check_array, check_choice
 from lowbit.contract.operation import EXACT, operation
 from lowbit.contract.signature import Shape, checked
 from lowbit.errors import ArgumentError
@@ -320,9 +320,7 @@ def as_patterns(numbers: Array) -> Patterns:
     Raises:
         ArgumentError: the dtype is that of no type of this chapter.
     """
-    name = numbers.dtype.name
-    if name not in FLOATS:
-        raise ArgumentError("dtype", name, ", ".join(FLOATS))
+    name = check_choice("dtype", numbers.dtype.name, list(FLOATS))
     return numbers.view(FLOATS[name].pattern_dtype)
 
 

@@ -236,9 +236,6 @@ def block_exponent(largest: F64, format: Format) -> I64:
         largest: float64: the largest magnitude of each block.
         format: mantissa and exponent.
 
-    Returns:
-        int64, one for each block.
-
     Source: errata B2.
     """
     _, power = np.frexp(largest)

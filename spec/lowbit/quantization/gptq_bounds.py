@@ -71,9 +71,7 @@ def targets_bound(weights: F32, factor: F32, values: F32, arithmetic: Arithmetic
     """The bound of `gptq.targets/C2`.
 
     Args:
-        weights: float32, K × N.
-        factor: float32, K × K.
-        values: float32, K × N.
+        weights, factor, values: as `gptq.targets`.
         arithmetic: what the backend declares; its roundings are taken at K.
         exact: float64, K × N.
     """

@@ -269,14 +269,8 @@ def as_minimum(matrix: HqqMatrix) -> QuantizedMatrix:
 
 
 def minimum_error(x: F32, matrix: HqqMatrix) -> F64:
-    r"""How far `as_minimum` may move ``x W``: :math:`u \sum_g s_g |z_g| |\sum_{k \in g} x_k|`, and underflow.
-
-    Args:
-        x: float32, K.
-        matrix: K × N, axis 1.
-
-    Returns:
-        float64, N.
+    r"""How far `as_minimum` may move ``x W``: :math:`u \sum_g s_g |z_g| |\sum_{k \in g} x_k|`, and underflow;
+    float64, N, for axis 1.
     """
     products = (decode(matrix.scales).astype(np.float64) * np.abs(decode(matrix.zeros))).reshape(matrix.columns, -1)
     sums = np.abs(np.add.reduce(x.astype(np.float64).reshape(-1, matrix.group_size), axis=1))

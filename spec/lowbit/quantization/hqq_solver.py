@@ -51,7 +51,7 @@ from lowbit.arrays import F32, F64
 from lowbit.contract.checks import check_finite, check_integer
 from lowbit.contract.operation import BOUNDED, EXACT, operation
 from lowbit.contract.rounding import UNIT_ROUNDOFF, Arithmetic, Bound, direct_bound, gamma
-from lowbit.contract.signature import FINITE, POSITIVE, Shape, checked
+from lowbit.contract.signature import FINITE, POSITIVE, Shape, checked, unchecked
 from lowbit.errors import ArgumentError
 from lowbit.quantization.packing import Bits, Codes
 from lowbit.text import kind_of
@@ -139,10 +139,6 @@ def codes(weights: GroupWeights, scales: GroupScales, zeros: GroupZeros, bits: B
 
     Source: errata H.
     """
-    return _codes(weights, scales, zeros, bits)
-
-
-def _codes(weights: F32, scales: F32, zeros: F32, bits: int) -> Codes:
     with np.errstate(over="ignore"):  # a weight beyond all codes has the last one
         real = weights / scales
         real += zeros
@@ -254,7 +250,7 @@ def solve(
 
     Source: errata H.
     """
-    chosen = solver if solver is not None else Solver()
+    chosen = solver or Solver()
     beta, best = chosen.beta, zeros
     errors: list[float] = []
     for number in range(chosen.steps + 1):
@@ -280,7 +276,7 @@ def _halves(weights: F32, scales: F32, zeros: F32, bits: int, p: float, beta: fl
     edges = [count * part // parts for part in range(parts + 1)]
     for some in map(slice, edges, edges[1:]):
         w, s, z = weights[:, some], scales[some], zeros[some]
-        q = _codes(w, s, z, bits)
+        q = unchecked(codes)(w, s, z, bits)
         d = residual(w, q, s, z)
         sums[some] = np.add.reduce(np.abs(d), axis=0)
         following[some] = _next_zeros(w, q, s, d, p, beta)

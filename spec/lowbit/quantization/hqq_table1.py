@@ -66,18 +66,14 @@ class Scheme:
         """
         return 32 * -(-self.group_size // 10) / self.group_size if self.bits == 3 else self.bits
 
-    @property
-    def overhead(self) -> float:
-        """Bits per weight for scales and zeros."""
-        return 16 / self.group_size + 32 / (self.group_size * self.scale_group)
-
     def bits_per_weight(self, *, stored: bool = False) -> float:
         """Bits per weight, with codes of b bits or with codes as `stored`.
 
         >>> round(Scheme(2, 16, 128).bits_per_weight(), 3)
         3.016
         """
-        return (self.code_bits if stored else self.bits) + self.overhead
+        scales_and_zeros = 16 / self.group_size + 32 / (self.group_size * self.scale_group)
+        return (self.code_bits if stored else self.bits) + scales_and_zeros
 
 
 SCHEMES: dict[str, Scheme | None] = {

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lowbit.errors import ArgumentError, FormatError
-from lowbit.text import quoted
+from lowbit.text import MOST_QUOTED, quoted, shortened
 
 Kind = TypeVar("Kind", bool, int, float, str, dict[str, Any], list[Any])
 
@@ -135,16 +135,15 @@ def described(value: object) -> str:
     >>> described({"rope_type": "yarn"}), described("gelu"), described([1] * 1000)
     ("{'rope_type': 'yarn'}", "'gelu'", 'a list of 1000')
     """
-    if isinstance(value, list | dict) and len(value) > 4:
-        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_INTEGER:
-        return f"an integer of {value.bit_length()} bits"
     if isinstance(value, list | dict):
+        if len(value) > 4:
+            return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
         try:
-            text = repr(value)
+            return shortened(repr(value), MOST_QUOTED)
         except (ValueError, RecursionError):
             return "a list or object that cannot be shown"
-        return text if len(text) <= 80 else text[:77] + "..."
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        return f"an integer of {value.bit_length()} bits"
     return quoted(value) if isinstance(value, str) else str(value)
 
 

@@ -148,11 +148,7 @@ def own_folder(folder: Path, what: str) -> Path:
 def _check_ours(place: Path, what: str, remedy: str, *, sticky_allowed: bool) -> None:
     """Make sure that no other user can replace what is in a folder.
 
-    Args:
-        place: the folder.
-        what: the kind of files that are kept there.
-        remedy: what to do about a folder of another user.
-        sticky_allowed: whether others may add entries to it, if they cannot replace those of this user.
+    Others may add entries to one with a sticky bit, where that is allowed, as they cannot replace those of this user.
     """
     found = place.stat()
     if found.st_uid not in (0, os.geteuid()):

@@ -90,6 +90,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "high": ({"count": 5}, "count is 5; allowed: an integer from 1 to 4"),
     "number": ({"share": 0.75}, "share is 0.75; allowed: a number from 0 to 0.5"),
     "nan": ({"share": float("nan")}, "share is nan"),
+    "beyond-floats": ({"share": 10**400}, "share is 1000.*; allowed: a number from 0 to 0.5"),
     "optional": ({"window": 0}, "window is 0; allowed: an integer of at least 1"),
     "also": ({"ids": np.zeros(2, np.int64)}, "ids is one twice; allowed: distinct ids"),
 }

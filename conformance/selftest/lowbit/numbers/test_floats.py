@@ -120,7 +120,7 @@ def test_what_is_refused() -> None:
         round_to(np.array([-1.0]), "float8_e8m0fnu")
     with pytest.raises(ArgumentError, match="patterns is as high as 16"):
         decode(np.array([16], np.uint8), "float4_e2m1fn")
-    with pytest.raises(ArgumentError, match="dtype is int64"):
+    with pytest.raises(ArgumentError, match="dtype is 'int64'"):
         as_patterns(np.array([1]))
 
 
