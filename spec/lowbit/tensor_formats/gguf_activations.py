@@ -27,7 +27,7 @@ from lowbit.arrays import F64, Array
 from lowbit.errors import ArgumentError
 from lowbit.tensor_formats.bits import exact
 from lowbit.tensor_formats.casts import TIES, choices
-from lowbit.tensor_formats.gguf import D, GgufFormat
+from lowbit.tensor_formats.gguf import D, gguf
 from lowbit.tensor_formats.gguf_encode import QUOTIENTS, SUMS, q8_1, q8_k, sums_of_16
 from lowbit.tensor_formats.table import Field, Sizes, Tensors, Terms
 
@@ -56,9 +56,8 @@ def _check_sums(tensors: Tensors, at: Sizes) -> None:
         raise ArgumentError(f"bsums{place}", "other numbers", "the sum of each 16 codes of the block")
 
 
-Q8_1 = GgufFormat(
-    name="q8_1",
-    title="GGUF Q8_1",
+Q8_1 = gguf(
+    "Q8_1",
     block=32,
     fields=(
         D,
@@ -71,9 +70,8 @@ Q8_1 = GgufFormat(
     sums=_sums,
     traps=("s is the sum of the numbers, and not of the codes.", "s is computed from the float32 scale."),
 )
-Q8_K = GgufFormat(
-    name="q8_k",
-    title="GGUF Q8_K",
+Q8_K = gguf(
+    "Q8_K",
     block=256,
     fields=(
         Field("d", "float32", (), "scale", "the scale of the block", signed=True),

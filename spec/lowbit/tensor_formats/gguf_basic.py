@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lowbit.arrays import F64
 from lowbit.tensor_formats.bits import exact, planes, split
 from lowbit.tensor_formats.casts import TIES, choices, contractions
-from lowbit.tensor_formats.gguf import QS, D, GgufFormat
+from lowbit.tensor_formats.gguf import QS, D, gguf
 from lowbit.tensor_formats.gguf_encode import QUOTIENTS, q8_0, symmetric, with_minimum
 from lowbit.tensor_formats.table import Field, Sizes, Tensors, Terms
 
@@ -53,41 +53,14 @@ def _signed(tensors: Tensors, at: Sizes) -> Terms:
     return Terms(_scaled(tensors, tensors["qs"].astype(np.int64)))
 
 
-Q4_0 = GgufFormat(
-    name="q4_0",
-    title="GGUF Q4_0",
-    block=32,
-    fields=(D, QS),
-    decode=_symmetric,
-    encode=contractions(partial(symmetric, 4)),
+Q4_0 = gguf("Q4_0", block=32, fields=(D, QS), decode=_symmetric, encode=contractions(partial(symmetric, 4)))
+Q4_1 = gguf("Q4_1", block=32, fields=(D, M, QS), decode=_with_minimum, encode=contractions(partial(with_minimum, 4)))
+Q5_0 = gguf("Q5_0", block=32, fields=(D, QH, QS), decode=_symmetric, encode=contractions(partial(symmetric, 5)))
+Q5_1 = gguf(
+    "Q5_1", block=32, fields=(D, M, QH, QS), decode=_with_minimum, encode=contractions(partial(with_minimum, 5))
 )
-Q4_1 = GgufFormat(
-    name="q4_1",
-    title="GGUF Q4_1",
-    block=32,
-    fields=(D, M, QS),
-    decode=_with_minimum,
-    encode=contractions(partial(with_minimum, 4)),
-)
-Q5_0 = GgufFormat(
-    name="q5_0",
-    title="GGUF Q5_0",
-    block=32,
-    fields=(D, QH, QS),
-    decode=_symmetric,
-    encode=contractions(partial(symmetric, 5)),
-)
-Q5_1 = GgufFormat(
-    name="q5_1",
-    title="GGUF Q5_1",
-    block=32,
-    fields=(D, M, QH, QS),
-    decode=_with_minimum,
-    encode=contractions(partial(with_minimum, 5)),
-)
-Q8_0 = GgufFormat(
-    name="q8_0",
-    title="GGUF Q8_0",
+Q8_0 = gguf(
+    "Q8_0",
     block=32,
     fields=(D, Field("qs", "int8", (32,), "codes", "the codes in order, two's complement")),
     decode=_signed,

@@ -39,7 +39,7 @@ import numpy.typing as npt
 from lowbit.arrays import F64, Array
 from lowbit.errors import ArgumentError
 from lowbit.tensor_formats.bits import exact, split
-from lowbit.tensor_formats.gguf import GgufFormat
+from lowbit.tensor_formats.gguf import gguf
 from lowbit.tensor_formats.table import Field, Sizes, Tensors, Terms
 
 BLOCK = 256
@@ -178,25 +178,22 @@ D = Field("d", "float16", (), "scale", "what the scales of runs are multiplied b
 SIGNS = Field("signs", "uint8", (32,), "codes", "bit j of byte i: element 8 i + j is negative")
 IN_32 = Field("scales", "uint8", (8,), "scale", "scales of runs of 16 elements, the first in the low half of byte 0")
 
-IQ2_XXS = GgufFormat(
-    name="iq2_xxs",
-    title="GGUF IQ2_XXS",
+IQ2_XXS = gguf(
+    "IQ2_XXS",
     block=BLOCK,
     fields=(D, Field("qs", "uint32", (8, 2), "codes", "four bytes of indices; four times 7 bits of signs, a scale")),
     decode=_iq2_xxs,
     traps=("The scale of a run is the top 4 bits of the word with its signs.",),
 )
-IQ2_XS = GgufFormat(
-    name="iq2_xs",
-    title="GGUF IQ2_XS",
+IQ2_XS = gguf(
+    "IQ2_XS",
     block=BLOCK,
     fields=(D, Field("qs", "uint16", (32,), "codes", "9 bits of index, then 7 bits of signs"), IN_32),
     decode=_iq2_xs,
     traps=("A run of a scale is 16 elements: two vectors.",),
 )
-IQ2_S = GgufFormat(
-    name="iq2_s",
-    title="GGUF IQ2_S",
+IQ2_S = gguf(
+    "IQ2_S",
     block=BLOCK,
     fields=(
         D,
@@ -208,9 +205,8 @@ IQ2_S = GgufFormat(
     decode=_iq2_s,
     traps=("ggml declares the signs as the second half of qs.",),
 )
-IQ3_XXS = GgufFormat(
-    name="iq3_xxs",
-    title="GGUF IQ3_XXS",
+IQ3_XXS = gguf(
+    "IQ3_XXS",
     block=BLOCK,
     fields=(
         D,
@@ -220,9 +216,8 @@ IQ3_XXS = GgufFormat(
     decode=_iq3_xxs,
     traps=("ggml declares scales and signs as the end of qs.",),
 )
-IQ3_S = GgufFormat(
-    name="iq3_s",
-    title="GGUF IQ3_S",
+IQ3_S = gguf(
+    "IQ3_S",
     block=BLOCK,
     fields=(
         D,
@@ -233,9 +228,8 @@ IQ3_S = GgufFormat(
     ),
     decode=_iq3_s,
 )
-IQ1_S = GgufFormat(
-    name="iq1_s",
-    title="GGUF IQ1_S",
+IQ1_S = gguf(
+    "IQ1_S",
     block=BLOCK,
     fields=(
         D,
@@ -245,9 +239,8 @@ IQ1_S = GgufFormat(
     decode=_iq1_s,
     traps=("A zero of the grid is not 0: the shift of 1/8 is added to it.",),
 )
-IQ1_M = GgufFormat(
-    name="iq1_m",
-    title="GGUF IQ1_M",
+IQ1_M = gguf(
+    "IQ1_M",
     block=BLOCK,
     fields=(
         Field("qs", "uint8", (32,), "codes", "the low 8 bits of each index"),

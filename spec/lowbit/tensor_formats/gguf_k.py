@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from lowbit.arrays import F64, Array
 from lowbit.tensor_formats.bits import exact, planes
-from lowbit.tensor_formats.gguf import GgufFormat
+from lowbit.tensor_formats.gguf import gguf
 from lowbit.tensor_formats.table import Field, Sizes, Tensors, Terms
 
 BLOCK = 256
@@ -105,9 +105,8 @@ def _q6(tensors: Tensors, at: Sizes) -> Terms:
 
 MINIMA = "The minimum is subtracted, and its scale dmin is not the scale d."
 
-Q2_K = GgufFormat(
-    name="q2_k",
-    title="GGUF Q2_K",
+Q2_K = gguf(
+    "Q2_K",
     block=BLOCK,
     fields=(
         Field("scales", "uint8", (16,), "scale", "the scale of a sub-block in the low half, its minimum in the high"),
@@ -118,9 +117,8 @@ Q2_K = GgufFormat(
     decode=_q2,
     traps=(MINIMA, "d and dmin lie at the end of the block, and in Q4_K and Q5_K at its start."),
 )
-Q3_K = GgufFormat(
-    name="q3_k",
-    title="GGUF Q3_K",
+Q3_K = gguf(
+    "Q3_K",
     block=BLOCK,
     fields=(
         Field("hmask", "uint8", (32,), "codes", "the third bit of each code, in planes"),
@@ -134,25 +132,22 @@ Q3_K = GgufFormat(
         "The two high bits of the 16 scales lie in planes over bytes 8 to 11, not beside their low nibbles.",
     ),
 )
-Q4_K = GgufFormat(
-    name="q4_k",
-    title="GGUF Q4_K",
+Q4_K = gguf(
+    "Q4_K",
     block=BLOCK,
     fields=(D, DMIN, SCALES_AND_MINIMA, LOW),
     decode=_q4_or_q5,
     traps=(MINIMA, "Scales and minima 4 to 7 take their high bits from the bytes of scales and minima 0 to 3."),
 )
-Q5_K = GgufFormat(
-    name="q5_k",
-    title="GGUF Q5_K",
+Q5_K = gguf(
+    "Q5_K",
     block=BLOCK,
     fields=(D, DMIN, SCALES_AND_MINIMA, HIGH, LOW),
     decode=_q4_or_q5,
     traps=(MINIMA, "The fifth bit of element i is bit i / 32 of byte i mod 32, and not bit i mod 8 of byte i / 8."),
 )
-Q6_K = GgufFormat(
-    name="q6_k",
-    title="GGUF Q6_K",
+Q6_K = gguf(
+    "Q6_K",
     block=BLOCK,
     fields=(
         Field("ql", "uint8", (128,), "codes", "the low four bits of each code, in planes over 64 bytes"),

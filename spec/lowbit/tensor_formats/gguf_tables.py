@@ -37,7 +37,7 @@ from lowbit.arrays import F64
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.bits import exact, planes, split
-from lowbit.tensor_formats.gguf import QS, D, GgufFormat
+from lowbit.tensor_formats.gguf import QS, D, gguf
 from lowbit.tensor_formats.gguf_encode import EXPONENTS, floats_of_4, nvfp4
 from lowbit.tensor_formats.table import Field, Sizes, Tensors, Terms
 
@@ -83,17 +83,15 @@ def _check_signs(tensors: Tensors, at: Sizes) -> None:
         raise ArgumentError("d", "a scale with its sign bit set", "scales of NVFP4 without a sign")
 
 
-IQ4_NL = GgufFormat(
-    name="iq4_nl",
-    title="GGUF IQ4_NL",
+IQ4_NL = gguf(
+    "IQ4_NL",
     block=32,
     fields=(D, QS),
     decode=_iq4_nl,
     traps=("No code is 0: the smallest numbers of the table are 1 and -10.",),
 )
-IQ4_XS = GgufFormat(
-    name="iq4_xs",
-    title="GGUF IQ4_XS",
+IQ4_XS = gguf(
+    "IQ4_XS",
     block=256,
     fields=(
         D,
@@ -107,19 +105,19 @@ IQ4_XS = GgufFormat(
         "A run of codes is 16 bytes, and in Q4_K it is 32.",
     ),
 )
-MXFP4 = GgufFormat(
-    name="gguf-mxfp4",
-    title="GGUF MXFP4",
+MXFP4 = gguf(
+    "MXFP4",
     block=32,
+    prefix="gguf-",
     fields=(Field("e", "float8_e8m0fnu", (), "scale", "the scale of the block, a power of two"), QS),
     decode=_mxfp4,
     encode={choice: partial(floats_of_4, exponent) for choice, exponent in EXPONENTS.items()},
     traps=("The order of nibbles is ggml's own, and not that of OCP MX.", "A block has 17 bytes and is never aligned."),
 )
-NVFP4 = GgufFormat(
-    name="gguf-nvfp4",
-    title="GGUF NVFP4",
+NVFP4 = gguf(
+    "NVFP4",
     block=64,
+    prefix="gguf-",
     fields=(
         Field("d", "float8_e4m3fn", (4,), "scale", "the scale of each run of 16 elements, not negative"),
         Field("qs", "uint8", (32,), "codes", "runs of 8 bytes: 8 elements in low halves, then 8 in high halves"),

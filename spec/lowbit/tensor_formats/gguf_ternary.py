@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from lowbit.arrays import U8
 from lowbit.tensor_formats.bits import exact, planes, split
-from lowbit.tensor_formats.gguf import D, GgufFormat
+from lowbit.tensor_formats.gguf import D, gguf
 from lowbit.tensor_formats.gguf_encode import pairs_in_planes, ternary, trits_in_planes
 from lowbit.tensor_formats.table import Field, Sizes, Tensors, Terms
 
@@ -69,25 +69,22 @@ def _tq2(tensors: Tensors, at: Sizes) -> Terms:
     return less_one(tensors, planes(tensors["qs"], 2, 32))
 
 
-Q1_0 = GgufFormat(
-    name="q1_0",
-    title="GGUF Q1_0",
+Q1_0 = gguf(
+    "Q1_0",
     block=128,
     fields=(D, Field("qs", "uint8", (16,), "codes", "one bit for each element: 1 is d, 0 is -d")),
     decode=_q1,
     traps=("There is no zero: a bit is the sign of d.",),
 )
-Q2_0 = GgufFormat(
-    name="q2_0",
-    title="GGUF Q2_0",
+Q2_0 = gguf(
+    "Q2_0",
     block=64,
     fields=(D, Field("qs", "uint8", (16,), "codes", "four neighbours to a byte, the first in its lowest bits")),
     decode=_q2,
     traps=("Code 3 is 2 d.", "Neighbours in a byte are neighbours in the row, as in no other type of GGUF but Q1_0."),
 )
-TQ1_0 = GgufFormat(
-    name="tq1_0",
-    title="GGUF TQ1_0",
+TQ1_0 = gguf(
+    "TQ1_0",
     block=256,
     fields=(
         Field("qs", "uint8", (48,), "codes", "five elements to a byte, in planes over 32 bytes and over 16"),
@@ -98,9 +95,8 @@ TQ1_0 = GgufFormat(
     encode={"reference": partial(ternary, trits_in_planes)},
     traps=("The scale lies at the end of the block.", "The product with a power of 3 must wrap at 8 bits."),
 )
-TQ2_0 = GgufFormat(
-    name="tq2_0",
-    title="GGUF TQ2_0",
+TQ2_0 = gguf(
+    "TQ2_0",
     block=256,
     fields=(Field("qs", "uint8", (64,), "codes", "codes of 2 bits, in planes over 32 bytes"), D),
     decode=_tq2,
