@@ -7,6 +7,7 @@ it. Special tokens, such as those that mark the turns of a chat, are recognised 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import tokenizers
 from tokenizers import decoders
@@ -43,7 +44,7 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ArgumentError("text", f"undecodable at character {error.start}", "text in UTF-8") from error
-        with _panics_told("the text"):
+        with _rules("the text"):
             tokens = self._library.encode(text, add_special_tokens=False).ids
         return [self.bos, *tokens] if begin and self.bos is not None else tokens
 
@@ -53,7 +54,7 @@ class Tokenizer:
         Raises:
             FormatError: the library cannot make text of them with this file's rules.
         """
-        with _panics_told("a token"):
+        with _rules("a token"):
             return self._library.decode(list(tokens), skip_special_tokens=False)
 
     def stream(self, tokens: Iterable[int]) -> Iterator[str]:
@@ -61,7 +62,7 @@ class Tokenizer:
         pieces, seen, written = decoders.DecodeStream(skip_special_tokens=False), [], 0
         for token in tokens:
             seen.append(token)
-            with _panics_told("a token"):
+            with _rules("a token"):
                 piece = pieces.step(self._library, token) or ""
             written += len(piece)
             yield piece
@@ -69,16 +70,20 @@ class Tokenizer:
 
 
 @contextmanager
-def _panics_told(what: str) -> Iterator[None]:
-    """Turn a panic of the library, which is not an `Exception`, into an error: the file's rules cannot be applied.
+def failures_told(file: str, field: str, allowed: str) -> Iterator[None]:
+    """Turn whatever the library raises into an error of the file; its panics are no `Exception`.
 
     Raises:
         FormatError: the library panicked, or raised an error of its own.
     """
     try:
         yield
+    except FormatError:
+        raise
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime":
-            given = f"refused: {quoted(str(error))}"
-            raise FormatError("the tokenizer", what, given, "what its rules can do") from None
+            raise FormatError(file, field, f"refused: {quoted(str(error))}", allowed) from error
         raise
+
+
+_rules = partial(failures_told, "the tokenizer", allowed="what its rules can do")

@@ -28,7 +28,7 @@ from lowbit.contract.checks import spoken
 from lowbit.errors import FormatError
 from lowbit.formats.checkpoint.reader import CONFIG, Checkpoint
 from lowbit.formats.gguf.tokenizer import QWEN2_WORDS
-from lowbit.formats.tokenizer import Tokenizer
+from lowbit.formats.tokenizer import Tokenizer, failures_told
 from lowbit.system.json_files import Fields, described, parsed, read_bytes, read_fields
 from lowbit.text import quoted
 
@@ -145,13 +145,9 @@ def _check_model(fields: Fields) -> None:
 def _library(fields: Fields, vocabulary: int) -> tokenizers.Tokenizer:
     """The library's tokenizer, without what puts tokens around a text or cuts it."""
     content = dict(fields.values) | {"post_processor": None, "padding": None, "truncation": None}
-    try:
+    with failures_told(fields.file, "content", "a tokenizer that fits together"):
         library = tokenizers.Tokenizer.from_str(json.dumps(content))
         ids = library.get_vocab(with_added_tokens=True).values()
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library raises nothing more specific, and its panics are no Exception
-        raise FormatError(fields.file, "content", quoted(str(error)), "a tokenizer that fits together") from error
     if not ids or max(ids) >= vocabulary or len(set(ids)) != len(ids):
         given = f"{len(ids)} tokens up to number {max(ids, default=0)}"
         raise FormatError(fields.file, "vocabulary", given, f"distinct numbers below the model's {vocabulary}")

@@ -29,7 +29,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence,
 
 from lowbit.errors import FormatError
 from lowbit.formats.gguf.reader import GGUFFile
-from lowbit.formats.tokenizer import Tokenizer
+from lowbit.formats.tokenizer import Tokenizer, failures_told
 from lowbit.text import quoted
 
 Vocabulary = dict[str, int]
@@ -81,14 +81,9 @@ def read_tokenizer(source: GGUFFile) -> Tokenizer:
     if len(vocabulary) != len(tokens):
         raise FormatError(file, "tokenizer.ggml.tokens", f"{len(tokens)} tokens, some of them equal", "distinct tokens")
     types = _per_token(source, "token_type", len(tokens), "iu", "integers")
-    try:
+    with failures_told(file, "tokenizer", "a vocabulary that fits together"):
         library = KINDS[kind](source, vocabulary, types)
         library.add_tokens(_added(tokens, types))
-    except FormatError:
-        raise
-    except Exception as error:  # the library raises nothing more specific
-        reason = str(error).replace("\n", " ")
-        raise FormatError(file, "tokenizer", quoted(reason), "a vocabulary that fits together") from error
     begins = source.value("tokenizer.ggml.add_bos_token", bool, default=False)
     bos = _token_id(source, "bos", len(tokens)) if begins else None
     ends = (_token_id(source, name, len(tokens)) for name in ("eos", "eot", "eom"))

@@ -8,7 +8,7 @@ from tiny_gguf import ALPHABET, MERGES, TOKENS, write
 
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.reader import open_gguf
-from lowbit.formats.gguf.tokenizer import read_tokenizer
+from lowbit.formats.gguf.tokenizer import KINDS, read_tokenizer
 from lowbit.formats.tokenizer import Tokenizer
 
 
@@ -90,3 +90,15 @@ def test_what_is_not_supported_is_named(changes: dict[str, Any], message: str, t
     """An unknown kind of tokenizer is an error and not a guess; a vocabulary that does not fit together is named."""
     with pytest.raises(FormatError, match=message):
         tokenizer(tmp_path, **changes)
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's panics are no `Exception`; a file that causes one is refused in one line."""
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+
+    def fail(*given: object) -> None:
+        raise panic("index out of bounds")
+
+    monkeypatch.setitem(KINDS, "gpt2", fail)
+    with pytest.raises(FormatError, match="tokenizer is refused: 'index out of bounds'; allowed: a vocabulary that"):
+        tokenizer(tmp_path)
