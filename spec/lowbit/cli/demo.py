@@ -25,7 +25,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from lowbit.backend import registry
 from lowbit.cli.demo_certification import (
@@ -37,7 +36,7 @@ from lowbit.cli.demo_certification import (
     usable_backends,
     verdict_lines,
 )
-from lowbit.cli.demo_generation import Variant, continuations, show_continuations, timed_steps
+from lowbit.cli.demo_generation import Variant, continuations, generated, show_continuations, show_text
 from lowbit.cli.demo_report import REQUANTISED, conformance_page, made_folder, write_report
 from lowbit.cli.options import file_of, opened
 from lowbit.cli.progress import changing_bar, progress_bar
@@ -47,7 +46,7 @@ from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.weights import LlamaWeights, linear_shapes, matrices, shape_of, weight_bytes
 from lowbit.runtime import Options, StoredModel, load
 from lowbit.system.threads import side_by_side, usable_processors
-from lowbit.text import cleaned, one_line
+from lowbit.text import one_line
 
 PROMPT = "Alice was beginning to get very tired of"
 GROUP_SIZES = (64, 128)
@@ -102,16 +101,16 @@ def demo(
     passed = [verdict["backend"] for verdict in verdicts if verdict["verdict"] == "passed"]
     certified = [name for name in passed if name in with_profile]
 
-    generated = {}
+    texts = {}
     for variant in generating_variants(loaded.weights, steps, len(certified)):
         said = continuations(variant, certified, loaded, prompt, tokens, BY_LAYER)
         show_continuations(console, variant, prompt, said)
-        generated[variant.name] = [asdict(each) for each in said]
+        texts[variant.name] = [asdict(each) for each in said]
 
-    measured = perplexities(loaded, passage, text_tokens, console, steps, fastest(generated))
+    measured = perplexities(loaded, passage, text_tokens, console, steps, fastest(texts))
     answer: dict[str, Any] = {"model": path.name, "prompt": prompt, "profile": PROFILE, "with_profile": with_profile}
     answer |= {"conformance": verdicts, "certified": certified}
-    answer |= {"generation": generated, "perplexity": measured}
+    answer |= {"generation": texts, "perplexity": measured}
     answer["files"] = write_report(answer, folder)
     show_summary(console, answer)
     if as_json:
@@ -148,12 +147,8 @@ def preferred(names: Sequence[str]) -> str:
 def show_first_text(console: Console, loaded: StoredModel, name: str, prompt: str, tokens: int) -> None:
     """What one backend generates with the model as stored."""
     with registry.load(name) as backend:
-        with changing_bar() as report:
-            model = load(loaded.weights, backend, BY_LAYER, report)
-        with progress_bar(f"{name}: generating") as progress:
-            steps, _ = timed_steps(model, loaded.tokenizer.encode(prompt), tokens, progress)
-    text = loaded.tokenizer.decode(step.token for step in steps)
-    console.print(Text.assemble((cleaned(prompt), "dim"), (cleaned(text), "bold"), "\n"), highlight=False)
+        _, steps, _ = generated(loaded.weights, backend, BY_LAYER, loaded.tokenizer.encode(prompt), tokens)
+    show_text(console, prompt, loaded.tokenizer.decode(step.token for step in steps))
 
 
 def generating_variants(weights: LlamaWeights, steps: Steps, backends: int) -> Iterator[Variant]:

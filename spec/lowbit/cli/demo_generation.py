@@ -22,7 +22,7 @@ from lowbit.cli.progress import changing_bar, progress_bar
 from lowbit.linear.bounds import linear_bound
 from lowbit.linear.linear import qgemv
 from lowbit.model.decoder import AnyDecoder, Difference, Step, first_difference
-from lowbit.model.weights import LlamaWeights, Progress, select_columns, weight_bytes
+from lowbit.model.weights import LlamaWeights, select_columns, weight_bytes
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.runtime import LanguageModel, Options, StoredModel, load
 from lowbit.text import cleaned, one_line, quoted
@@ -76,10 +76,7 @@ def continuations(
         with registry.load(name) as backend:
             if lacking(backend, variant.weights):
                 continue
-            with changing_bar() as report:
-                model = load(variant.weights, backend, options, report)
-            with progress_bar(f"{name}: generating") as progress:
-                steps, seconds = timed_steps(model, ids, count, progress)
+            model, steps, seconds = generated(variant.weights, backend, options, ids, count)
             if baseline is None:
                 baseline, agreement = (name, steps), f"{count} tokens, with which the others are compared"
             else:
@@ -91,14 +88,24 @@ def continuations(
     return said
 
 
-def timed_steps(model: LanguageModel, ids: list[int], count: int, progress: Progress) -> tuple[list[Step], float]:
-    """The steps of a greedy continuation, and the seconds of all but the first."""
+def generated(
+    weights: LlamaWeights, backend: Backend, options: Options, ids: list[int], count: int
+) -> tuple[LanguageModel, list[Step], float]:
+    """A model on a backend, the steps of a greedy continuation, and the seconds of all but the first."""
+    with changing_bar() as report:
+        model = load(weights, backend, options, report)
     steps, start = [], 0.0
-    for step in model.generate(ids, count):
-        steps.append(step)
-        start = start or time.perf_counter()
-        progress(len(steps), count)
-    return steps, time.perf_counter() - start
+    with progress_bar(f"{backend.name}: generating") as progress:
+        for step in model.generate(ids, count):
+            steps.append(step)
+            start = start or time.perf_counter()
+            progress(len(steps), count)
+        return model, steps, time.perf_counter() - start
+
+
+def show_text(console: Console, prompt: str, text: str) -> None:
+    """A prompt and its continuation."""
+    console.print(Text.assemble((cleaned(prompt), "dim"), (cleaned(text), "bold"), "\n"), highlight=False)
 
 
 def compare(
@@ -183,5 +190,4 @@ def show_continuations(console: Console, variant: Variant, prompt: str, said: Se
         table.add_row(Text(one_line(each.backend)), speed, read, Text(one_line(each.agreement)))
     console.print(table)
     if said:
-        text = Text.assemble((cleaned(prompt), "dim"), (cleaned(said[-1].text), "bold"), "\n")
-        console.print(text, highlight=False)
+        show_text(console, prompt, said[-1].text)

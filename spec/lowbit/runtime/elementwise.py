@@ -36,9 +36,14 @@ def needed(config: LlamaConfig) -> tuple[str, ...]:
     return own if config.routing is None else (*own, *ROUTING)
 
 
-def missing(config: LlamaConfig, names: Collection[str]) -> list[str]:
-    """Those of a model's step that are not among these."""
-    return [name for name in needed(config) if name not in names]
+def check_all(backend: Backend, config: LlamaConfig, names: Collection[str]) -> None:
+    """Refuse to compile a step some of whose operations are not among these, which the backend computes.
+
+    Raises:
+        NotDeclaredError: one is missing.
+    """
+    if missing := [name for name in needed(config) if name not in names]:
+        raise NotDeclaredError(backend.name, f"compiled steps without {', '.join(missing)}")
 
 
 @dataclass(frozen=True)

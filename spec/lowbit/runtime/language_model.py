@@ -205,11 +205,8 @@ class LanguageModel:
         Raises:
             ArgumentError: wrong arguments; raised by the first step.
         """
-        if stop is None:
-            stop = () if self._tokenizer is None else self._tokenizer.stop
-        checked = self._interrupts.checked(progress)
-        ids = self.tokens_of(prompt)
-        for step in decoders.generate(self.decoder, ids, count, stop=stop, forced=forced, progress=checked):
+        ids, ends, checked = self.tokens_of(prompt), self._stop(stop), self._interrupts.checked(progress)
+        for step in decoders.generate(self.decoder, ids, count, stop=ends, forced=forced, progress=checked):
             yield step
             self._interrupts.check()
 
@@ -229,9 +226,13 @@ class LanguageModel:
         decoder: Any = self.decoder
         if not hasattr(decoder, "hidden_batch"):
             raise ArgumentError("model", self.name, "a model that runs several sequences at once; this one does not")
-        if stop is None:
-            stop = () if self._tokenizer is None else self._tokenizer.stop
-        return decoders.generate_batch(decoder, [self.tokens_of(prompt) for prompt in prompts], count, stop=stop)
+        ids = [self.tokens_of(prompt) for prompt in prompts]
+        return decoders.generate_batch(decoder, ids, count, stop=self._stop(stop))
+
+    def _stop(self, given: Sequence[int] | None) -> Sequence[int]:
+        if given is not None:
+            return given
+        return () if self._tokenizer is None else self._tokenizer.stop
 
     def complete(self, prompt: str, count: int = 64) -> str:
         """The text that follows a prompt: that of the tokens of `generate`."""
@@ -388,17 +389,12 @@ def _kept(name: str, weights: LayeredWeights, backend: Backend, options: Options
             raise NotDeclaredError(engine.name, "compiled steps with matrices of floats")
         part_of(report, f"preparing {engine.name}")
         steps = elementwise.on_backend(engine, whole.config, FORMULAS, elementwise.OPERATIONS)
-        if missing := elementwise.missing(whole.config, steps.names):
-            raise NotDeclaredError(engine.name, f"compiled steps without {', '.join(missing)}")
-        decoder = Decoder(whole, linears, ops=steps.ops)
-        return decoder, _facts(whole, linears, steps.names)
+        elementwise.check_all(engine, whole.config, steps.names)
+        return Decoder(whole, linears, ops=steps.ops), _facts(whole, linears, steps.names)
 
     identity = weights.digest(), options.contract
-    if (
-        found := backend.kept_step(
-            StepRequest(identity, weights.config, lambda: step_of(all_of(name, weights, report)), make)
-        )
-    ) is None:
+    request = StepRequest(identity, weights.config, lambda: step_of(all_of(name, weights, report)), make)
+    if (found := backend.kept_step(request)) is None:
         return None
     decoder, facts = found
     return decoder, lambda: _account(name, backend, facts, None, "compiled"), Interrupts()
@@ -418,8 +414,7 @@ def _with_step(
     if options.step not in ("auto", "compiled") or (options.step == "auto" and not asked):
         return decoder, "operations" if steps.names else "formulas", steps.names
     try:
-        if missing := elementwise.missing(weights.config, steps.names):
-            raise NotDeclaredError(backend.name, f"compiled steps without {', '.join(missing)}")
+        elementwise.check_all(backend, weights.config, steps.names)
         return backend.compiled(decoder), "compiled", steps.names
     except NotDeclaredError:
         if options.step == "compiled":

@@ -10,9 +10,7 @@ loses). Matrices in the bytes of a format use `linear.gemv`, `linear.gemm` and `
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -83,6 +81,12 @@ class BackendLinears:
         backend: one that can run here.
         contract: ``float32`` or ``integer``.
 
+    Attributes:
+        prepared: how many matrices the backend took.
+        read_bytes: bytes of weights that one token reads: what the backend prepared, and the float32 of the others.
+            In a sparse model every expert counts, because a long prompt reads all of them.
+        float_matrices: why matrices were multiplied by numpy in float32 instead, and how many for each reason.
+
     Raises:
         ArgumentError: another contract.
         NotDeclaredError: the integer contract of a backend that does not declare `linear.qgemm_bfp`.
@@ -93,8 +97,8 @@ class BackendLinears:
         if contract == "integer" and "linear.qgemm_bfp" not in backend.capabilities().operations:
             raise NotDeclaredError(backend.name, "linear.qgemm_bfp")
         self.backend, self.contract = backend, contract
-        self._prepared = self._bytes = 0
-        self._float: Counter[str] = Counter()
+        self.prepared = self.read_bytes = 0
+        self.float_matrices: Counter[str] = Counter()
 
     def __call__(self, matrix: Matrix) -> Linear:
         """The function that multiplies by this matrix: a `BackendLinear`, or numpy's product in float32.
@@ -116,29 +120,11 @@ class BackendLinears:
                 prepared, activations = self.backend.prepare(matrix), BLOCKS if integer else None
         except NotDeclaredError as error:
             return self._plain(to_float(matrix), str(error))
-        self._prepared += 1
-        self._bytes += prepared.nbytes
+        self.prepared += 1
+        self.read_bytes += prepared.nbytes
         return BackendLinear(prepared, activations)
 
-    @property
-    def prepared(self) -> int:
-        """How many matrices the backend took."""
-        return self._prepared
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of weights that one token reads: what the backend prepared, and the float32 of the others.
-
-        In a sparse model every expert counts, because a long prompt reads all of them.
-        """
-        return self._bytes
-
-    @property
-    def float_matrices(self) -> Mapping[str, int]:
-        """Why matrices were multiplied by numpy in float32 instead, and how many for each reason."""
-        return MappingProxyType(self._float)
-
     def _plain(self, matrix: F32, reason: str) -> Linear:
-        self._float[reason] += 1
-        self._bytes += matrix.nbytes
+        self.float_matrices[reason] += 1
+        self.read_bytes += matrix.nbytes
         return plain_linear(matrix)

@@ -50,15 +50,8 @@ Integers = npt.NDArray[np.int64]
 
 
 def across(block: Array, of_sub_blocks: Integers, codes: Integers | None = None) -> F64:
-    """A number of each block times one of each sub-block, for each element, and times its code.
-
-    Args:
-        block: a float of each block, N × blocks.
-        of_sub_blocks: N × blocks × sub-blocks.
-        codes: N × blocks × elements.
-
-    Returns:
-        float64, N × blocks × `BLOCK`: exact.
+    """A float of each block, N × blocks, times an integer of each sub-block, N × blocks × sub-blocks, for each element;
+    and times its code, N × blocks × elements. The products are exact.
     """
     scales = exact(block)[..., None] * of_sub_blocks
     each = np.repeat(scales, BLOCK // of_sub_blocks.shape[-1], axis=-1)

@@ -47,12 +47,7 @@ FLOAT4: F64 = FLOATS["float4_e2m1fn"].values
 
 
 def scaled(scales: F64, numbers: F64) -> Terms:
-    """Each scale times its run of numbers.
-
-    Args:
-        scales: N × blocks × runs.
-        numbers: N × blocks × elements.
-    """
+    """Each scale, N × blocks × runs, times its run of numbers, N × blocks × elements."""
     return Terms(np.repeat(scales, numbers.shape[-1] // scales.shape[-1], axis=-1) * numbers)
 
 

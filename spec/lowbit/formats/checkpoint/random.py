@@ -21,7 +21,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from lowbit.backend.whole_model import spoken_bytes
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint.config import written_config
-from lowbit.formats.checkpoint.names import EMBEDDING, Shape, layer_shapes, tensor_shapes
+from lowbit.formats.checkpoint.names import EMBEDDING, Shape, tensor_shapes
 from lowbit.formats.checkpoint.reader import CONFIG
 from lowbit.formats.checkpoint.tensors import INDEX, MOST_INDEX_BYTES, read_header, write_tensors
 from lowbit.formats.checkpoint.tokenizer import FILE as TOKENIZER
@@ -108,11 +108,7 @@ def deviation(name: str, shape: Shape, layers: int) -> float:
 
 def total_bytes(config: LlamaConfig) -> int:
     """Bytes of the weights of such a model in float16."""
-    one = config if config.routing is None else replace(config, routing=Routing(1, 1))
-    block = sum(prod(shape) for shape in layer_shapes(one, 0).values())
-    more_experts = 0 if config.routing is None else config.routing.experts - 1
-    block += more_experts * (3 * config.hidden * config.feed_forward + config.hidden)  # with a column of the router
-    return 2 * (config.layers * block + 2 * config.vocabulary * config.hidden + config.hidden)
+    return 2 * sum(prod(shape) for _, shape in tensor_shapes(config, tied=False))
 
 
 def write_random(
