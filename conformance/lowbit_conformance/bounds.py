@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from lowbit.arrays import F64, Array
+from lowbit.arrays import F64
 from lowbit.attention.bounds import attend_bound, softmax_bound
 from lowbit.attention.rope import rotate_bound
 from lowbit.contract.rounding import Arithmetic, Bound
@@ -20,15 +20,8 @@ from lowbit.quantization.gptq_bounds import hessian_bound, targets_bound
 from lowbit.quantization.hqq import qgemv_bound
 from lowbit.quantization.hqq_solver import step_bound
 
-
-def _attend_bound(
-    queries: Array, keys: Array, values: Array, window: int | None, arithmetic: Arithmetic, exact: F64
-) -> Bound:
-    return attend_bound(queries, keys, values, arithmetic, exact, window)
-
-
 BOUNDS: Mapping[str, Callable[..., Bound]] = {
-    "attention.attend": _attend_bound,
+    "attention.attend": attend_bound,
     "attention.softmax": softmax_bound,
     "blocks.geglu": geglu_bound,
     "blocks.rms_norm": rms_norm_bound,

@@ -126,14 +126,14 @@ def padded(words: Words, layout: Layout) -> Words:
     whole = np.zeros((-(-layout.rows // height) * height, -(-layout.columns // width) * width), np.uint32)
     whole[: layout.rows, : layout.columns] = words
     if whole.size == words.size:
-        return layout.apply(words)
+        return layouts.apply(words, layout)
     parts = [whole[r * height : (r + 1) * height, c * width : (c + 1) * width].reshape(-1) for r, c in layout.starts]
     return np.concatenate(parts)
 
 
 def edge_repeated(words: Words, layout: Layout) -> Words:
     """The last row of a block at the lower edge is stored twice, and the first words of the next block are lost."""
-    stream = layout.apply(words).copy()
+    stream = layouts.apply(words, layout)
     if stream.size > 1:
         stream[-1] = stream[-2]
     return stream

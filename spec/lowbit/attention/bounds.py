@@ -27,13 +27,11 @@ from lowbit.linear.propagation import REFERENCE, Steps, declared, product_error,
 SCALE_ROUNDINGS = 3
 
 
+# **The bounds.** Each takes the arguments of its operation, what the backend declares, and the reference's result.
+
+
 def softmax_bound(scores: Activations, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `attention.softmax`.
-
-    Args:
-        scores: float32, R × S.
-        arithmetic: what the backend declares; its roundings are taken at S.
-        exact: float64, R × S: the reference's result.
 
     Raises:
         ArgumentError: the declared arithmetic would allow more than a tenth.
@@ -53,19 +51,11 @@ def attend_bound(
     queries: Activations,
     keys: Activations,
     values: Activations,
+    window: int | None,
     arithmetic: Arithmetic,
     exact: F64,
-    window: int | None = None,
 ) -> Bound:
     """The bound of `attention.attend`, head by head and token by token.
-
-    Args:
-        queries: float32, T × H × d_h.
-        keys: float32, G × S × d_h.
-        values: float32, G × S × d_h.
-        arithmetic: what the backend declares; its roundings are taken at d_h for scores and at S for outputs.
-        exact: float64, T × H × d_h: the reference's result.
-        window: as given to the operation.
 
     Raises:
         ArgumentError: the declared arithmetic would allow more than a tenth.

@@ -17,9 +17,9 @@ that come one by one.
 **What a step reads.** KIVI's code multiplies the queries of a step by the new tokens before it stores any. A step here
 answers with what the cache holds *after* it, which is what the next step reads.
 
-**Numbers.** Tokens are float16 or bfloat16, as the model computes. A stored number is :math:`s\,q + m` with
-:math:`s` and :math:`m` of that type and a code :math:`q` of at most 4
-bits. The product is exact in float32, so the sum is rounded once, and its bits are the same for every kernel.
+**Numbers.** Tokens are float16 or bfloat16, as the model computes. A stored number is :math:`s\,q + m` with :math:`s`
+and :math:`m` of that type and a code :math:`q` of at most 4 bits. The product is exact in float32, so the sum is
+rounded once, and its bits are the same for every kernel.
 
 Source: KIVI (arXiv 2402.02750) §3.3, algorithm 1; its ``models/llama_kivi.py``.
 """
@@ -32,7 +32,7 @@ import numpy as np
 from lowbit.arrays import BF16, F16, F32
 from lowbit.attention.attention import MOST_CHANNELS, check_heads
 from lowbit.contract.checks import check_array, check_finite
-from lowbit.contract.operation import EXACT, Parameters, operation
+from lowbit.contract.operation import EXACT, operation
 from lowbit.contract.signature import CHOICE, In, checked
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS
@@ -180,14 +180,6 @@ def check_steps(
     return lambda keys, values: check_tokens(keys, values, kv_heads, head_dim, dtype)
 
 
-def cache_parameters(
-    kv_heads: int, head_dim: int, bits: Bits, group_size: int, residual: int, dtype: Dtype = "float16"
-) -> Parameters:
-    """The choices that a cache makes."""
-    sizes = {"kv_heads": kv_heads, "head_dim": head_dim}
-    return {**sizes, "bits": bits, "group_size": group_size, "residual": residual, "dtype": dtype}
-
-
 # **What a backend promises.**
 
 operation(
@@ -197,7 +189,6 @@ operation(
     promise=EXACT,
     source="KIVI (arXiv 2402.02750) §3.3; its llama_kivi.py",
     check_step=check_steps,
-    parameters=cache_parameters,
     clauses={
         "C1": "Each step answers with the keys and the values of all S tokens since the cache was opened, float32, "
         "G × S × d_h. The newest S mod R keys and the newest R values are the numbers that were given.",

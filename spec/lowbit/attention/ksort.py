@@ -66,7 +66,7 @@ Source: K-sort §II.C, §III, equations 2 and 3, Algorithm 1, figure 1; errata B
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 
@@ -82,7 +82,7 @@ Order = I64
 SortKey = Literal["norm", "norm_and_bias", "rotated_norm"]
 MOST_HADAMARD = 2**12
 """Channels of the largest Hadamard matrix, which takes 128 MiB."""
-SORT_KEYS: tuple[SortKey, ...] = ("norm", "norm_and_bias", "rotated_norm")
+SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
 
 
 # **How large is a channel?** There are four answers. The printed one is the Euclidean norm of its weights. A bias adds

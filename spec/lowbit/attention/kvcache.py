@@ -22,11 +22,11 @@ import numpy as np
 
 from lowbit.arrays import F32, F64
 from lowbit.attention.attention import MOST_CHANNELS, KeyValueCache, check_heads
-from lowbit.contract.checks import check_array, check_finite, check_integer
+from lowbit.contract.checks import check_array, check_finite
 from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.contract.signature import CHOICE, In, Valid, checked
 from lowbit.quantization.bfp import Blocks, Format, cast, decode
-from lowbit.quantization.bfp_storage import StoredBlocks, check_stored_format, load, row_bytes, store
+from lowbit.quantization.bfp_storage import StoredBlocks, check_stored_format, load, store
 
 
 class BfpRows:
@@ -70,8 +70,6 @@ class BfpKeyValueCache(KeyValueCache):
     >>> cache.append(np.ones((3, 2, 64)), np.ones((3, 2, 64)))
     >>> len(cache), cache.keys.shape, cache.nbytes
     (3, (2, 3, 64), 594)
-    >>> bytes_per_token(2, 64, bfp12(32)), bytes_per_token(2, 64, bfp16(64))
-    (68, 130)
 
     Raises:
         ArgumentError: an argument below 1, more channels than `lowbit.attention.attention.MOST_CHANNELS`, or a format
@@ -169,17 +167,6 @@ def cache(kv_heads: Heads, head_dim: Heads, key_format: StoredFormat, value_form
     Source: K-sort §II.B; errata B9.
     """
     return BfpKeyValueCache(kv_heads, head_dim, key_format, value_format)
-
-
-def bytes_per_token(kv_heads: int, head_dim: int, format: Format) -> int:
-    """Bytes that the keys, or the values, of one token take in one layer.
-
-    Raises:
-        ArgumentError: an argument below 1.
-    """
-    check_integer("kv_heads", kv_heads, least=1)
-    check_integer("head_dim", head_dim, least=1)
-    return kv_heads * (row_bytes(head_dim, format.mantissa) + format.blocks(head_dim))
 
 
 # **Steps** have checks of their own, and a cache names the choices of both its formats.

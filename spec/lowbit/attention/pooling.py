@@ -35,7 +35,7 @@ Source: GQA §2.1, §2.2, figures 1 and 4; errata G1, G2.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 
@@ -46,10 +46,10 @@ from lowbit.contract.signature import FINITE, In, Shape, checked
 from lowbit.errors import ArgumentError
 
 Method = Literal["mean", "first"]
-METHODS: tuple[Method, ...] = ("mean", "first")
+METHODS: tuple[Method, ...] = get_args(Method)
 
 Kind = Literal["self", "cross", "encoder"]
-KINDS: tuple[Kind, ...] = ("self", "cross", "encoder")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def check_heads(argument: str, columns: int, heads: int) -> None:
@@ -104,31 +104,6 @@ def pool(
         total += members[:, :, member]
     mean: F32 = (total / (heads // groups)).astype(np.float32)
     return np.ascontiguousarray(mean.reshape(rows, -1))
-
-
-def random_heads(rows: int, columns: int, generator: np.random.Generator) -> F32:
-    r"""New heads from scratch: normal, with a standard deviation of :math:`1/\sqrt{\text{rows}}`.
-
-    The paper does not say how its random heads were drawn; this is how its architecture draws them for a new model.
-    They follow from the generator alone, as far as numpy's own stream of numbers stays the same.
-
-    Args:
-        rows: hidden.
-        columns: G·d_h.
-        generator: where the numbers come from.
-
-    Returns:
-        float32, rows × columns.
-
-    Raises:
-        ArgumentError: rows or columns below 1.
-
-    Source: GQA §3.3, figure 4; T5 (arXiv 1910.10683).
-    """
-    check_integer("rows", rows, least=1)
-    check_integer("columns", columns, least=1)
-    drawn: F32 = (generator.normal(size=(rows, columns)) / np.sqrt(rows)).astype(np.float32)
-    return drawn
 
 
 # **A layer.** Keys and values, with their biases where there are any, are converted together.

@@ -258,12 +258,6 @@ def rotate_bound(x: Activations, turn: Rotation, arithmetic: Arithmetic, exact: 
     steps to the type of x, as vLLM's does, stores cosines and sines in it and rounds both products to it: two roundings
     more for each term, and :math:`\eta_T (2 + |x| + |x_i|)`.
 
-    Args:
-        x: float32, float16 or bfloat16, T × heads × d_h.
-        turn: the rotation.
-        arithmetic: what the backend declares; its roundings are taken at 2.
-        exact: float64: the reference's result.
-
     Raises:
         ArgumentError: the declared arithmetic would allow more than a tenth of the gauge.
     """

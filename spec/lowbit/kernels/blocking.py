@@ -49,7 +49,7 @@ from functools import partial
 
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
-from lowbit.kernels.microkernel import algorithm_3, codes_per_iteration
+from lowbit.kernels.microkernel import algorithm_3, check_sizes, codes_per_iteration
 from lowbit.kernels.program import live_registers
 from lowbit.quantization.packing import BITS
 
@@ -205,7 +205,7 @@ def solve(
 
     Source: QIGen §3, equation 5; algorithm 4, line 3.
     """
-    _check(bits, cache_bits=cache_bits, m_u=m_u, t_u=t_u, rows=rows, columns=columns)
+    check_sizes(bits, cache_bits=cache_bits, m_u=m_u, t_u=t_u, rows=rows, columns=columns)
     return _best(_heights(m_u, rows, cache_bits), t_u, cache_bits, columns, partial(equation_3, bits))
 
 
@@ -233,7 +233,7 @@ def solve_extended(
     Source: QIGen §3, equation 5; errata Q7, Q8.
     """
     sizes = {"cache_bits": cache_bits, "group_size": group_size, "m_u": m_u, "t_u": t_u, "lanes": lanes}
-    _check(bits, **sizes, rows=rows, columns=columns)
+    check_sizes(bits, **sizes, rows=rows, columns=columns)
     step = codes_per_iteration(bits, m_u)
     if group_size % step:
         raise ArgumentError("group_size", group_size, f"a multiple of {step}, the codes in one iteration of the loop")
@@ -273,10 +273,3 @@ def _widest(
             t_b = min(t_b, -(-columns // width) * width)
         if t_b > 0:
             yield CacheBlock(m_b, t_b, model(m_b, t_b))
-
-
-def _check(bits: int, **sizes: int | None) -> None:
-    check_choice("bits", bits, BITS)
-    for name, size in sizes.items():
-        if size is not None:
-            check_integer(name, size, 1)

@@ -39,8 +39,14 @@ from lowbit.contract.checks import check_array, check_choice, check_instance, ch
 from lowbit.errors import ArgumentError
 from lowbit.kernels.blocking import CacheBlock, solve_extended, tiles
 from lowbit.kernels.interpreter import run
-from lowbit.kernels.layouts import ZCurve
-from lowbit.kernels.microkernel import algorithm_3, algorithm_3_streamed, codes_per_iteration, epilogue
+from lowbit.kernels.layouts import ZCurve, apply
+from lowbit.kernels.microkernel import (
+    algorithm_3,
+    algorithm_3_streamed,
+    check_multiple,
+    codes_per_iteration,
+    epilogue,
+)
 from lowbit.kernels.program import Program, live_registers
 from lowbit.linear.linear import group_offsets
 from lowbit.quantization.affine import QuantizedMatrix
@@ -194,10 +200,8 @@ def generate(
     Source: QIGen algorithm 4.
     """
     found = costs(bits, machine, cost)
-    for name, size, whole in (("rows", rows, group_size), ("columns", columns, machine.lanes)):
-        check_integer(name, size, 1)
-        if size % whole:
-            raise ArgumentError(name, size, f"a multiple of {whole}")
+    check_multiple("rows", rows, group_size, "whole groups")
+    check_multiple("columns", columns, machine.lanes, "whole registers")
     fitting = [tile for tile in found if group_size % codes_per_iteration(bits, tile.m_u) == 0]
     if not fitting:
         raise ArgumentError("group_size", group_size, f"a multiple of {CODES_PER_UNIT[bits]}, whole units")
@@ -241,7 +245,7 @@ def multiply(plan: KernelPlan, x: F32, matrix: QuantizedMatrix) -> F32:
         if getattr(matrix, name) != getattr(plan, name):
             raise ArgumentError(f"{name} of the matrix", getattr(matrix, name), f"{getattr(plan, name)}, as planned")
     sums = np.zeros((matrix.groups, plan.columns), np.float32)
-    stream = plan.layout.apply(matrix.words)
+    stream = apply(matrix.words, plan.layout)
     for (down, right), start in plan.layout.starts.items():
         word_rows, columns = plan.layout.spans(down, right)
         words = stream[start : start + len(word_rows) * len(columns)]

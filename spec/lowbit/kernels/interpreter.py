@@ -47,7 +47,6 @@ from lowbit.kernels.program import (
     Address,
     Advance,
     Argument,
-    Comment,
     Count,
     Element,
     Instruction,
@@ -129,8 +128,6 @@ class _Machine:
                 for number in range(self.count(step.count)):
                     self.indices[step.index] = number
                     self.block(step.body)
-            else:
-                assert isinstance(step, Comment)
 
     def instruction(self, step: Instruction) -> None:
         word = VOCABULARY[step.word]
@@ -138,9 +135,8 @@ class _Machine:
         if word.function is None:
             return
         operands = [self.value(step, argument, kind) for argument, kind in zip(step.arguments, word.takes, strict=True)]
-        function: Callable[..., Any] = word.function
-        if step.word == "fmadd" and not self.fused:
-            function = multiply_then_add
+        fused = self.fused or step.word != "fmadd"
+        function: Callable[..., Any] = word.function if fused else multiply_then_add
         result = function(*operands, self.lanes) if "scalar" in word.takes else function(*operands)
         if word.gives != "none":
             self.registers[step.target] = result

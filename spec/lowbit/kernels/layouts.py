@@ -2,8 +2,8 @@ r"""Layouts: the order in which a matrix of words lies in memory.
 
 The chapter `packing` says which bit of which word a code is; it leaves the words in rows of N. A kernel that computes
 a few registers of columns and walks down all rows would touch a new page of memory at every step. So a kernel's words
-are stored in the order in which it reads them. Such an order is a *layout*: a value that says where each word goes,
-applies itself to a matrix of words, and can be inverted. It moves words and changes none.
+are stored in the order in which it reads them. Such an order is a *layout*: a value that says where each word goes.
+`apply` stores a matrix by it, and `invert` reads it back; they move words and change none.
 
 **Blocks, one after the other.** Both layouts here cut the matrix into blocks and store one block after the other, each
 row by row. They differ in the shape of the blocks and in their order:
@@ -29,7 +29,6 @@ Source: QIGen §3 (Mini-GEMV); errata Q6, Q11; G. M. Morton, A computer oriented
 """
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +37,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from lowbit.contract.checks import check_array, check_integer
+from lowbit.contract.checks import check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.contract.signature import Shape, checked
 from lowbit.quantization.packing import Words
@@ -125,52 +124,19 @@ class Layout(ABC):
         rows, columns = self.spans(*block)
         return self.starts[block] + (row - rows.start) * len(columns) + column - columns.start
 
-    def place(self, index: int) -> tuple[int, int]:
-        """The row and column of the word at a place in the stream: the inverse of `index`.
-
-        Raises:
-            ArgumentError: there is no such place.
-        """
-        check_integer("index", index, 0, self.rows * self.columns - 1)
-        blocks, starts = list(self.starts), list(self.starts.values())
-        number = bisect_right(starts, index) - 1
-        rows, columns = self.spans(*blocks[number])
-        row, column = divmod(index - starts[number], len(columns))
-        return rows.start + row, columns.start + column
-
-    def apply(self, words: Words, out: Words | None = None) -> Words:
-        """The words in the order of the stream; see `apply`."""
-        check_array("words", words, np.uint32, (self.rows, self.columns))
-        stream = np.empty(self.size, np.uint32) if out is None else out
-        check_array("out", stream, np.uint32, (self.size,), writeable=True)
-        self._apply(words, stream)
-        return stream
-
-    def _apply(self, words: Words, stream: Words) -> None:
+    def parts(self, words: Words, stream: Words) -> Iterator[tuple[Words, Words]]:
+        """For each block its words in the matrix and those in the stream, as views of one shape."""
         for block, start in self.starts.items():
             rows, columns = self.spans(*block)
             part = words[rows.start : rows.stop, columns.start : columns.stop]
-            stream[start : start + part.size] = part.reshape(-1)
-
-    def invert(self, stream: Words) -> Words:
-        """The words in rows again; see `invert`."""
-        check_array("stream", stream, np.uint32, (self.size,))
-        return self._invert(stream)
-
-    def _invert(self, stream: Words) -> Words:
-        words = np.empty((self.rows, self.columns), np.uint32)
-        for block, start in self.starts.items():
-            rows, columns = self.spans(*block)
-            part = words[rows.start : rows.stop, columns.start : columns.stop]
-            part[...] = stream[start : start + part.size].reshape(part.shape)
-        return words
+            yield part, stream[start : start + part.size].reshape(part.shape)
 
 
 @dataclass(frozen=True)
 class ColumnPanels(Layout):
     """Panels of `panel` columns, from left to right.
 
-    >>> ColumnPanels(2, 5, panel=2).apply(np.arange(10, dtype=np.uint32).reshape(2, 5))
+    >>> apply(np.arange(10, dtype=np.uint32).reshape(2, 5), ColumnPanels(2, 5, panel=2))
     array([0, 1, 5, 6, 2, 3, 7, 8, 4, 9], dtype=uint32)
 
     Attributes:
@@ -253,7 +219,8 @@ def apply(words: Annotated[Words, Shape("layout.rows", "layout.columns")], layou
     Source: QIGen §3 (Mini-GEMV); errata Q11.
     """
     stream = np.empty(layout.size, np.uint32)
-    layout._apply(words, stream)
+    for part, run in layout.parts(words, stream):
+        run[...] = part
     return stream
 
 
@@ -273,7 +240,10 @@ def invert(stream: Annotated[Words, Shape("layout.size")], layout: Layout) -> Wo
 
     Source: QIGen §3 (Mini-GEMV); errata Q11.
     """
-    return layout._invert(stream)
+    words = np.empty((layout.rows, layout.columns), np.uint32)
+    for part, run in layout.parts(words, stream):
+        part[...] = run
+    return words
 
 
 # **What a backend promises.**

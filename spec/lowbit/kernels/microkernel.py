@@ -167,10 +167,10 @@ def algorithm_1(bits: int, rows: int, columns: int, group_size: int, *, lanes: i
 
     Source: QIGen algorithm 1; equations 1 and 2; errata Q4, Q5.
     """
-    _check(bits, lanes)
+    check_sizes(bits, lanes=lanes)
     check_rows("group_size", group_size, bits)
-    _check_multiple("rows", rows, group_size, "whole groups")
-    _check_multiple("columns", columns, lanes, "whole registers")
+    check_multiple("rows", rows, group_size, "whole groups")
+    check_multiple("columns", columns, lanes, "whole registers")
     groups, word_rows = rows // group_size, rows * bits // WORD_BITS
     unit = tuple(streamed_unit(bits, rows=1, registers=1, lanes=lanes, stride=columns))
     group = (
@@ -208,7 +208,7 @@ def algorithm_2(bits: int, *, lanes: int) -> Program:
 
     Source: QIGen algorithm 2; errata Q10.
     """
-    _check(bits, lanes)
+    check_sizes(bits, lanes=lanes)
     steps: list[Step] = [*load_mask(bits)]
     for word in range(WORDS_PER_UNIT[bits]):
         steps.append(Instruction("load_int", f"v{word}", (Address("v", word * lanes),)))
@@ -253,7 +253,7 @@ def algorithm_3(bits: int, m_u: int, t_u: int, *, lanes: int, stride: int) -> Pr
 
     Source: QIGen algorithm 3; figure 2; equation 4; errata Q7, Q8.
     """
-    _check(bits, lanes, m_u=m_u, t_u=t_u, stride=stride)
+    check_sizes(bits, lanes=lanes, m_u=m_u, t_u=t_u, stride=stride)
     codes, steps = codes_per_iteration(bits, m_u), list[Step]()
     for first in range(0, codes, m_u):
         steps += _micro_step(bits, range(first, first + m_u), t_u, lanes, stride)
@@ -283,7 +283,7 @@ def algorithm_3_streamed(bits: int, t_u: int, *, lanes: int, stride: int) -> Pro
 
     Source: QIGen algorithm 3; errata Q7, Q8.
     """
-    _check(bits, lanes, t_u=t_u, stride=stride)
+    check_sizes(bits, lanes=lanes, t_u=t_u, stride=stride)
     steps = list(streamed_unit(bits, rows=1, registers=t_u, lanes=lanes, stride=stride))
     return _accumulating(bits, "acc_0_{}", t_u, lanes, steps)
 
@@ -323,13 +323,16 @@ def epilogue(t_u: int, *, lanes: int) -> Program:
     return Program(lanes, (*loads, *scale_and_offset(1, t_u, at("X"), at("s"), at("o")), *stores))
 
 
-def _check(bits: int, lanes: int, **sizes: int) -> None:
+def check_sizes(bits: int, **sizes: int | None) -> None:
+    """Refuse bits that codes do not have, and sizes below 1; None for a size is welcome."""
     check_choice("bits", bits, BITS)
-    for name, size in {"lanes": lanes, **sizes}.items():
-        check_integer(name, size, 1)
+    for name, size in sizes.items():
+        if size is not None:
+            check_integer(name, size, 1)
 
 
-def _check_multiple(argument: str, given: int, of: int, why: str) -> None:
+def check_multiple(argument: str, given: int, of: int, why: str) -> None:
+    """Refuse a size that is not a multiple of another, and say why it must be."""
     check_integer(argument, given, 1)
     if given % of:
         raise ArgumentError(argument, given, f"a multiple of {of} ({why})")

@@ -14,16 +14,16 @@ store(address, a)     `store`                      writes L neighbouring element
 broadcast(a)          `broadcast_int`, `…_float`   every lane is :math:`a`
 fmadd(a, b, c)        `fmadd`                      :math:`a \cdot b + c`
 reduce_add(a)         `reduce_add`                 the sum of the lanes
-srli(a, i)            `srli`                       :math:`\lfloor a / 2^i \rfloor`
+srli(a, i)            ``srli``                     :math:`\lfloor a / 2^i \rfloor`
 and(a, m)             ``and``                      bitwise and
 cvt_int_float(a)      `cvt_int_float`              the integer as float32
 ===================== ============================ ==========================================
 
 The table leaves types out, and here a register holds either unsigned integers (uint32) or float32, never both; so the
 words that read memory say which. Words are added: ``slli`` and ``or``, because a 3-bit code may straddle two words;
-`add`, `multiply` and `add_int`, which are parts of `fmadd`; ``prefetch`` and ``prefetch_once``, which change no value;
-and those of two further chapters: `vector_integer`, for several small numbers in a lane and for tables, and
-`vector_elementwise`, for norms, activations and attention.
+``add``, ``multiply`` and ``add_int``, which are parts of `fmadd`; ``prefetch`` and ``prefetch_once``, which change no
+value; and those of two further chapters: `vector_integer`, for several small numbers in a lane and for tables, and
+`vector_elementwise`, for norms, activations and attention. A word that numpy has as it is means numpy's function.
 
 Source: QIGen §2, table 1; errata Q5.
 """
@@ -36,14 +36,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lowbit.arrays import F32, U32
-from lowbit.kernels.vector_elementwise import (
-    add_neighbours,
-    add_neighbours_int,
-    as_int,
-    divide,
-    maximum,
-    subtract_int,
-)
+from lowbit.kernels.vector_elementwise import add_neighbours, as_int, maximum
 from lowbit.kernels.vector_integer import (
     add_pairs,
     and_or,
@@ -109,41 +102,7 @@ def broadcast_float(a: float, lanes: int) -> F32:
     return np.full(lanes, a, np.float32)
 
 
-# **Integers.** Lanes are unsigned, so what is shifted in is zero, and what is shifted out is lost.
-
-
-def srli(a: U32, i: int) -> U32:
-    """Each lane shifted right by `i` bits.
-
-    >>> srli(np.array([0x87654321], np.uint32), 28)
-    array([8], dtype=uint32)
-
-    Source: QIGen table 1, srli.
-    """
-    return np.asarray(a >> np.uint32(i))
-
-
-def slli(a: U32, i: int) -> U32:
-    """Each lane shifted left by `i` bits; beyond Table 1."""
-    return np.asarray(a << np.uint32(i))
-
-
-def bitwise_and(a: U32, m: U32) -> U32:
-    """The bits that both have.
-
-    Source: QIGen table 1, and.
-    """
-    return np.asarray(a & m)
-
-
-def bitwise_or(a: U32, b: U32) -> U32:
-    """The bits that either has; beyond Table 1."""
-    return np.asarray(a | b)
-
-
-def add_int(a: U32, b: U32) -> U32:
-    """The sum of two integers; wraps at 32 bits. Beyond Table 1."""
-    return np.asarray(a + b)
+# **Integers.** Lanes are unsigned: what is shifted in is zero, what is shifted out is lost, and a sum wraps at 32 bits.
 
 
 def cvt_int_float(a: U32) -> F32:
@@ -187,16 +146,6 @@ def fmadd(a: F32, b: F32, c: F32) -> F32:
 def multiply_then_add(a: F32, b: F32, c: F32) -> F32:
     """``a * b + c`` rounded twice: `fmadd` where a processor has no such instruction."""
     return np.asarray(a * b + c)
-
-
-def add(a: F32, b: F32) -> F32:
-    """``a + b`` rounded to float32; beyond Table 1."""
-    return np.asarray(a + b)
-
-
-def multiply(a: F32, b: F32) -> F32:
-    """``a * b`` rounded to float32; beyond Table 1."""
-    return np.asarray(a * b)
 
 
 def reduce_add(a: F32) -> F32:
@@ -256,22 +205,22 @@ VOCABULARY: Mapping[str, Word] = MappingProxyType(
         "broadcast_int": Word("int", ("scalar",), "every lane is this integer", broadcast_int),
         "broadcast_float": Word("float", ("scalar",), "every lane is this float32", broadcast_float),
         "fmadd": Word("float", ("float", "float", "float"), "a * b + c", fmadd),
-        "add": Word("float", ("float", "float"), "a + b", add),
-        "multiply": Word("float", ("float", "float"), "a * b", multiply),
-        "divide": Word("float", ("float", "float"), "a / b", divide),
+        "add": Word("float", ("float", "float"), "a + b", np.add),
+        "multiply": Word("float", ("float", "float"), "a * b", np.multiply),
+        "divide": Word("float", ("float", "float"), "a / b", np.divide),
         "maximum": Word("float", ("float", "float"), "a where it is greater, else b", maximum),
         "add_neighbours": Word(
             "float", ("float", "float"), "sums of neighbouring lanes, of a and then b", add_neighbours
         ),
         "permute": Word("float", ("float", "int"), "element b mod L of the table a", permute),
-        "srli": Word("int", ("int", "count"), "a >> i, zeros moved in", srli),
-        "slli": Word("int", ("int", "count"), "a << i, zeros moved in", slli),
-        "and": Word("int", ("int", "int"), "bitwise and", bitwise_and),
-        "or": Word("int", ("int", "int"), "bitwise or", bitwise_or),
+        "srli": Word("int", ("int", "count"), "a >> i, zeros moved in", np.right_shift),
+        "slli": Word("int", ("int", "count"), "a << i, zeros moved in", np.left_shift),
+        "and": Word("int", ("int", "int"), "bitwise and", np.bitwise_and),
+        "or": Word("int", ("int", "int"), "bitwise or", np.bitwise_or),
         "and_or": Word("int", ("int", "int", "int"), "a & b | c", and_or),
-        "add_int": Word("int", ("int", "int"), "a + b", add_int),
-        "subtract_int": Word("int", ("int", "int"), "a - b", subtract_int),
-        "add_neighbours_int": Word("int", ("int", "int"), "the same of integers", add_neighbours_int),
+        "add_int": Word("int", ("int", "int"), "a + b", np.add),
+        "subtract_int": Word("int", ("int", "int"), "a - b", np.subtract),
+        "add_neighbours_int": Word("int", ("int", "int"), "the same of integers", add_neighbours),
         "dot4": Word("int", ("int", "int", "int"), "a + four products of bytes of b, unsigned, and c, signed", dot4),
         "dot4_pairs": Word("int", ("int", "int"), "pairs of products of bytes, saturated to 16 bits", dot4_pairs),
         "add_pairs": Word("int", ("int", "int"), "a + b in halves of 16 bits", add_pairs),

@@ -4,16 +4,16 @@ A decode step is more than products with weights. It also has norms, exponential
 products whose sum runs *along* a register and not across many of them. Six more words are enough for these; the
 chapter `vector` adds them to the vocabulary.
 
-===================== =====================================================================
-word                  meaning
-===================== =====================================================================
-`divide`              :math:`a / b`
-`maximum`             :math:`a` where it is greater, else :math:`b`
-`as_int`              the 32 bits of a float taken as an integer
-`subtract_int`        :math:`a - b`
-`add_neighbours`      the sums of neighbouring lanes, those of a and then those of b
-`add_neighbours_int`  the same of integers
-===================== =====================================================================
+======================= =====================================================================
+word                    meaning
+======================= =====================================================================
+``divide``              :math:`a / b`
+`maximum`               :math:`a` where it is greater, else :math:`b`
+`as_int`                the 32 bits of a float taken as an integer
+``subtract_int``        :math:`a - b`
+`add_neighbours`        the sums of neighbouring lanes, those of a and then those of b
+``add_neighbours_int``  the same of integers
+======================= =====================================================================
 
 **Not a number.** `maximum` compares as processors do: a comparison with NaN is false, so the result is the
 second operand. The order of the operands therefore matters in a program.
@@ -26,14 +26,13 @@ registers, where summing one register alone takes :math:`\log_2 L` of them and l
 Source: the instructions are those of x86 (DIVPS, MAXPS, PSUBD, HADDPS, VPERMT2PS).
 """
 
+from typing import TypeVar
+
 import numpy as np
 
 from lowbit.arrays import F32, U32
 
-
-def divide(a: F32, b: F32) -> F32:
-    """``a / b`` rounded to float32."""
-    return np.asarray(a / b)
+Register = TypeVar("Register", F32, U32)
 
 
 def maximum(a: F32, b: F32) -> F32:
@@ -54,22 +53,13 @@ def as_int(a: F32) -> U32:
     return a.view(np.uint32).copy()
 
 
-def subtract_int(a: U32, b: U32) -> U32:
-    """The difference of two integers; wraps at 32 bits."""
-    return np.asarray(a - b)
-
-
-def add_neighbours(a: F32, b: F32) -> F32:
+def add_neighbours(a: Register, b: Register) -> Register:
     """The sums of lanes 0 and 1, 2 and 3, … of `a`, and behind them those of `b`; their number is even.
+
+    Sums of integers wrap at 32 bits.
 
     >>> add_neighbours(np.array([1, 2, 3, 4], np.float32), np.array([10, 20, 30, 40], np.float32))
     array([ 3.,  7., 30., 70.], dtype=float32)
     """
-    both = np.concatenate([a, b])
-    return np.asarray(both[::2] + both[1::2])
-
-
-def add_neighbours_int(a: U32, b: U32) -> U32:
-    """The same of integers; each sum wraps at 32 bits."""
     both = np.concatenate([a, b])
     return np.asarray(both[::2] + both[1::2])

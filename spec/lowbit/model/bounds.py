@@ -73,6 +73,9 @@ POLYNOMIAL = 8
 EXPONENTIAL_VANISHED = 2.0**-119
 
 
+# **The bounds.** Each takes the arguments of its operation, what the backend declares, and the reference's result.
+
+
 def rms_norm_bound(
     x: Activations,
     gain: Activations,
@@ -82,15 +85,8 @@ def rms_norm_bound(
     *,
     summed_exactly: bool = False,
 ) -> Bound:
-    """The bound of `blocks.rms_norm`.
-
-    Args:
-        x: float32, T × n, finite.
-        gain: float32, n, finite.
-        epsilon: as given to the operation.
-        arithmetic: what the backend declares; its roundings are taken at n.
-        exact: float64, T × n: the reference's result.
-        summed_exactly: whether the squares are known to have an exact sum in any order, as those of small integers do.
+    """The bound of `blocks.rms_norm`; `summed_exactly` where the squares are known to have an exact sum in any order,
+    as those of small integers do.
 
     Raises:
         ArgumentError: the declared arithmetic would allow more than a tenth.
@@ -117,14 +113,8 @@ def mean_error(steps: Steps, sums: float, under_root: F64) -> F64:
 
 
 def swiglu_bound(gate: Activations, up: Activations, arithmetic: Arithmetic, exact: F64) -> Bound:
-    """The bound of `blocks.swiglu`, which has no sum, so that of the declared arithmetic nothing matters but that it is
-    float32 or better.
-
-    Args:
-        gate: float32, T × m, finite.
-        up: float32, T × m, finite.
-        arithmetic: what the backend declares.
-        exact: float64, T × m: the reference's result.
+    """The bound of `blocks.swiglu`, which has no sum: the declared accumulator does not matter if it is float32 or
+    better.
     """
     a = gate.astype(np.float64)
     how = "an exponential, a sum, a quotient and a product in float32"
@@ -132,7 +122,7 @@ def swiglu_bound(gate: Activations, up: Activations, arithmetic: Arithmetic, exa
 
 
 def geglu_bound(gate: Activations, up: Activations, arithmetic: Arithmetic, exact: F64) -> Bound:
-    """The bound of `blocks.geglu`; arguments as those of `swiglu_bound`."""
+    """The bound of `blocks.geglu`."""
     a = gate.astype(np.float64)
     how = "a polynomial, an exponential or a tanh, a sum, a quotient and a product in float32"
     return _gated(a, up, arithmetic, exact, how, gelu(a), lambda steps: gelu_error(steps, a))

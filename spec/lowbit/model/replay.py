@@ -42,7 +42,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -54,7 +54,7 @@ from lowbit.moe.offload import Event
 from lowbit.moe.routing import gate, top_k
 
 Rule = Literal["lru", "lfu", "lfru", "static", "belady"]
-RULES: tuple[Rule, ...] = ("lru", "lfu", "lfru", "static", "belady")
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 Recording = Sequence[Sequence[int]]
 """The experts that one layer needed, pass after pass."""

@@ -56,7 +56,7 @@ def expert_error(
     return error, gauge
 
 
-# **The bounds** of the operations.
+# **The bounds.** Each takes the arguments of its operation, what the backend declares, and the reference's result.
 
 
 def _described(arithmetic: Arithmetic, length: int) -> str:
@@ -66,13 +66,6 @@ def _described(arithmetic: Arithmetic, length: int) -> str:
 
 def gate_bound(x: Activations, router: Activations, scores: Scores, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `routing.gate`.
-
-    Args:
-        x: float32, float16 or bfloat16, T × hidden, finite.
-        router: of the same type, hidden × E.
-        scores: ``logits`` or ``probabilities``.
-        arithmetic: what the backend declares.
-        exact: float64, T × E: ``routing.gate(x, router, scores)``.
 
     Raises:
         ArgumentError: the declared arithmetic would allow more than a tenth of the gauge.
@@ -96,13 +89,6 @@ def gate_bound(x: Activations, router: Activations, scores: Scores, arithmetic: 
 def weights_bound(scores: Activations, chosen: Ids, softmax: Softmax, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `routing.weights`.
 
-    Args:
-        scores: float32, float16 or bfloat16, T × E.
-        chosen: int64, T × k.
-        softmax: ``after`` or ``before``.
-        arithmetic: what the backend declares.
-        exact: float64, T × k: ``routing.weights(scores, chosen, softmax)``.
-
     Raises:
         ArgumentError: the declared arithmetic would allow more than a tenth of the weights.
     """
@@ -122,7 +108,7 @@ def weights_bound(scores: Activations, chosen: Ids, softmax: Softmax, arithmetic
 def expert_bound(
     x: Activations, gate: Activations, up: Activations, down: Activations, arithmetic: Arithmetic, exact: F64
 ) -> Bound:
-    """The bound of `routing.expert`; arguments as there, what the backend declares, and the reference's result.
+    """The bound of `routing.expert`.
 
     Raises:
         ArgumentError: the declared arithmetic would allow more than a tenth of a gauge.
@@ -145,7 +131,7 @@ def sparse_bound(
     arithmetic: Arithmetic,
     exact: F64,
 ) -> Bound:
-    """The bound of `routing.sparse`; arguments as there, what the backend declares, and the reference's result.
+    """The bound of `routing.sparse`.
 
     Raises:
         ArgumentError: the declared arithmetic would allow more than a tenth of a gauge.

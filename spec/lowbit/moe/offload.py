@@ -57,7 +57,7 @@ Source: MoE offloading §3.1 to §3.3, figure 1; errata M1 to M5, M9.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
@@ -66,7 +66,7 @@ from lowbit.errors import ArgumentError
 from lowbit.text import kind_of
 
 Memory = Literal["mirror", "swap"]
-MEMORIES: tuple[Memory, ...] = ("mirror", "swap")
+MEMORIES: tuple[Memory, ...] = get_args(Memory)
 
 MOST_PLACED = 2**18
 """Experts of all layers together; the largest models have some 25,000."""

@@ -41,7 +41,7 @@ Source: MoE offloading §2.1 (Shazeer et al., arXiv 1701.06538, §2.1 for the ga
 after the choice); SwiGLU, arXiv 2002.05202 equation 6. Ties and the order of the sum are this project's.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 
@@ -55,9 +55,9 @@ from lowbit.linear.elementary import product, silu
 Ids = I64
 
 Scores = Literal["logits", "probabilities"]
-SCORES: tuple[Scores, ...] = ("logits", "probabilities")
+SCORES: tuple[Scores, ...] = get_args(Scores)
 Softmax = Literal["before", "after"]
-SOFTMAXES: tuple[Softmax, ...] = ("before", "after")
+SOFTMAXES: tuple[Softmax, ...] = get_args(Softmax)
 
 
 # **Gate and choice.** Arrays are float32, float16 or bfloat16, all of a call in one type. Scores and weights have that

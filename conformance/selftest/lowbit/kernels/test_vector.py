@@ -1,6 +1,8 @@
 """The words of the vocabulary against Python's own integers and fractions."""
 
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
@@ -16,14 +18,35 @@ WORDS = hnp.arrays(np.uint32, 4, elements=st.integers(0, 2**32 - 1))
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
+def meaning(word: str) -> Callable[..., Any]:
+    function = VOCABULARY[word].function
+    assert function is not None
+    return function
+
+
 @given(WORDS, WORDS, st.integers(0, 31))
 def test_words_of_integers(a: U32, b: U32, i: int) -> None:
-    """Shifts, and, or: lane by lane what Python's integers give modulo 2³²."""
+    """Shifts, and, or, sums and differences: lane by lane what Python's integers give modulo 2³²."""
     pairs = [(int(x), int(y)) for x, y in zip(a, b, strict=True)]
-    assert vector.srli(a, i).tolist() == [x // 2**i for x, _ in pairs]
-    assert vector.slli(a, i).tolist() == [x * 2**i % 2**32 for x, _ in pairs]
-    assert vector.bitwise_and(a, b).tolist() == [x & y for x, y in pairs]
-    assert vector.bitwise_or(a, b).tolist() == [x | y for x, y in pairs]
+    assert meaning("srli")(a, i).tolist() == [x // 2**i for x, _ in pairs]
+    assert meaning("slli")(a, i).tolist() == [x * 2**i % 2**32 for x, _ in pairs]
+    assert meaning("and")(a, b).tolist() == [x & y for x, y in pairs]
+    assert meaning("or")(a, b).tolist() == [x | y for x, y in pairs]
+    assert meaning("add_int")(a, b).tolist() == [(x + y) % 2**32 for x, y in pairs]
+    assert meaning("subtract_int")(a, b).tolist() == [(x - y) % 2**32 for x, y in pairs]
+
+
+REALS = hnp.arrays(np.float32, 4, elements=st.floats(-(2.0**60), 2.0**60, width=32))
+
+
+@given(REALS, REALS)
+def test_words_of_floats(a: F32, b: F32) -> None:
+    """Float64 holds enough of a sum, a product or a quotient of two float32 that rounding it gives the nearest."""
+    b = np.where(np.abs(b) < 1e-18, np.float32(3), b)
+    pairs = [(float(x), float(y)) for x, y in zip(a, b, strict=True)]
+    assert meaning("add")(a, b).tolist() == [np.float32(x + y) for x, y in pairs]
+    assert meaning("multiply")(a, b).tolist() == [np.float32(x * y) for x, y in pairs]
+    assert meaning("divide")(a, b).tolist() == [np.float32(x / y) for x, y in pairs]
 
 
 def test_a_register_has_a_copy_of_memory() -> None:

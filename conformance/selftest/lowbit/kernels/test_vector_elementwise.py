@@ -29,11 +29,10 @@ def test_the_greater(a: F32, b: F32) -> None:
 
 @given(WORDS, WORDS)
 def test_integers(a: U32, b: U32) -> None:
-    """Differences and sums of neighbours wrap at 32 bits; no bit changes where a float is taken as an integer."""
+    """Sums of neighbours wrap at 32 bits; no bit changes where a float is taken as an integer."""
     x, y = a.tolist(), b.tolist()
-    assert vector_elementwise.subtract_int(a, b).tolist() == [(p - q) % 2**32 for p, q in zip(x, y, strict=True)]
     sums = [(x[0] + x[1]) % 2**32, (x[2] + x[3]) % 2**32, (y[0] + y[1]) % 2**32, (y[2] + y[3]) % 2**32]
-    assert vector_elementwise.add_neighbours_int(a, b).tolist() == sums
+    assert vector_elementwise.add_neighbours(a, b).tolist() == sums
     taken = vector_elementwise.as_int(a.view(np.float32))
     assert taken.tolist() == x and not np.shares_memory(taken, a)
 
@@ -42,14 +41,11 @@ FINITE = hnp.arrays(np.float32, 4, elements=st.floats(-(2.0**60), 2.0**60, width
 
 
 @given(FINITE, FINITE)
-def test_sums_of_neighbours_and_quotients(a: F32, b: F32) -> None:
-    """Float64 holds enough of a sum or a quotient of two float32 that rounding it again gives the nearest float32."""
+def test_sums_of_neighbours(a: F32, b: F32) -> None:
+    """Float64 holds enough of a sum of two float32 that rounding it again gives the nearest float32."""
     both = [*map(float, a), *map(float, b)]
     sums = [np.float32(both[n] + both[n + 1]) for n in range(0, 8, 2)]
     np.testing.assert_array_equal(vector_elementwise.add_neighbours(a, b), np.array(sums, np.float32))
-    divisor = np.where(np.abs(b) < 1e-18, np.float32(3), b)
-    quotients = [np.float32(float(x) / float(y)) for x, y in zip(a, divisor, strict=True)]
-    np.testing.assert_array_equal(vector_elementwise.divide(a, divisor), np.array(quotients, np.float32))
 
 
 def test_a_tree_of_sums_of_neighbours_sums_as_many_registers_as_there_are_lanes() -> None:
