@@ -23,7 +23,7 @@ from lowbit.contract.checks import check_integer, check_view
 from lowbit.errors import ArgumentError
 from lowbit.model.block import check_scores
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import PREFILL_TOKENS, Rows, batch_ids, check_logits, embedded, token_ids
+from lowbit.model.decoder import PREFILL_TOKENS, Rows, batch_ids, embedded, token_ids
 from lowbit.model.weights import Progress
 from lowbit_cppyy.codegen.elementwise import CHUNK
 from lowbit_cppyy.runtime.calls import FLOATS
@@ -174,7 +174,7 @@ class CompiledDecoder:
             scores = np.empty((len(rows), self.config.vocabulary), np.float32)
             with self._alone():
                 self._tried(rows, lambda tables: self.parts.score(self.parts.model, tables, len(rows), rows, scores))
-        check_logits(scores)
+        check_scores(scores, "a logit")
         return scores
 
     def _alone(self) -> threading.Lock:

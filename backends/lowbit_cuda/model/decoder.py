@@ -29,8 +29,9 @@ import numpy as np
 from lowbit.arrays import F32, F64, I64
 from lowbit.backend.whole_model import DeviceAccount, DeviceSettings
 from lowbit.errors import ArgumentError
+from lowbit.model.block import check_scores
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import check_logits, token_ids
+from lowbit.model.decoder import token_ids
 from lowbit.model.replay import Recall
 from lowbit.model.weights import LayeredWeights, Progress
 from lowbit.moe.offload import Event
@@ -171,7 +172,7 @@ class Decoder:
             self._consistent = False
             scores = np.concatenate([self._scores(rows[i : i + LOGIT_ROWS]) for i in range(0, len(rows), LOGIT_ROWS)])
             self._consistent = True
-        check_logits(scores)
+        check_scores(scores, "a logit")
         return scores
 
     # One chunk of tokens.

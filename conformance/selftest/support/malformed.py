@@ -145,6 +145,7 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: product(Arithmetic("dequantised", "float32", lambda rows, group: float("nan"))),  # type: ignore[arg-type,return-value]  # wrong on purpose
         "roundings(64, 32) of linear.qgemv is nan; allowed: an integer",
     ),
+    "promotion-a-text": (lambda: product(promoted("many")), "promotion of linear.qgemv is 'many'; allowed: an integer"),
     "concurrent-a-number": (lambda: Capabilities({}, concurrent=4), "concurrent in capabilities() is 4"),  # type: ignore[arg-type]  # wrong on purpose
     "details-a-text": (lambda: Capabilities({}, details="fast"), "details in capabilities() is 'fast'"),  # type: ignore[arg-type]  # wrong on purpose
     "profile-a-text": (lambda: Capabilities({}, profiles="lowbit-1.1/packing"), "allowed: a tuple of names"),  # type: ignore[arg-type]  # wrong on purpose
@@ -197,6 +198,13 @@ def pack(limits: Any) -> Capabilities:
 
 def dequantize(limits: Any) -> Capabilities:
     return Capabilities({"affine.dequantize": Declaration(limits)})
+
+
+def promoted(promotion: Any) -> Arithmetic:
+    """An arithmetic that was changed after its own checks."""
+    arithmetic = Arithmetic("dequantised")
+    object.__setattr__(arithmetic, "promotion", promotion)
+    return arithmetic
 
 
 def product(arithmetic: Any) -> Capabilities:

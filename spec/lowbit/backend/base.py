@@ -62,7 +62,6 @@ from lowbit.contract.operation import IMPLIED, Parameters
 from lowbit.contract.ranges import Range
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, NotDeclaredError
-from lowbit.linear.integer import ACTIVATIONS
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import bfp
 from lowbit.quantization.affine import QuantizedMatrix
@@ -298,21 +297,13 @@ class Backend(ABC):
             NotDeclaredError: none of them is declared for its bits, groups, convention and scales.
         """
         check_instance("matrix", matrix, QuantizedMatrix)
-        parameters = matrix.parameters
-        claims = {name: self._claimed.operations[name] for name in PRODUCTS if name in self._claimed.operations}
-        halves = {name: _split(claim, parameters) for name, claim in claims.items()}
-        lacking = {name: missing for name, (own, _) in halves.items() if (missing := own.lacks(parameters))}
-        if len(lacking) == len(claims):
-            name = next(iter(claims), PRODUCTS[0])
-            raise NotDeclaredError(self.name, name, lacking.get(name, ""))
+        missing = self._missing(PRODUCTS, matrix.parameters)
         prepared = self._prepare(matrix)
-        if lacking:
-            prepared._lacking = lacking
-        if self._claimed.alignment or self._claimed.overread:
-            prepared._alignment, prepared._overread = self._claimed.alignment, self._claimed.overread
-        if "linear.qgemm_bfp" in halves:
-            later = halves["linear.qgemm_bfp"][1]
-            prepared._format_lacks = cache(lambda format: later.lacks(format.parameters))
+        prepared._lacking = missing
+        prepared._alignment, prepared._overread = self._claimed.alignment, self._claimed.overread
+        if "linear.qgemm_bfp" in missing:
+            claim = self._claimed.operations["linear.qgemm_bfp"]
+            prepared._format_lacks = cache(lambda format: claim.lacks(format.parameters))
         return prepared
 
     def prepare_stored(self, weights: Stored) -> PreparedStored:
@@ -328,19 +319,9 @@ class Backend(ABC):
         if not isinstance(weights, Stored):
             raise ArgumentError("weights", kind_of(weights), "a Stored")
         own = weights.parameters
-        claims = {name: self._claimed.operations[name] for name in STORED_PRODUCTS if name in self._claimed.operations}
-        missing = {name: claim.lacks(own) for name, claim in claims.items()}
-        if all(missing.values()):
-            name = next(iter(missing), STORED_PRODUCTS[0])
-            raise NotDeclaredError(self.name, name, missing.get(name, ""))
-
-        def lacks(operation: str, call: Parameters) -> str:
-            if operation not in claims:
-                raise NotDeclaredError(self.name, operation)
-            return claims[operation].lacks({**own, **call})
-
+        self._missing(STORED_PRODUCTS, own)
         prepared = self._prepare_stored(weights)
-        prepared._lacks = lacks
+        prepared._refuse = lambda operation, call: self._check_declared(operation, {**own, **call})
         prepared._alignment, prepared._overread = self._claimed.alignment, self._claimed.overread
         return prepared
 
@@ -449,10 +430,15 @@ class Backend(ABC):
         if missing := declaration.lacks(parameters):
             raise NotDeclaredError(self.name, operation, missing)
 
+    def _missing(self, products: tuple[str, ...], parameters: Parameters) -> dict[str, str]:
+        """What of a matrix with these parameters each declared product lacks, in words; empty where it lacks nothing.
 
-def _split(declaration: Declaration, parameters: Parameters) -> tuple[Declaration, Declaration]:
-    """Its limits by when they are known: those of the matrix when it is prepared, those of activations at each call."""
-    activations = ACTIVATIONS.parameters
-    later = {name: allowed for name, allowed in declaration.limits.items() if name in activations}
-    now = {name: allowed for name, allowed in declaration.limits.items() if name not in activations}
-    return Declaration(now), Declaration(later)
+        Raises:
+            NotDeclaredError: each lacks something, or none is declared.
+        """
+        declared = self._claimed.operations
+        missing = {name: declared[name].lacks(parameters) for name in products if name in declared}
+        if all(missing.values()):
+            name = next(iter(missing), products[0])
+            raise NotDeclaredError(self.name, name, missing.get(name, ""))
+        return missing

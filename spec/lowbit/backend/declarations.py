@@ -164,17 +164,12 @@ def check_capabilities(capabilities: Capabilities) -> Capabilities:
     concurrent = _field(capabilities, "concurrent", claims)
     if not _is(concurrent, bool):
         raise ArgumentError("concurrent in capabilities()", _shown(concurrent), "True or False")
-    alignment, overread = (_integer(f"{name} in {claims}", capabilities, name) for name in ("alignment", "overread"))
+    alignment, overread = (
+        _integer(f"{name} in {claims}", _field(capabilities, name, claims)) for name in ("alignment", "overread")
+    )
     details = _details(_field(capabilities, "details", claims))
     profiles = _profiles(_field(capabilities, "profiles", claims))
     return Capabilities(operations, concurrent, details, alignment, overread, profiles)
-
-
-def _integer(what: str, owner: object, name: str) -> int:
-    value = _field(owner, name, "capabilities()")
-    if not _is(value, Integral):
-        raise ArgumentError(what, _shown(value), "an integer")
-    return int(_exactly(what, value))
 
 
 def _details(details: Any) -> dict[str, str] | None:
@@ -226,7 +221,9 @@ def _declaration(operation: str, declaration: Any) -> Declaration:
 def _values(what: str, values: Any) -> tuple[object, ...] | Range:
     if _is(values, Range):
         multiple, least, most = (_field(values, name, what) for name in ("multiple", "least", "most"))
-        return Range(_whole(what, multiple), _whole(what, least), None if most is None else _whole(what, most))
+        allowed = "a Range of integers, such as Range(multiple=8)"
+        end = None if most is None else _integer(what, most, allowed)
+        return Range(_integer(what, multiple, allowed), _integer(what, least, allowed), end)
     if any(_is(values, kind) for kind in (str, bytes, Mapping)) or not _is(values, Collection):
         example = f"({_shown(values)},)" if _is(values, str) or _is(values, Real) else "(2, 4)"
         raise ArgumentError(what, _shown(values), f"a tuple of values, such as {example}")
@@ -237,9 +234,9 @@ def _values(what: str, values: Any) -> tuple[object, ...] | Range:
     return tuple(_value(f"a value of {what}", value) for value in _first(what, values, MOST_VALUES))
 
 
-def _whole(what: str, number: Any) -> int:
+def _integer(what: str, number: Any, allowed: str = "an integer") -> int:
     if not _is(number, Integral):
-        raise ArgumentError(what, _shown(number), "a Range of integers, such as Range(multiple=8)")
+        raise ArgumentError(what, _shown(number), allowed)
     return int(_exactly(what, number))
 
 
@@ -274,7 +271,7 @@ def _arithmetic(operation: str, arithmetic: Any) -> Arithmetic:
         raise ArgumentError(asked, _shown(count), "an integer of at least 1")
     if accumulator == "float16" and not operation.startswith("linear.gem"):
         raise ArgumentError(f"accumulator of {operation}", repr(accumulator), "'float32' or 'float64'")
-    return Arithmetic(form, accumulator, roundings, weights, _whole(f"promotion of {operation}", promotion), between)
+    return Arithmetic(form, accumulator, roundings, weights, _integer(f"promotion of {operation}", promotion), between)
 
 
 # **Reading objects of other code.**

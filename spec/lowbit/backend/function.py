@@ -140,7 +140,7 @@ def _located(function: Callable[..., Any]) -> str | dict[str, str]:
         given = f"{name}, which belongs to no installed package"
         raise ArgumentError("function", given, NEEDS_CLOUDPICKLE) from None
     try:
-        with _by_value([*_beside(function), *[each for each in (module,) if each is not None]], cloudpickle):
+        with _by_value([*_beside(function), *([module] if module else [])], cloudpickle):
             return {"pickle": base64.b64encode(cloudpickle.dumps(function)).decode()}
     except Exception as error:
         given = f"{name}, which cannot be serialised: {words_of(error)}"
@@ -252,11 +252,8 @@ class FunctionBackend(Backend):
         return self._function, self._library
 
     def _hook(self, operation: str) -> Callable[..., Any]:
-        names = [each.name for each in OPERATIONS[operation].signature.arguments]
-
         def call(*arguments: Any, **choices: Any) -> Any:
-            given = OPERATIONS[operation].signature.given(arguments, choices)
-            available = _by_name({name: given[name] for name in names})
+            available = _by_name(OPERATIONS[operation].signature.given(arguments, choices))
             function, library = self.load()
             wanted = _parameters(function)
             for name in wanted or ():

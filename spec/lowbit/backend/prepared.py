@@ -31,12 +31,9 @@ class PreparedLinear:
     """
 
     _lacking: Mapping[str, str] = MappingProxyType({})
-    """The products that are declared, but not for this matrix, and what is missing; `Backend.prepare` says so."""
+    """For each declared product what of this matrix is not declared, in words; `Backend.prepare` sets it."""
     _format_lacks: Callable[[bfp.Format], str] | None = None
     """What of a format of activations is not declared, in words; None where all of them are."""
-
-    _cast_declared = False
-    """Whether `qgemm_cast` has been found to be declared."""
 
     _alignment, _overread = 0, 0
     """What the backend declares of its arrays, set by `Backend.prepare`; an `out` that is made here keeps to both."""
@@ -112,17 +109,16 @@ class PreparedLinear:
         check_array("x", x, np.float32, (None, self.rows))
         check_finite("x", x)
         out = self._checked_out(out, (x.shape[0], self.columns), x)
-        if not self._cast_declared:
-            self._check_declared("linear.qgemm_bfp", ACTIVATIONS)
-            self._cast_declared = True  # it is the same every time
+        self._check_declared("linear.qgemm_bfp", ACTIVATIONS)
         self._qgemm_cast(x, out)
         return out
 
     def _check_declared(self, operation: str, format: bfp.Format | None = None) -> None:
         """Refuse a product that is declared, but not for this matrix or not for this format of activations."""
-        if operation in self._lacking:
-            raise NotDeclaredError(self.backend, operation, self._lacking[operation])
-        if format is not None and self._format_lacks is not None and (missing := self._format_lacks(format)):
+        missing = self._lacking.get(operation)
+        if not missing and format is not None and self._format_lacks is not None:
+            missing = self._format_lacks(format)
+        if missing:
             raise NotDeclaredError(self.backend, operation, missing)
 
     def _qgemv(self, x: F32, out: F32) -> None:

@@ -38,10 +38,9 @@ class PreparedStored:
         nbytes: bytes of the matrix that one call reads.
     """
 
-    _lacks: Callable[[str, Parameters], str] | None = None
-    """What of the types of a product is not declared, in words; it raises `NotDeclaredError` for a product of which
-    nothing is. None where all is declared. `Backend.prepare_stored` sets it, and the alignment and the over-read that
-    the backend declares."""
+    _refuse: Callable[[str, Parameters], None] | None = None
+    """Raises `NotDeclaredError` for a product that is not declared, or not for its types; None where all are.
+    `Backend.prepare_stored` sets it, and the alignment and the over-read that the backend declares."""
     _alignment, _overread = 0, 0
 
     def __init__(self, backend: str, weights: Stored, nbytes: int) -> None:
@@ -148,11 +147,9 @@ class PreparedStored:
     def _check_declared(self, operation: str, activations: str, result: str, batch: int) -> None:
         """Refuse what is not declared for this matrix, these types and this number of vectors."""
         key = operation, activations, result, batch
-        if self._lacks is None or key in self._seen:
-            return
-        if missing := self._lacks(operation, {"activations": activations, "result": result, "batch": batch}):
-            raise NotDeclaredError(self.backend, operation, missing)
-        self._seen.add(key)  # it is the same every time
+        if self._refuse is not None and key not in self._seen:
+            self._refuse(operation, {"activations": activations, "result": result, "batch": batch})
+            self._seen.add(key)  # the answer is the same every time
 
     def _out(self, shape: tuple[int, ...], result: Result) -> Array:
         return placed(shape, FLOATS[result].dtype, self._alignment, self._overread)

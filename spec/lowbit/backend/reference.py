@@ -2,8 +2,6 @@
 
 It is slow. With it the suite, the demo and the benchmarks can treat the specification like any other backend. It
 declares every operation, and each is the reference function of its chapter.
-
-Source: the chapters.
 """
 
 from collections.abc import Callable

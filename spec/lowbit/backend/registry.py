@@ -54,9 +54,7 @@ def find(name: str) -> Backend:
     check_name(name)
     found = [entry for entry in entries(ENTRY_POINTS) if entry.name == name]
     if DIRECT.fullmatch(name):
-        found = [EntryPoint(name, name, ENTRY_POINTS)]
-        _find_in_current_folder(name.partition(":")[0].partition(".")[0])
-        _check_exists(found[0])
+        found = [_direct(name, "class")]
     if len(found) > 1:
         reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
         raise UnavailableError(f"backend {name}", reason, "uninstall all of them but one")
@@ -76,22 +74,24 @@ def import_named(name: str) -> Any:
     """
     if not DIRECT.fullmatch(name):
         raise ArgumentError("function", repr(name), "module:function")
-    entry = EntryPoint(name, name, ENTRY_POINTS)
-    _find_in_current_folder(name.partition(":")[0].partition(".")[0])
-    _check_exists(entry, "function")
-    return loaded(entry, f"function {name}")
+    return loaded(_direct(name, "function"), f"function {name}")
 
 
-def _find_in_current_folder(module: str) -> None:
-    """Let an unregistered backend be imported from the current folder, after all other places.
+def _direct(name: str, kind: str) -> EntryPoint:
+    """The entry point of what ``module:name`` names.
 
-    Nothing else is imported from there: a module of the standard library or of an installed package comes first.
+    Its module may lie in the current folder. Nothing else is imported from there: a module of the standard library or
+    of an installed package comes first.
     """
-    if module not in sys.modules and find_spec(module) is None:
+    entry = EntryPoint(name, name, ENTRY_POINTS)
+    package = entry.module.partition(".")[0]
+    if package not in sys.modules and find_spec(package) is None:
         sys.path.append(os.getcwd())
+    _check_exists(entry, kind)
+    return entry
 
 
-def _check_exists(entry: EntryPoint, kind: str = "class") -> None:
+def _check_exists(entry: EntryPoint, kind: str) -> None:
     """Refuse a module or a class that does not exist, and tell it apart from one that fails while it is imported."""
     module, what = entry.module, f"{'backend' if kind == 'class' else kind} {entry.value}"
     try:

@@ -17,16 +17,13 @@ stay, keys and values of the context, activations, staging buffers. The rest bec
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, get_args
 
-from lowbit.arrays import F32, F64
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
-from lowbit.model.config import LlamaConfig
+from lowbit.model.decoder import AnyDecoder
 from lowbit.model.replay import Recall
-from lowbit.model.weights import Progress
 from lowbit.moe.offload import MEMORIES, Memory
 
 Prefetch = Literal["auto", "on", "off"]
@@ -43,7 +40,6 @@ UNITS: dict[str, int] = {"": 1, "B": 1} | {
     for ending, base in (("B", 1000), ("iB", 1024))
 }
 SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Za-z]*)", re.ASCII)
-ALLOWED = "a size in bytes such as 12GiB, 8GB or 500MB"
 
 
 def bytes_of(text: str, argument: str = "size") -> int:
@@ -60,7 +56,7 @@ def bytes_of(text: str, argument: str = "size") -> int:
     """
     found = SIZE.fullmatch(text) if isinstance(text, str) else None
     if found is None or found[2] not in UNITS:
-        raise ArgumentError(argument, repr(text), ALLOWED)
+        raise ArgumentError(argument, repr(text), "a size in bytes such as 12GiB, 8GB or 500MB")
     whole, _, fraction = found[1].partition(".")  # in integers, since a float has not all the digits of a large size
     size = int(whole + fraction) * UNITS[found[2]] // int(10 ** len(fraction))
     if size < 1:
@@ -179,24 +175,12 @@ class DeviceAccount:
         return "; ".join(parts)
 
 
-class DeviceDecoder(Protocol):
-    """A `lowbit.model.decoder.AnyDecoder` on a device; leaving it frees the device's memory.
+class DeviceDecoder(AnyDecoder, Protocol):
+    """A decoder on a device; leaving it frees the device's memory.
 
-    It keeps one sequence at a time: `new_state` begins another, and the earlier state can no longer be used.
+    The context of its `config` is at most that of the settings. It keeps one sequence at a time: `new_state` begins
+    another, and the earlier state can no longer be used.
     """
-
-    @property
-    def config(self) -> LlamaConfig:
-        """The model's shape; its context is at most that of the settings."""
-
-    def new_state(self, capacity: int = 64) -> Any:
-        """As of any `AnyDecoder`."""
-
-    def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> F64:
-        """As of any `AnyDecoder`."""
-
-    def logits(self, hidden: F64) -> F32:
-        """As of any `AnyDecoder`."""
 
     def account(self) -> DeviceAccount:
         """What it has done so far."""

@@ -48,6 +48,7 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -236,18 +237,12 @@ def _scalar(name: str, dtype: np.dtype[Any], value: object) -> Any:
     kinds: dict[str, tuple[type, ...]] = {"b": (bool,), "i": (int,), "u": (int,), "f": (float, int)}
     number = None
     if type(value) in kinds.get(dtype.kind, ()):
-        try:
-            with np.errstate(over="ignore"):
-                number = dtype.type(value)
-        except OverflowError:
-            number = None
+        with suppress(OverflowError), np.errstate(over="ignore"):
+            number = dtype.type(value)
     if number is None or (number.item() != value and not (number != number and value != value)):
-        raise ArgumentError(name, _scalar_shown(value), f"a number that fits {dtype}")
+        shown = str(value) if type(value) in (bool, int, float) else kind_of(value)
+        raise ArgumentError(name, shown, f"a number that fits {dtype}")
     return number
-
-
-def _scalar_shown(value: object) -> str:
-    return str(value) if type(value) in (bool, int, float) else kind_of(value)
 
 
 # **Dataclasses** have the names of `KINDS`, wherever their modules are; a subclass counts as the class it derives from.

@@ -28,7 +28,7 @@ Source: QIGen §3, algorithm 4; equations 4 and 5; errata Q7, Q8.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -260,18 +260,14 @@ def _multiply_block(plan: KernelPlan, x: F32, words: Words, codes: range, column
     for first in range(codes.start, codes.stop, plan.group_size):  # a block is within a group, or whole groups
         part = range(first, min(first + plan.group_size, codes.stop))
         above = (part.start - codes.start) * plan.bits // WORD_BITS * len(columns)
-        for left, t_u in _tiles_of(len(columns) // plan.machine.lanes, plan.tile.t_u):
+        registers = len(columns) // plan.machine.lanes
+        for left in range(0, registers, plan.tile.t_u):
             column = left * plan.machine.lanes
             y = sums[part.start // plan.group_size, columns.start + column :]
             memory = {"w": words[above + column :], "x": x[part.start : part.stop], "y": y}
-            kernel = _kernel(Tile(plan.tile.order, plan.tile.m_u, t_u), plan.bits, plan.machine.lanes, len(columns))
+            tile = replace(plan.tile, t_u=min(plan.tile.t_u, registers - left))  # the last one may be narrower
+            kernel = _kernel(tile, plan.bits, plan.machine.lanes, len(columns))
             run(kernel, memory, {"iterations": len(part) // step}, registers=plan.machine.registers)
-
-
-def _tiles_of(registers: int, t_u: int) -> Iterator[tuple[int, int]]:
-    """Tiles of :math:`t_u` registers that cover all `registers`, the last perhaps narrower: start and width."""
-    for left in range(0, registers, t_u):
-        yield left, min(t_u, registers - left)
 
 
 @cache

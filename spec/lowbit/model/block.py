@@ -83,6 +83,33 @@ def _norm(gain: F32, epsilon: float) -> Callable[[Numbers], Numbers]:
     return lambda x: rms_norm(x, wide, epsilon)
 
 
+def check_scores(scores: F32, what: str = "a router's score") -> None:
+    """Refuse scores of experts, or logits, that are not finite.
+
+    Raises:
+        ArgumentError: one is not, because the weights are too large, as those of a damaged file may be.
+    """
+    if not np.isfinite(scores).all():
+        sentence = f"{what} is not finite: the weights overflow float32; the model file may be damaged"
+        raise ArgumentError("weights", "too large", "weights that do not overflow float32", sentence)
+
+
+def routes(scores: F32, routing: Routing) -> tuple[Ids, F64]:
+    """The experts of each token and their weights, T × k both, for a router's scores (float32, T × E).
+
+    >>> routes(np.array([[0, 2, 1, 2]], np.float32), Routing(experts=4, top_k=2))
+    (array([[1, 3]]), array([[0.5, 0.5]]))
+
+    Raises:
+        ArgumentError: a score that is not finite.
+    """
+    check_scores(scores)
+    if routing.softmax == "before":
+        scores = softmax(scores.astype(np.float64)).astype(np.float32)
+    chosen = top_k(scores, routing.top_k)
+    return chosen, weights(scores, chosen, routing.softmax)
+
+
 FORMULAS = ElementwiseOps(
     dtype=np.dtype(np.float64),
     norm=_norm,
@@ -90,7 +117,7 @@ FORMULAS = ElementwiseOps(
     geglu=lambda gate, up: gelu(gate) * up,
     rotate=rotate,
     gate=lambda x, router: (x @ router.astype(np.float64)).astype(np.float32),
-    route=lambda scores, routing: routes(scores, routing),
+    route=routes,
     attend=lambda queries, cache, window: attend(queries, cache.keys, cache.values, window),
     cache=KeyValueCache,
 )
@@ -257,33 +284,6 @@ class _Making:
             return y
 
         return run
-
-
-def check_scores(scores: F32) -> None:
-    """Refuse scores of experts that are not finite.
-
-    Raises:
-        ArgumentError: one is not.
-    """
-    if not np.isfinite(scores).all():
-        sentence = "a router's score is not finite: the weights overflow float32"
-        raise ArgumentError("weights", "too large", "weights that do not overflow float32", sentence=sentence)
-
-
-def routes(scores: F32, routing: Routing) -> tuple[Ids, F64]:
-    """The experts of each token and their weights, T × k both, for a router's scores (float32, T × E).
-
-    >>> routes(np.array([[0, 2, 1, 2]], np.float32), Routing(experts=4, top_k=2))
-    (array([[1, 3]]), array([[0.5, 0.5]]))
-
-    Raises:
-        ArgumentError: a score that is not finite.
-    """
-    check_scores(scores)
-    if routing.softmax == "before":
-        scores = softmax(scores.astype(np.float64)).astype(np.float32)
-    chosen = top_k(scores, routing.top_k)
-    return chosen, weights(scores, chosen, routing.softmax)
 
 
 def parameters_of(layer: LayerWeights) -> dict[str, Any]:

@@ -27,7 +27,16 @@ from lowbit.attention.attention import KeyValueCache
 from lowbit.attention.rope import Rotation, half_split, rotation
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
-from lowbit.model.block import FORMULAS, Interpreter, MakeLinear, Observer, Place, parameters_of, plain_linear
+from lowbit.model.block import (
+    FORMULAS,
+    Interpreter,
+    MakeLinear,
+    Observer,
+    Place,
+    check_scores,
+    parameters_of,
+    plain_linear,
+)
 from lowbit.model.config import LlamaConfig
 from lowbit.model.elementwise import ElementwiseOps
 from lowbit.model.step import step_of
@@ -149,11 +158,11 @@ class Decoder:
         """The score of every token: float32, T × vocabulary, for float64, T × hidden.
 
         Raises:
-            ArgumentError: a logit is not finite, because the weights are too large, as those of a damaged file may be.
+            ArgumentError: a logit is not finite (`lowbit.model.block.check_scores`).
         """
         with np.errstate(over="ignore", invalid="ignore"):
             scores = self.head(hidden.astype(np.float32))
-        check_logits(scores)
+        check_scores(scores, "a logit")
         return scores
 
     def _rotations(self, start: int, count: int) -> dict[float, Rotation]:
@@ -171,17 +180,6 @@ class Rows(Protocol):
 def embedded(embedding: Rows, ids: I64, scale: float) -> F64:
     """The rows of the tokens times a factor: float64, T × hidden."""
     return scale * embedding[ids].astype(np.float64)
-
-
-def check_logits(scores: F32) -> None:
-    """Refuse logits that are not finite.
-
-    Raises:
-        ArgumentError: one is not.
-    """
-    if not np.isfinite(scores).all():
-        sentence = "a logit is not finite: the weights overflow float32; the model file may be damaged"
-        raise ArgumentError("weights", "too large", "weights that do not overflow float32", sentence)
 
 
 def token_ids(tokens: Sequence[int], config: LlamaConfig, already: int) -> I64:

@@ -128,15 +128,7 @@ def geglu_of(
     >>> geglu_of(np.array([[2, -1000]], np.float32), np.array([[2, 5]], np.float32)).round(4)
     array([[ 3.9092, -0.    ]])
 
-    Args:
-        gate: float32, float16 or bfloat16, T × m: what the gate's linear layer gave.
-        up: of the same type, T × m: what the other one gave.
-
-    Returns:
-        float64, T × m.
-
-    Raises:
-        ArgumentError: wrong dtype, shape or layout.
+    Arguments, result and errors are those of `swiglu_of`.
 
     Source: arXiv 2002.05202, equation 6, with the approximation of `gelu`.
     """

@@ -109,13 +109,7 @@ def by_hqq(weights: F32, bits: int, group_size: int) -> QuantizedMatrix:
     >>> [round(float(np.abs(weights - to_float(matrix)).mean()), 3) for matrix in found]
     [0.198, 0.109]
 
-    Args:
-        weights: float32, K × N, finite.
-        bits: 2, 3, 4 or 8.
-        group_size: a divisor of K.
-
-    Raises:
-        ArgumentError: wrong argument; numbers that float16 cannot hold.
+    Arguments and errors are those of `Quantization`.
 
     Source: errata H.
     """

@@ -345,28 +345,23 @@ class DeferredWeights:
         return self.held
 
     @property
-    def whole(self) -> LlamaWeights:
-        """The same."""
-        return self.read()
-
-    @property
     def embedding(self) -> F32 | Embedding:
         """Vocabulary × hidden."""
-        return self.whole.embedding
+        return self.read().embedding
 
     @property
     def norm(self) -> F32:
         """Float32, hidden."""
-        return self.whole.norm
+        return self.read().norm
 
     @property
     def head(self) -> Matrix:
         """Hidden × vocabulary."""
-        return self.whole.head
+        return self.read().head
 
     def layer(self, number: int) -> LayerWeights:
         """One block, counted from 0."""
-        return self.whole.layer(number)
+        return self.read().layer(number)
 
 
 def in_memory(weights: LayeredWeights, progress: Progress | None = None) -> LlamaWeights:

@@ -116,9 +116,8 @@ def top_k(
     Raises:
         ArgumentError: wrong dtype, shape or layout; a score that is not finite, which has no rank; k out of range.
     """
-    return np.argsort(-scores.astype(np.float64), axis=1, kind="stable")[:, :k].astype(
-        np.int64
-    )  # stable: equals keep their order
+    order = np.argsort(-scores.astype(np.float64), axis=1, kind="stable")  # equals keep their order
+    return order[:, :k].astype(np.int64)
 
 
 def check_chosen(chosen: Ids, experts: int) -> None:
