@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import sanitized_programs
 from kernel_runs import HERE
+from sampling import thinned
 from sanitized_guest import THREADS, sanitized
 from step_runs import EDGES, answers, compiled, edge, edge_answers, logits, model, operations
 
@@ -24,6 +25,12 @@ pytestmark = [
     pytest.mark.toolchain,
     pytest.mark.skipif(not COMPILERS, reason="neither g++ nor clang++ is installed"),
 ]
+STEPS: tuple[tuple[str, Contract], ...] = (
+    ("sparse", "float32"),
+    ("qwen2", "integer"),
+    ("mixed", "integer"),
+    ("odd", "float32"),
+)
 SLOWEST = TABLES["plain"]  # of which every processor has the instructions
 
 
@@ -42,18 +49,17 @@ def expected(name: str, contract: Contract, table: InstructionSet) -> list[F32]:
 
 
 @pytest.mark.parametrize("threads", (1, 3))
-@pytest.mark.parametrize(
-    ("name", "contract"), (("odd", "float32"), ("qwen2", "integer"), ("mixed", "integer"), ("sparse", "float32"))
-)
-def test_addresses_and_what_is_undefined(name: str, contract: Contract, threads: int) -> None:
+@pytest.mark.parametrize("each", thinned(STEPS, 4), ids="-".join)
+def test_addresses_and_what_is_undefined(each: tuple[str, Contract], threads: int) -> None:
     """AddressSanitizer and UndefinedBehaviorSanitizer, on the best instruction set of this processor."""
+    name, contract = each
     with sanitized(HERE[0], threads, COMPILERS[0]) as backend:
         found = answers(compiled(backend, operations(backend, model(name), contract)))
     for one, other in zip(found, expected(name, contract, HERE[0]), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", EDGES)
+@pytest.mark.parametrize("name", thinned(EDGES, 2))
 def test_addresses_at_the_ends_of_sizes(name: str) -> None:
     """Sizes of one, and sizes that fill no vector and no panel."""
     with CppyyBackend(isa=SLOWEST.name, threads=1) as backend:
@@ -88,9 +94,10 @@ def test_a_thread_that_leaves_its_memory_is_found(
 
 
 @pytest.mark.usefixtures("races")
-@pytest.mark.parametrize(("name", "contract"), (("odd", "float32"), ("mixed", "integer"), ("sparse", "float32")))
-def test_threads(name: str, contract: Contract) -> None:
+@pytest.mark.parametrize("each", thinned(STEPS, 4), ids="-".join)
+def test_threads(each: tuple[str, Contract]) -> None:
     """ThreadSanitizer, with two threads and with three."""
+    name, contract = each
     for threads in (2, 3):
         with sanitized(SLOWEST, threads, COMPILERS[0], THREADS) as backend:
             found = answers(compiled(backend, operations(backend, model(name), contract)))
