@@ -114,17 +114,17 @@ def tests(session: nox.Session) -> None:
     """Run the specification's own tests and doctests, and among them a quick run of the suite on every backend.
 
     NVIDIA's packages are among what is installed: kernels are compiled for GPUs, and the device for GPUs runs over a
-    stand-in for the driver, where there is no GPU. Arguments go to pytest: ``nox -s tests -- -k packing``. The daily
-    loop is ``nox -s tests -- -m "not slow"``. The whole runs of the suite are the job `conformance`.
+    stand-in for the driver, where there is no GPU. Arguments go to pytest: ``nox -s tests -- -k packing``. Paths among
+    them replace all tests. The daily loop is ``nox -s tests -- -m "not slow"``. The whole runs of the suite are the job
+    `conformance`.
     """
+    named = any("/" in each and Path(each.partition("::")[0]).exists() for each in session.posargs)
     install(session, extras=["cppyy", "conformance", "cuda"], groups=["tests", "docs"])
     session.run(
         "pytest",
         f"--numprocesses={usable_processors() + 1}",  # tests of deadlines and interrupts wait
         "--dist=worksteal",
-        "conformance/selftest",
-        "--pyargs",
-        "lowbit",
+        *(() if named else ("conformance/selftest", "--pyargs", "lowbit")),
         "-m",
         "not whole",
         *session.posargs,

@@ -7,7 +7,7 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -35,14 +35,20 @@ from lowbit.cli.options import (
     KeysOption,
     MemoryOption,
     MethodOption,
+    MinPOption,
     ModelOption,
     PrefetchOption,
     PromptOption,
+    SeedOption,
     StepOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
     chosen,
     file_of,
     opened,
     options_for,
+    sampling_of,
 )
 from lowbit.cli.progress import changing_bar, progress_bar
 from lowbit.contract.checks import check_integer
@@ -67,6 +73,11 @@ def generate(
     method: MethodOption = None,
     contract: ContractOption = "float32",
     step: StepOption = "auto",
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    min_p: MinPOption = None,
+    seed: SeedOption = None,
     device_memory: DeviceMemoryOption = None,
     buffers: BuffersOption = None,
     memory: MemoryOption = None,
@@ -75,8 +86,9 @@ def generate(
     cold_experts: ColdOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a prompt: always the likeliest token, until --tokens are generated or the model ends the text."""
+    """Continue a prompt, until --tokens are generated or the model ends the text."""
     check_integer("--tokens", tokens, least=1)
+    sampling = sampling_of(temperature, top_k, top_p, min_p, seed)
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
     device = DeviceOptions(device_memory, buffers, memory, prefetch, keys, cold_experts)
     with ExitStack() as stack:
@@ -90,7 +102,7 @@ def generate(
         ready = stack.enter_context(_loaded(stored, engine, options, context=len(ids) + tokens - 1))
         start = time.perf_counter()
         with progress_bar("reading the prompt") as progress:
-            answers = ready.generate(ids, tokens, progress=progress)
+            answers = ready.generate(ids, tokens, sampling=sampling, progress=progress)
             first = next(answers)
         prompted = time.perf_counter()
         collect = _collect if as_json else _print_as_it_comes
@@ -99,8 +111,10 @@ def generate(
         account = ready.account()
     speed = (len(answer) - 1) / (done - prompted) if len(answer) > 1 else None
     ended = answer[-1] in tokenizer.stop
+    drawn = sampling.temperature > 0
     if as_json:
         result = dict(account.fields) | {
+            "sampling": asdict(sampling) if drawn else None,
             "prompt": prompt,
             "prompt_tokens": ids,
             "tokens": answer,
@@ -114,7 +128,8 @@ def generate(
     rate = "" if speed is None else f", {speed:.1f} tokens/s"
     made = f"{len(answer)} token{'s' * (len(answer) > 1)}"
     why = "the model ended the text" if ended else "as many as --tokens allows"
-    _note(f"{made}{rate}, {why}; {account.sentence}")
+    seeded = f", drawn with --seed {sampling.seed}" if drawn else ""
+    _note(f"{made}{rate}{seeded}, {why}; {account.sentence}")
 
 
 def logits(

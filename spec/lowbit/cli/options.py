@@ -1,8 +1,9 @@
 """The options of every command on a model, and what they ask for."""
 
+import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ from lowbit.formats.checkpoint.config import ARCHITECTURES as MODEL_TYPES
 from lowbit.formats.fetch import DEFAULT_MODEL, TABLE, fetch
 from lowbit.formats.gguf.architectures import ARCHITECTURES
 from lowbit.model.quantization_plan import METHODS, Plan, Quantization
+from lowbit.model.sampling import GREEDY, Sampling
 from lowbit.moe.offload import MEMORIES
 from lowbit.quantization.packing import BITS
 from lowbit.runtime import CONTRACTS, Options, StoredModel, open_model
@@ -128,6 +130,27 @@ ColdOption = Annotated[
         "differently, so the text may depend on which experts were cached.",
     ),
 ]
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        help="Draw tokens, with this temperature: 1 where another option of drawing is given, and 0 for the likeliest. "
+        "By default always the likeliest token is taken.",
+    ),
+]
+TopKOption = Annotated[int | None, typer.Option("--top-k", help="Draw from this many tokens, the likeliest.")]
+TopPOption = Annotated[
+    float | None,
+    typer.Option("--top-p", help="Draw from the fewest likeliest tokens that together have this probability."),
+]
+MinPOption = Annotated[
+    float | None,
+    typer.Option("--min-p", help="Draw from tokens at least this many times as likely as the likeliest."),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", help="The seed of the draws, which repeats them. By default another in every run."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
 
@@ -196,6 +219,30 @@ def chosen(
     attention = part(bits, group_size)
     experts = part(experts_bits or bits, experts_group_size or group_size)
     return None if attention is experts is None else Plan(experts, attention)
+
+
+def sampling_of(
+    temperature: float | None, top_k: int | None, top_p: float | None, min_p: float | None, seed: int | None
+) -> Sampling:
+    """How tokens are chosen, as the options of drawing ask; greedily where none is given.
+
+    >>> sampling_of(None, None, None, None, None) is GREEDY
+    True
+    >>> sampling_of(None, 40, None, None, 1)
+    Sampling(temperature=1.0, top_k=40, top_p=1.0, min_p=0.0, seed=1)
+
+    Raises:
+        ArgumentError: a number outside its range.
+    """
+    named = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    if not given:
+        return GREEDY
+    try:
+        return Sampling(**{"seed": secrets.randbits(32)} | given)
+    except ArgumentError as error:
+        option = f"--{error.argument.replace('_', '-')}"
+        raise ArgumentError(option, error.given, error.allowed) from error
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from lowbit.model.block import (
 )
 from lowbit.model.config import LlamaConfig
 from lowbit.model.elementwise import ElementwiseOps
+from lowbit.model.sampling import GREEDY, Sampling, choose
 from lowbit.model.step import step_of
 from lowbit.model.weights import LlamaWeights, Progress
 
@@ -236,8 +237,8 @@ class AnyDecoder(Protocol):
         """The score of every token: float32, T × vocabulary; see `Decoder.logits`."""
 
 
-# **Generation** feeds the decoder with its own choices. Greedy: always the token with the highest logit, and of equals
-# the one with the lowest number.
+# **Generation** feeds the decoder with its own choices: always the token with the highest logit, and of equals the one
+# with the lowest number, unless tokens are drawn (`sampling`).
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,16 +260,18 @@ def generate(
     prompt: Sequence[int],
     count: int,
     *,
+    sampling: Sampling = GREEDY,
     stop: Sequence[int] = (),
     forced: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Step]:
-    """Continue a prompt greedily, yielding each token as soon as it is known.
+    """Continue a prompt, yielding each token as soon as it is known.
 
     Args:
         decoder: the model.
         prompt: at least one token.
         count: the most tokens to generate, at least 1.
+        sampling: how a token is chosen.
         stop: tokens that end the sequence; the one that does is yielded too.
         forced: tokens to continue with instead of the chosen ones, at least ``count - 1``. Two decoders that are forced
             along the same sequence can be compared at every step, even after their choices differ.
@@ -287,7 +290,7 @@ def generate(
     hidden = decoder.hidden(prompt, state, progress)[-1:]
     for number in range(count):
         logits = decoder.logits(hidden).reshape(-1)
-        token = int(np.argmax(logits))
+        token = choose(logits, sampling, len(prompt) + number)
         yield Step(token, logits)
         if token in stop or number == count - 1:
             return
@@ -302,9 +305,14 @@ class BatchDecoder(AnyDecoder, Protocol):
 
 
 def generate_batch(
-    decoder: BatchDecoder, prompts: Sequence[Sequence[int]], count: int, *, stop: Sequence[int] = ()
+    decoder: BatchDecoder,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    *,
+    sampling: Sampling = GREEDY,
+    stop: Sequence[int] = (),
 ) -> list[list[int]]:
-    """Continue several prompts greedily, a token of each at a time.
+    """Continue several prompts, a token of each at a time.
 
     A sequence that has ended is left out from then on. In a batch other kernels may multiply, which round otherwise, so
     a token may differ from that of `generate` where two are nearly as likely.
@@ -313,6 +321,7 @@ def generate_batch(
         decoder: the model.
         prompts: of any lengths, each at least one token.
         count: the most tokens to generate for each, at least 1.
+        sampling: how a token is chosen; each prompt has draws of its own.
         stop: tokens that end a sequence.
 
     Returns:
@@ -332,8 +341,9 @@ def generate_batch(
     answers: list[list[int]] = [[] for _ in prompts]
     running = list(range(len(prompts)))
     while True:
-        for number, token in zip(running, decoder.logits(hidden).argmax(axis=1), strict=True):
-            answers[number].append(int(token))
+        for number, logits in zip(running, decoder.logits(hidden), strict=True):
+            position = len(prompts[number]) + len(answers[number])
+            answers[number].append(choose(logits, sampling, position, sequence=number))
         running = [n for n in running if answers[n][-1] not in stop and len(answers[n]) < count]
         if not running:
             return answers

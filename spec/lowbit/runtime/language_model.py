@@ -32,6 +32,7 @@ from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import AnyDecoder, Decoder, Step
 from lowbit.model.perplexity import Perplexity
 from lowbit.model.quantization_plan import Plan
+from lowbit.model.sampling import GREEDY, Sampling
 from lowbit.model.step import step_of
 from lowbit.model.weights import (
     DeferredWeights,
@@ -189,15 +190,17 @@ class LanguageModel:
         prompt: str | Sequence[int],
         count: int = 64,
         *,
+        sampling: Sampling = GREEDY,
         stop: Sequence[int] | None = None,
         forced: Sequence[int] | None = None,
         progress: Progress | None = None,
     ) -> Iterator[Step]:
-        """Continue a prompt with the likeliest tokens, yielding each as soon as it is known.
+        """Continue a prompt, yielding each token as soon as it is known.
 
         Args:
             prompt: text, or at least one token.
             count: the most tokens to generate.
+            sampling: how a token is chosen (`lowbit.model.sampling`); by default the likeliest.
             stop: tokens that end the sequence; None for those of the model's own tokenizer.
             forced: as in `lowbit.model.decoder.generate`.
             progress: called while the prompt is read.
@@ -206,18 +209,26 @@ class LanguageModel:
             ArgumentError: wrong arguments; raised by the first step.
         """
         ids, ends, checked = self.tokens_of(prompt), self._stop(stop), self._interrupts.checked(progress)
-        for step in decoders.generate(self.decoder, ids, count, stop=ends, forced=forced, progress=checked):
+        for step in decoders.generate(
+            self.decoder, ids, count, sampling=sampling, stop=ends, forced=forced, progress=checked
+        ):
             yield step
             self._interrupts.check()
 
     def generate_batch(
-        self, prompts: Sequence[str | Sequence[int]], count: int = 64, *, stop: Sequence[int] | None = None
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        count: int = 64,
+        *,
+        sampling: Sampling = GREEDY,
+        stop: Sequence[int] | None = None,
     ) -> list[list[int]]:
         """Continue several prompts at once, a token of each at a time (`lowbit.model.decoder.generate_batch`).
 
         Args:
             prompts: each text, or at least one token.
             count: the most tokens to generate for each.
+            sampling: how a token is chosen; each prompt has draws of its own.
             stop: tokens that end a sequence; None for those of the model's own tokenizer.
 
         Raises:
@@ -227,16 +238,16 @@ class LanguageModel:
         if not hasattr(decoder, "hidden_batch"):
             raise ArgumentError("model", self.name, "a model that runs several sequences at once; this one does not")
         ids = [self.tokens_of(prompt) for prompt in prompts]
-        return decoders.generate_batch(decoder, ids, count, stop=self._stop(stop))
+        return decoders.generate_batch(decoder, ids, count, sampling=sampling, stop=self._stop(stop))
 
     def _stop(self, given: Sequence[int] | None) -> Sequence[int]:
         if given is not None:
             return given
         return () if self._tokenizer is None else self._tokenizer.stop
 
-    def complete(self, prompt: str, count: int = 64) -> str:
+    def complete(self, prompt: str, count: int = 64, sampling: Sampling = GREEDY) -> str:
         """The text that follows a prompt: that of the tokens of `generate`."""
-        return self.tokenizer.decode(step.token for step in self.generate(prompt, count))
+        return self.tokenizer.decode(step.token for step in self.generate(prompt, count, sampling=sampling))
 
     def logits(self, prompt: str | Sequence[int], progress: Progress | None = None) -> F32:
         """The score of every token that could follow a prompt: float32, vocabulary.

@@ -14,6 +14,7 @@ from lowbit.backend import Availability, Capabilities
 from lowbit.cli import app
 from lowbit.errors import ArgumentError, FormatError, LowbitError, NotDeclaredError
 from lowbit.model.quantization_plan import Plan
+from lowbit.model.sampling import Sampling
 from lowbit.runtime import Options, load, open_model
 from lowbit.system.storage import CACHE_VARIABLE
 from lowbit_cppyy.backend import CppyyBackend
@@ -64,6 +65,21 @@ def test_generate(model: Path) -> None:
     assert spoken.stdout == found["text"] + "\n"
     assert "7 tokens" in spoken.stderr
     assert "as stored" in spoken.stderr
+
+
+def test_generate_by_drawing(model: Path) -> None:
+    """A seed repeats the text; without one the answer says which seed was used."""
+    command = ["generate", "--model", model, "--prompt", "hello", "--tokens", 12, "--temperature", 2, "--top-k", 50]
+    first = answer(*command)
+    seed = first["sampling"]["seed"]
+    assert first["sampling"] == {"temperature": 2.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "seed": seed}
+    again = run(*command, "--seed", seed)
+    assert again.stdout == first["text"] + "\n"
+    assert f"drawn with --seed {seed}" in again.stderr
+    others = {tuple(answer(*command, "--seed", other)["tokens"]) for other in range(4)}
+    assert len(others) == 4
+    drawn = load(model, "numpy").generate("hello", 12, sampling=Sampling(2.0, top_k=50, seed=seed))
+    assert [step.token for step in drawn] == first["tokens"]
 
 
 def test_the_default_backend_is_named_in_the_answer(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +210,11 @@ REFUSED: list[tuple[list[str], str]] = [
     (["generate", "--prompt", ""], "--prompt is ''; allowed: a text of at least one token"),
     (["logits", "--top", "1000"], "--top is 1000; allowed: an integer from 1 to 265"),
     (["logits", "--prompt", "x" * 65], "--prompt is 65 tokens; allowed: at most 64"),
+    (["generate", "--temperature", "-1"], "--temperature is -1.0; allowed: 0 or a finite number above it"),
+    (["generate", "--top-k", "-1"], "--top-k is -1; allowed: an integer of at least 0"),
+    (["generate", "--top-p", "0"], "--top-p is 0.0; allowed: a number above 0 and at most 1"),
+    (["generate", "--min-p", "nan"], "--min-p is nan; allowed: a number from 0 to 1"),
+    (["generate", "--seed", "-1"], "--seed is -1; allowed: an integer from 0 to"),
     (["generate", "--backend", "abacus"], "backend is 'abacus'; allowed: "),
 ]
 
