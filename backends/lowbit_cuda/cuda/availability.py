@@ -11,13 +11,12 @@ import os
 from typing import Any
 
 from lowbit.backend import Availability
-from lowbit_cuda.cuda.driver import DriverError, call, installed, version_text
+from lowbit_cuda.cuda.driver import INSTALL, DriverError, call, missing_package
 from lowbit_cuda.port import DeviceError
 
 OLDEST = (8, 0)
 """The least compute capability that the kernels support."""
 
-INSTALL = 'pip install "lowbit[cuda]" (for drivers of CUDA 12: "lowbit[cuda12]")'
 INSTALL_DRIVER = "install NVIDIA's driver and see that nvidia-smi lists the device"
 
 _REASONS = {
@@ -38,9 +37,8 @@ PROHIBITED = 2
 
 def availability(ordinal: int = 0) -> Availability:
     """Whether device number `ordinal` can be used, and if not, why and what to do; raises nothing."""
-    for module in ("cuda.bindings", "cuda.core"):
-        if not installed(module):
-            return _no(f"the Python package {module.replace('.', '-')} is not installed", INSTALL)
+    if missing := missing_package():
+        return _no(missing, INSTALL)
     try:
         return _of_driver() or _of_device(ordinal) or _of_compiler(ordinal) or Availability(True)
     except DriverError as error:
@@ -125,8 +123,8 @@ def driver_version() -> tuple[int, int]:
     """The newest version of CUDA that the driver supports."""
     from cuda.bindings import driver
 
-    major, minor = version_text(call("asking the driver's version", driver.cuDriverGetVersion)).split(".")
-    return int(major), int(minor)
+    number = int(call("asking the driver's version", driver.cuDriverGetVersion))  # 12090 is 12.9
+    return number // 1000, number % 1000 // 10
 
 
 def bindings_major() -> int:

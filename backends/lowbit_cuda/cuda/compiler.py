@@ -32,7 +32,7 @@ from lowbit.contract.checks import check_choice
 from lowbit.errors import LowbitError, UnavailableError
 from lowbit.system.json_files import parsed
 from lowbit.system.storage import OWN_MODE, code_folder, read_own, write_whole
-from lowbit_cuda.cuda.driver import installed
+from lowbit_cuda.cuda.driver import INSTALL, missing_package
 
 FORMAT, VERSION = "lowbit-cubin", 1
 OPTIONS: Mapping[str, Any] = {
@@ -168,7 +168,7 @@ def compiler_version() -> tuple[int, int]:
     nvrtc = _nvrtc()
     code, major, minor = nvrtc.nvrtcVersion()
     if int(code) != 0:
-        raise UnavailableError("NVRTC", f"it answers {code.name}", _INSTALL)
+        raise UnavailableError("NVRTC", f"it answers {code.name}", INSTALL)
     return int(major), int(minor)
 
 
@@ -177,7 +177,7 @@ def architectures() -> tuple[str, ...]:
     """The architectures that NVRTC supports, such as ``sm_90``, oldest first; `UnavailableError` without NVRTC."""
     code, numbers = _nvrtc().nvrtcGetSupportedArchs()
     if int(code) != 0:
-        raise UnavailableError("NVRTC", f"it answers {code.name}", _INSTALL)
+        raise UnavailableError("NVRTC", f"it answers {code.name}", INSTALL)
     return tuple(f"sm_{number}" for number in sorted(numbers))
 
 
@@ -199,21 +199,16 @@ def choose_architecture(capability: tuple[int, int]) -> str:
     return f"sm_{max(fitting)}"
 
 
-_INSTALL = 'pip install "lowbit[cuda]" (for drivers of CUDA 12: "lowbit[cuda12]")'
-
-
 def _nvrtc() -> Any:
-    for module in ("cuda.bindings", "cuda.core"):
-        if not installed(module):
-            reason = f"the Python package {module.replace('.', '-')} is not installed"
-            raise UnavailableError("the compiler of the kernels", reason, _INSTALL)
+    if missing := missing_package():
+        raise UnavailableError("the compiler of the kernels", missing, INSTALL)
     try:
         from cuda.bindings import nvrtc
 
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError, OSError) as error:  # the library is loaded by the first call
         reason = "NVRTC, NVIDIA's run-time compiler, was not found"
-        raise UnavailableError("the compiler of the kernels", reason, _INSTALL) from error
+        raise UnavailableError("the compiler of the kernels", reason, INSTALL) from error
     return nvrtc
 
 

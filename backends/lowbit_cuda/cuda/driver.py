@@ -48,6 +48,7 @@ ERRORS_OF_THE_CALL = _codes(
 )
 """Errors that a waiting call may return although no work of the device has failed."""
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
+INSTALL = 'pip install "lowbit[cuda]" (for drivers of CUDA 12: "lowbit[cuda12]")'
 
 _NAME = re.compile(r"\b(CUDA_ERROR_[A-Z0-9_]+)\b[:,]?\s*(.*)", re.DOTALL)
 
@@ -143,18 +144,17 @@ def installed(module: str) -> bool:
         return False
 
 
+def missing_package() -> str:
+    """Which of NVIDIA's packages is not installed, in words; empty if none is missing."""
+    for module in ("cuda.bindings", "cuda.core"):
+        if not installed(module):
+            return f"the Python package {module.replace('.', '-')} is not installed"
+    return ""
+
+
 def package_version(name: str) -> str:
     """The version of an installed package, or ``unknown``."""
     try:
         return version(name)
     except PackageNotFoundError:
         return "unknown"
-
-
-def version_text(number: int) -> str:
-    """A version of CUDA from the driver's number.
-
-    >>> version_text(12090)
-    '12.9'
-    """
-    return f"{number // 1000}.{number % 1000 // 10}"

@@ -19,7 +19,6 @@ The calls are those of the CUDA driver API.
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -100,7 +99,6 @@ class Heap:
         self._call = call
         self.budget, self.used, self.peak, self.pinned = budget, 0, 0, 0
         self.held: dict[int, Memory] = {}
-        self._lock = RLock()
 
     def allocate(self, nbytes: int, what: str) -> Memory:
         """Memory on the device; a `DeviceMemoryError`, with nothing changed, if the budget or the device is
@@ -109,13 +107,12 @@ class Heap:
 
         check_integer("nbytes", nbytes, 1)
         charged = charge(nbytes)
-        with self._lock:
-            if charged > self.budget - self.used:
-                raise DeviceMemoryError(what, nbytes, self.used, self.budget)
-            pointer = int(self._allocate("device", nbytes, what, driver.cuMemAlloc, charged))
-            self.used += charged
-            self.peak = max(self.peak, self.used)
-            return self._keep(Memory(what, nbytes, "device", Allocation(self, "device", pointer, charged)))
+        if charged > self.budget - self.used:
+            raise DeviceMemoryError(what, nbytes, self.used, self.budget)
+        pointer = int(self._allocate("device", nbytes, what, driver.cuMemAlloc, charged))
+        self.used += charged
+        self.peak = max(self.peak, self.used)
+        return self._keep(Memory(what, nbytes, "device", Allocation(self, "device", pointer, charged)))
 
     def pin(self, nbytes: int, what: str) -> Memory:
         """Pinned memory; a `DeviceMemoryError`, with nothing changed, if the host is exhausted."""
@@ -125,11 +122,10 @@ class Heap:
         charged = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if charged >= PIECE and (free := available_bytes()) is not None and charged > free:
             raise ExhaustedError("host", what, nbytes, self.used, self.budget, f"{free} bytes are available", free)
-        with self._lock:
-            pointer = int(self._allocate("host", nbytes, what, driver.cuMemHostAlloc, charged, PINNED))
-            view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
-            self.pinned += charged
-            return self._keep(Memory(what, nbytes, "host", Allocation(self, "host", pointer, charged, view=view)))
+        pointer = int(self._allocate("host", nbytes, what, driver.cuMemHostAlloc, charged, PINNED))
+        view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
+        self.pinned += charged
+        return self._keep(Memory(what, nbytes, "host", Allocation(self, "host", pointer, charged, view=view)))
 
     def _allocate(self, place: Place, nbytes: int, what: str, function: Callable[..., Any], *arguments: int) -> Any:
         from cuda.bindings import driver
@@ -161,20 +157,19 @@ class Heap:
         """
         from cuda.bindings import driver
 
-        with self._lock:
-            if memory.handle is None:
-                return
-            allocation = self.of(memory)
-            try:
-                if not lost:
-                    for stream in allocation.users:
-                        wait(stream)
-                    function = driver.cuMemFree if allocation.place == "device" else driver.cuMemFreeHost
-                    self._call(f"freeing the memory for {memory.what}", function, allocation.pointer)
-            except DeviceLostError:  # there is nothing to free
-                self._uncount(memory, allocation)
-                raise
+        if memory.handle is None:
+            return
+        allocation = self.of(memory)
+        try:
+            if not lost:
+                for stream in allocation.users:
+                    wait(stream)
+                function = driver.cuMemFree if allocation.place == "device" else driver.cuMemFreeHost
+                self._call(f"freeing the memory for {memory.what}", function, allocation.pointer)
+        except DeviceLostError:  # there is nothing to free
             self._uncount(memory, allocation)
+            raise
+        self._uncount(memory, allocation)
 
     def _uncount(self, memory: Memory, allocation: Allocation) -> None:
         del self.held[id(memory)]

@@ -4,6 +4,7 @@ The counts of experts follow from events, so they can be compared with a trace. 
 end: hits, loads, right and wrong guesses, bytes in each direction.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -43,22 +44,15 @@ class Account:
 
     def add(self, events: Sequence[Event], expert_bytes: int, on_host: int) -> None:
         """Count one step."""
-        for event in events:
-            if event.kind == "hit":
-                self.hits += 1
-            elif event.kind == "load":
-                self.loads += 1
-                self.bytes_to_device += expert_bytes
-            elif event.kind == "stage":
-                self.staged += 1
-                self.bytes_to_device += expert_bytes
-            elif event.kind == "promote":
-                self.promoted += event.cause == "guess"
-            elif event.kind == "drop":
-                self.dropped += 1
-            elif event.host is not None:
-                self.bytes_to_host += expert_bytes
+        kinds = Counter(event.kind for event in events)
+        self.hits += kinds["hit"]
+        self.loads += kinds["load"]
+        self.staged += kinds["stage"]
+        self.dropped += kinds["drop"]
+        self.promoted += sum(event.kind == "promote" and event.cause == "guess" for event in events)
         self.on_host += on_host
+        self.bytes_to_device += expert_bytes * (kinds["load"] + kinds["stage"])
+        self.bytes_to_host += expert_bytes * sum(event.kind == "evict" and event.host is not None for event in events)
 
 
 class EngineError(DeviceError):

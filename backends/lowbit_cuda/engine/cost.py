@@ -146,15 +146,7 @@ def choose(jobs: Sequence[Job], queued: float = 0.0, busy: float = 0.0) -> Choic
         jobs: in the order in which they would be copied, by ascending expert.
         queued: q, seconds of copies ahead of the first job.
         busy: F_0, seconds for which the device is busy.
-
-    Raises:
-        ArgumentError: a time is below 0 or not finite.
     """
-    for job in jobs:
-        if not all(0 <= seconds < float("inf") for seconds in (job.copy, job.device, job.host or 0.0)):
-            raise ArgumentError("job", job, "times of at least 0 seconds")
-    if not 0 <= queued < float("inf") or not 0 <= busy < float("inf"):
-        raise ArgumentError("queued and busy", (queued, busy), "times of at least 0 seconds")
     nothing = partials = [_Partial(queued, busy, 0.0)]
     for job in jobs:
         nothing = [partial.on_device(job) for partial in nothing]

@@ -37,6 +37,7 @@ Source: MoE offloading §3.1 to §3.3; errata M1 to M5.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Self
 
 from lowbit.arrays import Array
@@ -50,7 +51,7 @@ from lowbit_cuda.engine.filling import Filling
 from lowbit_cuda.engine.on_host import ComputeOnHost, OnHost
 from lowbit_cuda.engine.placement import Placement
 from lowbit_cuda.engine.prefetch_trial import TrialSchedule
-from lowbit_cuda.engine.recovery import Inventory, Recovery, inventories, missing
+from lowbit_cuda.engine.recovery import Inventory, inventories, missing, recover
 from lowbit_cuda.engine.storage import DeviceStorage, ExpertStorage, HostStorage
 from lowbit_cuda.engine.token_timer import TokenTimer
 from lowbit_cuda.engine.transfers import Transfers, Work
@@ -103,14 +104,13 @@ class Engine:
         self.requests, self.account = list[Request](), Account()
         self._port, self._record = port, record
         self._transfers = Transfers(port, stream)
-        self._timer = TokenTimer(port, stream, prefetch, trial_schedule, self.account)
+        self._timer = TokenTimer(port, stream, prefetch, trial_schedule or TrialSchedule(), self.account)
         self._device_storage = DeviceStorage(port, arrangement, expert_bytes)
         try:
             self._host = HostStorage(port, arrangement, expert_bytes)
         except BaseException:
             self._device_storage.close()
             raise
-        self._recovery = Recovery(self._transfers, self._device_storage.all)
         self._filling = Filling(port, arrangement, self._host, self._device_storage, self._transfers)
         self._on_host = OnHost(port, rates, expert_bytes)
         self._lost: EngineLostError | None = None
@@ -213,12 +213,14 @@ class Engine:
         with self._explained():
             self._consistent = False
             self._operation = "waiting for the device", None, None
-            self._finish()
+            finish_after_failure(self._port)
+            for storage in self._all_storage():
+                storage.settle(self._port)
             found = inventories(self._host.places, self._device_storage.all)
             self._check_complete(found)
             self._operation = "returning experts to their places", None, None
             if self.arrangement.memory == "swap":
-                self._recovery.run(found, self.arrangement.slots)
+                recover(self._transfers, self._device_storage.all, found, self.arrangement.slots)
             self._begin(found)
             self._consistent = True
 
@@ -226,8 +228,8 @@ class Engine:
         """Release all memory; a failure to free one part does not stop the others. Closing twice is harmless."""
         self._consistent = False
         with ExitStack() as rest:
-            for step in (self._device_storage.close, self._host.close, self._filling.close):
-                rest.callback(step)
+            for part in (self._device_storage, self._host, self._filling):
+                rest.callback(part.close)
 
     def __enter__(self) -> Self:
         return self
@@ -300,12 +302,6 @@ class Engine:
 
     # Starting again.
 
-    def _finish(self) -> None:
-        """Wait until the device has finished, and record what each storage contains."""
-        finish_after_failure(self._port)
-        for storage in self._all_storage():
-            storage.settle(self._port)
-
     def _check_complete(self, found: Sequence[Inventory]) -> None:
         for layer, expert in missing(found, self.arrangement.experts):
             if self._filling.complete:
@@ -326,9 +322,7 @@ class Engine:
         self._on_host.forget()
 
     def _all_storage(self) -> Iterator[ExpertStorage]:
-        yield from self._device_storage.all
-        for places in self._host.places:
-            yield from places
+        return chain(self._device_storage.all, *self._host.places)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -42,9 +42,8 @@ class TrialSchedule:
 
     def __post_init__(self) -> None:
         check_integer("warmup", self.warmup, least=0)
-        check_integer("window", self.window, least=1)
-        check_integer("rounds", self.rounds, least=1)
-        check_integer("patience", self.patience, least=1)
+        for name in ("window", "rounds", "patience"):
+            check_integer(name, getattr(self, name), least=1)
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,11 @@ class Measurement:
     """The measured benefit of guessing.
 
     Attributes:
-        token: number of the last token that was measured.
         with_guesses: median seconds per token with guesses.
         without: median seconds per token without them.
         tokens: number of tokens of each kind.
     """
 
-    token: int
     with_guesses: float
     without: float
     tokens: int
@@ -77,35 +74,27 @@ class PrefetchTrial:
         measurements: the results so far.
     """
 
-    def __init__(self, trial_schedule: TrialSchedule | None = None) -> None:
-        self.trial_schedule = TrialSchedule() if trial_schedule is None else trial_schedule
+    def __init__(self, schedule: TrialSchedule) -> None:
         self.guessing, self.measurements = True, list[Measurement]()
-        self._token, self._verdict = 0, True
-        self._rest = self.trial_schedule.warmup  # tokens until the next measurement begins
+        self._schedule, self._verdict = schedule, True
+        self._rest = schedule.warmup  # tokens until the next measurement begins
         self._begin()
 
     def _begin(self) -> None:
         self._times: dict[bool, list[float]] = {True: [], False: []}
         self._fresh = True  # whether the next token is the first of its window
 
-    @property
-    def measuring(self) -> bool:
-        """Whether tokens are being counted now."""
-        return self._rest == 0
-
     def token(self, seconds: float, guessed: bool) -> str | None:
         """Count the time of a token; returns a sentence when prefetching is switched on or off.
 
         A token of the other kind than `guessing` is not counted: a device may run some tokens behind its host.
         """
-        self._token += 1
-        if not self.measuring:
+        if self._rest:
             self._rest -= 1
         elif guessed == self.guessing:
             self._count(seconds)
-        if min(map(len, self._times.values())) >= self.trial_schedule.window * self.trial_schedule.rounds:
-            return self._conclude()
-        return None
+        wanted = self._schedule.window * self._schedule.rounds
+        return self._conclude(wanted) if min(map(len, self._times.values())) >= wanted else None
 
     def _count(self, seconds: float) -> None:
         if self._fresh:
@@ -113,20 +102,20 @@ class PrefetchTrial:
             return
         times = self._times[self.guessing]
         times.append(seconds)
-        if len(times) % self.trial_schedule.window == 0:
+        if len(times) % self._schedule.window == 0:
             self.guessing, self._fresh = not self.guessing, True
 
-    def _conclude(self) -> str | None:
+    def _conclude(self, tokens: int) -> str | None:
         guessed, plain = median(self._times[True]), median(self._times[False])
-        found = Measurement(self._token, guessed, plain, self.trial_schedule.window * self.trial_schedule.rounds)
+        found = Measurement(guessed, plain, tokens)
         self.measurements.append(found)
         before, self._verdict = self._verdict, found.benefit >= 0
-        self.guessing, self._rest = self._verdict, self.trial_schedule.patience
+        self.guessing, self._rest = self._verdict, self._schedule.patience
         self._begin()
         if self._verdict == before:
             return None
         return (
             f"prefetching is switched {'on again' if self._verdict else 'off'}: a token takes {guessed * 1e3:.3g} ms "
-            f"with it and {plain * 1e3:.3g} ms without (medians of {found.tokens} tokens each); it is measured again "
-            f"after {self.trial_schedule.patience} tokens"
+            f"with it and {plain * 1e3:.3g} ms without (medians of {tokens} tokens each); it is measured again "
+            f"after {self._schedule.patience} tokens"
         )

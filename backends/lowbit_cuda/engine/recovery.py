@@ -62,38 +62,31 @@ def missing(found: Sequence[Inventory], experts: int) -> Iterator[Expert]:
                 yield layer, expert
 
 
-class Recovery:
-    """Moves experts in swap mode: the lowest `slots` of each layer to the device, the others to the host."""
+def recover(
+    transfers: Transfers, device_storage: Sequence[ExpertStorage], found: Sequence[Inventory], slots: int
+) -> None:
+    """In swap mode, move the lowest `slots` experts of each layer to the device and the others to the host.
 
-    def __init__(self, transfers: Transfers, device_storage: Sequence[ExpertStorage]) -> None:
-        self._transfers, self._device_storage = transfers, device_storage
-        self._spare: deque[ExpertStorage] = deque()
+    Keeps the inventories up to date; no other copy may be in progress. There is always storage to exchange through:
+    once the free places are filled, exactly k experts of each layer are on the device only, which leaves the storage of
+    the b staging buffers.
+    """
+    kept = {storage for inventory in found for storage in inventory.on_device.values()}
+    spare = deque(storage for storage in device_storage if storage not in kept)
 
-    def run(self, found: Sequence[Inventory], slots: int) -> None:
-        """Move all experts, and keep the inventories up to date; no other copy may be in progress.
-
-        There is always storage to exchange through: once the free places are filled, exactly k experts of each layer
-        are on the device only, which leaves the storage of the b staging buffers.
-        """
-        kept = {storage.name for inventory in found for storage in inventory.on_device.values()}
-        self._spare = deque(storage for storage in self._device_storage if storage.name not in kept)
-        for layer, inventory in enumerate(found):
-            self._fill_places(layer, inventory, slots)
-        for layer, inventory in enumerate(found):
-            for expert in sorted(expert for expert in inventory.on_host if expert < slots):
-                self._fetch(layer, expert, inventory)
-                self._fill_places(layer, inventory, slots)
-
-    def _fill_places(self, layer: int, inventory: Inventory, slots: int) -> None:
+    def fill_places(layer: int, inventory: Inventory) -> None:
         for expert in sorted(expert for expert in inventory.on_device if expert >= slots)[: len(inventory.free)]:
             place, storage = inventory.free.pop(), inventory.on_device[expert]
-            self._transfers.copy((layer, expert), place, storage)
+            transfers.copy((layer, expert), place, storage)
             inventory.on_host[expert] = place
-            self._spare.append(inventory.on_device.pop(expert))
+            spare.append(inventory.on_device.pop(expert))
 
-    def _fetch(self, layer: int, expert: int, inventory: Inventory) -> None:
-        """Copy an expert to the device, and free its place."""
-        place, storage = inventory.on_host[expert], self._spare.popleft()
-        self._transfers.copy((layer, expert), storage, place)
-        inventory.free.append(inventory.on_host.pop(expert))
-        inventory.on_device[expert] = storage
+    for layer, inventory in enumerate(found):
+        fill_places(layer, inventory)
+    for layer, inventory in enumerate(found):
+        for expert in sorted(expert for expert in inventory.on_host if expert < slots):
+            place, storage = inventory.on_host[expert], spare.popleft()
+            transfers.copy((layer, expert), storage, place)
+            inventory.free.append(inventory.on_host.pop(expert))
+            inventory.on_device[expert] = storage
+            fill_places(layer, inventory)

@@ -19,10 +19,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from lowbit.contract.checks import check_integer
-from lowbit.errors import ArgumentError
 from lowbit.moe.offload import Arrangement
-from lowbit_cuda.port import ALIGNMENT, DevicePort, Event, Memory, Span, Stream, charge, largest
+from lowbit_cuda.port import ALIGNMENT, DevicePort, Event, Memory, Span, Stream
 
 Expert = tuple[int, int]
 """Layer and number."""
@@ -44,36 +42,6 @@ def device_bytes(arrangement: Arrangement, expert_bytes: int) -> int:
     69632
     """
     return (arrangement.slots * arrangement.layers + arrangement.buffers) * stride(expert_bytes)
-
-
-def slots_within(budget_bytes: int, expert_bytes: int, layers: int, experts: int, buffers: int = 4) -> int:
-    """k, the largest number of slots a layer for which slots and staging buffers fit into a budget.
-
-    A budget of twelve experts of 256 bytes: four staging buffers, and two slots for each of four layers.
-
-    >>> slots_within(12 * 256, 250, layers=4, experts=8)
-    2
-
-    Args:
-        budget_bytes: device memory that is free for experts.
-        expert_bytes: bytes of one expert.
-        layers: number of sparse layers.
-        experts: E, the upper limit of k.
-        buffers: b.
-
-    Raises:
-        ArgumentError: a number is out of range, or the budget is too small for one slot a layer.
-    """
-    for name, value in (("expert_bytes", expert_bytes), ("layers", layers), ("experts", experts), ("buffers", buffers)):
-        check_integer(name, value, least=1)
-    check_integer("budget_bytes", budget_bytes, least=0)
-    slots = (largest(budget_bytes) // stride(expert_bytes) - buffers) // layers
-    if slots < 1:
-        least = charge((layers + buffers) * stride(expert_bytes))
-        raise ArgumentError(
-            "budget_bytes", budget_bytes, f"at least {least}: a slot for each of {layers} layers and {buffers} buffers"
-        )
-    return min(slots, experts)
 
 
 @dataclass(eq=False)
@@ -177,8 +145,8 @@ class DeviceStorage:
 
     def free_all_but(self, used: Iterable[ExpertStorage]) -> None:
         """Mark all storage as free except `used`."""
-        names = {storage.name for storage in used}
-        self._free = deque(storage for storage in self.all if storage.name not in names)
+        kept = set(used)
+        self._free = deque(storage for storage in self.all if storage not in kept)
 
     def close(self) -> None:
         """Release the memory."""

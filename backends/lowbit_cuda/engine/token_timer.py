@@ -20,11 +20,11 @@ class TokenTimer:
         port: DevicePort,
         stream: Stream,
         prefetch: Prefetch,
-        trial_schedule: TrialSchedule | None,
+        schedule: TrialSchedule,
         account: Account,
     ) -> None:
         self._port, self._stream, self._account = port, stream, account
-        self._trial = PrefetchTrial(trial_schedule) if prefetch == "auto" else None
+        self._trial = PrefetchTrial(schedule) if prefetch == "auto" else None
         self._guessing = prefetch != "off"
         self.forget()
 

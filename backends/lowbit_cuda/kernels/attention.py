@@ -15,7 +15,7 @@ from functools import partial
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit_cuda.kernels.layouts import MOST, PART
-from lowbit_cuda.kernels.parameters import FLOAT_NAMES, MOST_TOKENS, THREADS, counts, integers, number, product_of, span
+from lowbit_cuda.kernels.parameters import FLOAT_NAMES, MOST_TOKENS, THREADS, counts, integers, number, product_of
 from lowbit_cuda.port import Access, Kernel, Numbers, Parameter
 
 KEYS = {**FLOAT_NAMES, "bfp12": "bfp12"}
@@ -25,7 +25,7 @@ BFP_BLOCK = 32
 CHUNK = 256
 """Tokens whose scores one block of `attend` holds at once."""
 ATTEND_SHARED = 4 * (MOST_HEAD_DIM + CHUNK + 16 + 8 * MOST_HEAD_DIM)
-POSITION = span("position", "int32", "read", lambda numbers: 1)
+POSITION = Parameter("position", "int32", "read", lambda numbers: 1)
 
 
 def rope() -> Kernel:
@@ -41,8 +41,8 @@ def rope() -> Kernel:
         name="rope",
         source="attention.cuh",
         parameters=(
-            span("x", "float32", "update", product_of("tokens", "heads", "head_dim")),
-            span("table", "float32", "read", product_of("context", "head_dim")),
+            Parameter("x", "float32", "update", product_of("tokens", "heads", "head_dim")),
+            Parameter("table", "float32", "read", product_of("context", "head_dim")),
             POSITION,
             *integers("tokens", "heads", "head_dim", "context"),
         ),
@@ -65,16 +65,16 @@ def _cached(name: str, kind: str, access: Access) -> tuple[Parameter, ...]:
     """The spans of cached keys or values, G × C × d_h; BFP12 has half a byte per channel and separate exponents."""
     elements = product_of("kv_heads", "capacity", "head_dim")
     if kind != "bfp12":
-        return (span(name, kind, access, elements, exact=False, alignment=PART),)
+        return (Parameter(name, kind, access, elements, exact=False, alignment=PART),)
     return (
-        span(name, "uint8", access, lambda n: elements(n) // 2, exact=False, alignment=PART),
-        span("exponents", "uint8", access, lambda n: elements(n) // BFP_BLOCK, exact=False),
+        Parameter(name, "uint8", access, lambda n: elements(n) // 2, exact=False, alignment=PART),
+        Parameter("exponents", "uint8", access, lambda n: elements(n) // BFP_BLOCK, exact=False),
     )
 
 
 def append(keys: str = "float32") -> Kernel:
     """Stores T tokens' keys or values, T × G × d_h, in a cache G × C × d_h, starting at the position."""
-    rows = span("x", "float32", "read", product_of("tokens", "kv_heads", "head_dim"))
+    rows = Parameter("x", "float32", "read", product_of("tokens", "kv_heads", "head_dim"))
     return Kernel(
         name=f"append_{KEYS[keys]}",
         source="attention.cuh",
@@ -109,8 +109,8 @@ def attend(keys: str = "float32", values: str = "float32") -> Kernel:
         name=f"attend_{KEYS[keys]}_{FLOAT_NAMES[values]}",
         source="attention.cuh",
         parameters=(
-            span("y", "float32", "write", heads),
-            span("queries", "float32", "read", heads, alignment=PART),
+            Parameter("y", "float32", "write", heads),
+            Parameter("queries", "float32", "read", heads, alignment=PART),
             *_cached("keys", keys, "read"),
             *_cached("values", values, "read"),
             POSITION,

@@ -23,7 +23,6 @@ from lowbit_cuda.kernels.parameters import (
     number,
     over,
     product_of,
-    span,
 )
 from lowbit_cuda.port import Access, Kernel, Numbers, Parameter
 
@@ -43,8 +42,8 @@ def rms_norm() -> Kernel:
         source="between.cuh",
         parameters=(
             RESULT,
-            span("x", "float32", "read", product_of("tokens", "columns")),
-            span("gain", "float32", "read", product_of("columns")),
+            Parameter("x", "float32", "read", product_of("tokens", "columns")),
+            Parameter("gain", "float32", "read", product_of("columns")),
             *integers("tokens", "columns"),
             Parameter("epsilon", "float32"),
         ),
@@ -60,7 +59,7 @@ def _elements(name: str, *spans: tuple[str, Access]) -> Kernel:
     return Kernel(
         name=name,
         source="between.cuh",
-        parameters=(*(span(given, "float32", access, count) for given, access in spans), *integers("count")),
+        parameters=(*(Parameter(given, "float32", access, count) for given, access in spans), *integers("count")),
         grid=over(count),
         block=THREADS,
         check=lambda numbers: counts(numbers, "count"),
@@ -87,9 +86,9 @@ def combine() -> Kernel:
         name="combine",
         source="between.cuh",
         parameters=(
-            span("y", "float32", "update", product_of("tokens", "columns")),
-            span("answers", "float32", "read", product_of("tokens", "experts", "columns")),
-            span("weights", "float32", "read", product_of("tokens", "experts"), host=True),
+            Parameter("y", "float32", "update", product_of("tokens", "columns")),
+            Parameter("answers", "float32", "read", product_of("tokens", "experts", "columns")),
+            Parameter("weights", "float32", "read", product_of("tokens", "experts"), host=True),
             *integers("tokens", "experts", "columns"),
         ),
         grid=lambda n: (-(-number(n, "columns") // THREADS), number(n, "tokens"), 1),
@@ -106,7 +105,7 @@ def _rows_kernel(name: str, target: Parameter, source: Parameter) -> Kernel:
         counts(numbers, "count", "columns", most={"count": MOST_TOKENS})
         counts(numbers, "rows", "columns")
 
-    index = span("index", "int32", "read", product_of("count"))
+    index = Parameter("index", "int32", "read", product_of("count"))
     return Kernel(
         name=name,
         source="between.cuh",
@@ -119,13 +118,13 @@ def _rows_kernel(name: str, target: Parameter, source: Parameter) -> Kernel:
 
 def gather(table: str = "float32") -> Kernel:
     """Row i of Y is row index[i] of X, or zeros where X has no such row: tokens of an expert, or an embedding."""
-    target = span("y", "float32", "write", product_of("count", "columns"))
-    source = span("x", table, "read", product_of("rows", "columns"))
+    target = Parameter("y", "float32", "write", product_of("count", "columns"))
+    source = Parameter("x", table, "read", product_of("rows", "columns"))
     return _rows_kernel(f"gather_{FLOAT_NAMES[table]}", target, source)
 
 
 def scatter() -> Kernel:
     """Row index[i] of Y is row i of X; no index occurs twice. Other rows of Y are unchanged."""
-    target = span("y", "float32", "write", product_of("rows", "columns"), exact=False)
-    source = span("x", "float32", "read", product_of("count", "columns"))
+    target = Parameter("y", "float32", "write", product_of("rows", "columns"), exact=False)
+    source = Parameter("x", "float32", "read", product_of("count", "columns"))
     return _rows_kernel("scatter", target, source)

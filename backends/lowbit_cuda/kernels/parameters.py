@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit_cuda.kernels.layouts import MOST, PART
-from lowbit_cuda.port import Access, Numbers, Parameter
+from lowbit_cuda.port import Numbers, Parameter
 
 Extent = Callable[[Numbers], int]
 
@@ -38,20 +38,6 @@ def product_of(*names: str) -> Extent:
     return extent
 
 
-def span(
-    name: str,
-    kind: str,
-    access: Access,
-    extent: Extent,
-    *,
-    alignment: int = 1,
-    exact: bool = True,
-    host: bool = False,
-) -> Parameter:
-    """A span parameter."""
-    return Parameter(name, kind, access, extent, exact=exact, alignment=alignment, host=host)
-
-
 def integers(*names: str) -> tuple[Parameter, ...]:
     """Integer parameters."""
     return tuple(Parameter(name, "int32") for name in names)
@@ -72,5 +58,5 @@ def over(extent: Extent) -> Callable[[Numbers], tuple[int, int, int]]:
     return lambda numbers: (-(-extent(numbers) // (4 * THREADS)), 1, 1)
 
 
-RESULT = span("y", "float32", "write", product_of("tokens", "columns"))
-ACTIVATIONS = span("x", "float32", "read", product_of("tokens", "rows"), alignment=PART)
+RESULT = Parameter("y", "float32", "write", product_of("tokens", "columns"))
+ACTIVATIONS = Parameter("x", "float32", "read", product_of("tokens", "rows"), alignment=PART)

@@ -29,7 +29,6 @@ from lowbit_cuda.kernels.parameters import (
     integers,
     number,
     product_of,
-    span,
 )
 from lowbit_cuda.port import Kernel, Numbers, Parameter
 
@@ -94,9 +93,9 @@ def _scales(numbers: Numbers) -> int:
 def matrix_spans(bits: int, scale_dtype: str, prefix: str = "") -> tuple[Parameter, ...]:
     """The three spans of a quantised matrix."""
     return (
-        span(f"{prefix}words", "uint32", "read", _words(bits), alignment=PART),
-        span(f"{prefix}scales", scale_dtype, "read", _scales, alignment=PART),
-        span(f"{prefix}zeros", scale_dtype, "read", _scales, alignment=PART),
+        Parameter(f"{prefix}words", "uint32", "read", _words(bits), alignment=PART),
+        Parameter(f"{prefix}scales", scale_dtype, "read", _scales, alignment=PART),
+        Parameter(f"{prefix}zeros", scale_dtype, "read", _scales, alignment=PART),
     )
 
 
@@ -140,7 +139,7 @@ def dequantize(bits: int, scales: str = "float16") -> Kernel:
         name=f"dequantize_b{bits}_{FLOAT_NAMES[scales]}",
         source=f"linear_b{bits}_{FLOAT_NAMES[scales]}.cuh",
         parameters=(
-            span("y", "float32", "write", product_of("rows", "columns")),
+            Parameter("y", "float32", "write", product_of("rows", "columns")),
             *matrix_spans(bits, scales),
             *integers("rows", "columns", "group_size", "zero_point"),
         ),
@@ -171,9 +170,9 @@ def dense(weights: str = "float32") -> Kernel:
         name=f"dense_{FLOAT_NAMES[weights]}",
         source="dense.cuh",
         parameters=(
-            span("y", "float32", "write", product_of("tokens", "columns"), host=True),
+            Parameter("y", "float32", "write", product_of("tokens", "columns"), host=True),
             ACTIVATIONS,
-            span("weights", weights, "read", product_of("rows", "columns"), alignment=PART),
+            Parameter("weights", weights, "read", product_of("rows", "columns"), alignment=PART),
             *integers("tokens", "rows", "columns"),
         ),
         grid=lambda n: (number(n, "columns"), number(n, "tokens"), 1),

@@ -5,11 +5,12 @@ loading or running ends.
 """
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 import numpy as np
 import numpy.typing as npt
 
-from lowbit_cuda.port import DeviceError, DevicePort, Kernel, Memory, Number, Span, Stream, charge
+from lowbit_cuda.port import DevicePort, Kernel, Memory, Number, Span, Stream, charge
 
 UPLOAD = 1 << 24
 """Bytes of the pinned staging buffer through which weights are copied to the device."""
@@ -74,22 +75,12 @@ class Arena:
             self._upload = None
 
     def close(self) -> None:
-        """Free everything, the latest allocation first; a failure does not stop the others.
-
-        Raises:
-            DeviceError: the first failure.
-        """
-        if self._upload is not None:
-            self._held.append(self._upload)
-            self._upload = None
-        failures = []
-        while self._held:
-            try:
-                self.port.free(self._held.pop())
-            except DeviceError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        """Free everything, the latest allocation first; a failure does not stop the others."""
+        with ExitStack() as rest:
+            for memory in self._held:
+                rest.callback(self.port.free, memory)
+            self._held = []
+            rest.callback(self.drop_upload)
 
     # Work in the stream.
 

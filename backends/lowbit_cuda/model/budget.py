@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from lowbit.backend.whole_model import spoken_bytes
 from lowbit.errors import ArgumentError
-from lowbit_cuda.engine.storage import slots_within, stride
-from lowbit_cuda.port import charge
+from lowbit_cuda.engine.storage import stride
+from lowbit_cuda.port import charge, largest
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,16 @@ class Need:
     @property
     def least(self) -> int:
         """Bytes of the smallest budget, with one slot for each layer."""
-        return (
-            self.resident + charge((self.layers + self.buffers) * stride(self.expert)) if self.layers else self.resident
-        )
-
-    @property
-    def most(self) -> int:
-        """Bytes of the largest useful budget, with every expert in a slot."""
-        count = self.layers * self.experts + self.buffers
-        return self.resident + charge(count * stride(self.expert)) if self.layers else self.resident
+        experts = charge((self.layers + self.buffers) * stride(self.expert)) if self.layers else 0
+        return self.resident + experts
 
     def slots(self, budget: int) -> int:
         """k within a budget; 0 for a dense model.
+
+        A budget of twelve experts of 256 bytes: four staging buffers, and two slots for each of four layers.
+
+        >>> Need(resident=0, layers=4, experts=8, expert=250, buffers=4).slots(12 * 256)
+        2
 
         Raises:
             ArgumentError: the budget is too small; the message states the minimum.
@@ -64,14 +62,13 @@ class Need:
             raise ArgumentError("device memory", f"{budget} bytes ({spoken_bytes(budget)})", allowed)
         if not self.layers:
             return 0
-        return slots_within(budget - self.resident, self.expert, self.layers, self.experts, self.buffers)
+        fitting = largest(budget - self.resident) // stride(self.expert)
+        return min((fitting - self.buffers) // self.layers, self.experts)
 
     def _in_words(self) -> str:
         words = f"{spoken_bytes(self.resident)} for resident weights, the context and the workspace"
         if self.layers:
             count = self.layers + self.buffers
-            words += (
-                f", and {count} experts of {spoken_bytes(self.expert)}: one slot for each of {self.layers} layers and "
-            )
-            words += f"{self.buffers} buffers"
+            words += f", and {count} experts of {spoken_bytes(self.expert)}: "
+            words += f"one slot for each of {self.layers} layers and {self.buffers} buffers"
         return words

@@ -21,6 +21,7 @@ Source: the chapter `lowbit.model.decoder`; MoE offloading §3.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -40,7 +41,7 @@ from lowbit_cuda.model.arena import Arena
 from lowbit_cuda.model.block import norm
 from lowbit_cuda.model.loading import Loader
 from lowbit_cuda.model.workspace import LOGIT_ROWS
-from lowbit_cuda.port import DeviceError, DevicePort, Graph, finish_after_failure
+from lowbit_cuda.port import DevicePort, Graph, finish_after_failure
 
 
 @dataclass(eq=False)
@@ -89,17 +90,15 @@ class Decoder:
                 differently.
             DeviceError: the device failed.
         """
-        self._port, self._settings, self._owns_port, self._record = port, settings, owns_port, record
+        self._port, self._settings, self._record = port, settings, record
         self.events: list[Event] = []
-        self._arena: Arena | None = None
-        self._loader: Loader | None = None
-        try:
+        with ExitStack() as closing:
+            if owns_port:
+                closing.callback(port.close)
             self._arena = Arena(port, "model")
-            self._loader = Loader(self._arena, weights, settings, record)
-            self._model = self._loader.load(progress)
-        except BaseException:
-            self.close()
-            raise
+            closing.callback(self._arena.close)
+            self._model = Loader(self._arena, weights, settings, record).load(closing, progress)
+            self._closing = closing.pop_all()
         self._stages = len(self._model.blocks)
         self._graphs: dict[int, Graph] = {}
         self._state = State()
@@ -186,7 +185,7 @@ class Decoder:
         self._issue(stage, tokens)
         gate = model.blocks[stage].gate
         if gate is not None:
-            assert model.sparse is not None and self._arena is not None
+            assert model.sparse is not None
             self._arena.wait()
             events = model.sparse.run(stage, model.work, tokens, gate.columns)
             if self._record:
@@ -194,7 +193,6 @@ class Decoder:
 
     def _end(self, tokens: int) -> F32:
         """After the last layer: float32, T × hidden."""
-        assert self._arena is not None
         self._issue(self._stages, tokens)
         self._arena.wait()
         answer: F32 = self._port.read(self._model.work.host["normed"], np.float32, (tokens, self._model.config.hidden))
@@ -202,7 +200,6 @@ class Decoder:
 
     def _issue(self, stage: int, tokens: int) -> None:
         """Issue a stage; for one token, by its graph."""
-        assert self._arena is not None
         if tokens > 1:
             self._enqueue(stage, tokens)
             return
@@ -214,9 +211,7 @@ class Decoder:
 
     def _enqueue(self, stage: int, tokens: int) -> None:
         """Issue the end of the layer before, and then a layer or the last norm."""
-        model, arena = self._model, self._arena
-        assert arena is not None
-        hidden = model.config.hidden
+        model, arena, hidden = self._model, self._arena, self._model.config.hidden
         if stage == 0:
             arena.copy(model.work["position"], model.work.host["position"])
             arena.copy(model.work.rows("x", tokens, hidden), model.work.host["x"])
@@ -231,7 +226,6 @@ class Decoder:
     def _scores(self, rows: F32) -> F32:
         """Logits of a few rows."""
         work, count, arena = self._model.work, len(rows), self._arena
-        assert arena is not None
         vocabulary = self._model.config.vocabulary
         self._port.write(work.host["head_in"], rows)
         arena.copy(work.rows("head_in", count, rows.shape[1]), work.host["head_in"])
@@ -282,22 +276,8 @@ class Decoder:
         )
 
     def close(self) -> None:
-        """Release everything. Closing twice is harmless."""
-        steps = []
-        if self._loader is not None and self._loader.engine is not None:
-            steps.append(self._loader.engine.close)
-        if self._arena is not None:
-            steps.append(self._arena.close)
-        if self._owns_port:
-            steps.append(self._port.close)
-        failures = []
-        for step in steps:
-            try:
-                step()
-            except DeviceError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        """Release everything; a failure does not stop the rest. Closing twice is harmless."""
+        self._closing.close()
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ reads one row of it. The number of slots is computed from the first layer (`budg
 no place for the experts that start on the device.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 
@@ -100,13 +101,13 @@ class Loader:
         check_layer(self._config, self._first)
         self._expert = expert_layout(self._first)
         self._sizes = Sizes(self._config, self._config.context, settings.keys, self._expert)
+        self._engine: Engine | None = None
 
-        self.engine: Engine | None = None
-
-    def load(self, progress: Progress | None = None) -> Loaded:
-        """Load the model; the caller must close `engine`, also after a failure.
+    def load(self, closing: ExitStack, progress: Progress | None = None) -> Loaded:
+        """Load the model.
 
         Args:
+            closing: closes the engine with the model, also after a failure.
             progress: called after each layer.
 
         Raises:
@@ -123,7 +124,7 @@ class Loader:
             arrangement = Arrangement(
                 config.layers, config.routing.experts, slots, self._settings.buffers, self._settings.mode
             )
-            self.engine = Engine(
+            self._engine = Engine(
                 arena.port,
                 arrangement,
                 self._expert.nbytes,
@@ -132,12 +133,13 @@ class Loader:
                 rates=rates,
                 record=self._record,
             )
-            sparse = Sparse(arena, config, self._expert, self.engine, cold)
+            closing.callback(self._engine.close)
+            sparse = Sparse(arena, config, self._expert, self._engine, cold)
         blocks = self._blocks(progress)
         arena.drop_upload()
-        if self.engine is not None:
-            self.engine.reset()
-        return Loaded(config, self._weights.embedding, blocks, norm, last, work, self.engine, sparse)
+        if self._engine is not None:
+            self._engine.reset()
+        return Loaded(config, self._weights.embedding, blocks, norm, last, work, self._engine, sparse)
 
     def _need(self, head: Layout) -> Need:
         """What the model needs if all layers equal the first."""
@@ -194,9 +196,9 @@ class Loader:
         return Gate(own, count * layout.columns, inputs=self._settings.cold_experts is not None)
 
     def _fill(self, number: int, part: SparseWeights) -> None:
-        assert self.engine is not None
+        assert self._engine is not None
         for expert, weights in enumerate(part.experts):
-            self.engine.fill(number, expert, self._expert.apply(weights))
+            self._engine.fill(number, expert, self._expert.apply(weights))
 
 
 def experts_of(layer: LayerWeights) -> tuple[GatedWeights, ...]:

@@ -10,7 +10,7 @@ from port_contract import KERNELS
 
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.system.storage import CACHE_VARIABLE
-from lowbit_cuda.cuda import compiler
+from lowbit_cuda.cuda import compiler, driver
 from lowbit_cuda.cuda.compiler import CompileError, choose_architecture, compile_source, digest, read_sources
 
 SOURCE, ARCH = "contract.cuh", "sm_80"
@@ -130,7 +130,7 @@ def test_the_architecture_is_the_devices_or_an_older_of_its_generation(monkeypat
 
 def test_without_the_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The packages are looked for before anything is compiled."""
-    monkeypatch.setattr(compiler, "installed", lambda module: module != "cuda.core")
+    monkeypatch.setattr(driver, "installed", lambda module: module != "cuda.core")
     compiler.compiler_version.cache_clear()
     with pytest.raises(UnavailableError) as caught:
         compiler.compiler_version()

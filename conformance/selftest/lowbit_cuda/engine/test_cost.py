@@ -112,14 +112,10 @@ def test_measured_points() -> None:
 
 
 def test_nonsense_is_refused() -> None:
-    """Times below zero or without end, and a bandwidth of nothing, are refused by name."""
+    """Times that are not above zero or have no end, and a bandwidth of nothing, are refused by name."""
     for points in ({}, {0: 1.0}, {1: 0.0}, {1: float("inf")}):
         with pytest.raises(ArgumentError, match="points"):
             measured(points)
     for bandwidth in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ArgumentError, match="bandwidth"):
             Rates(bandwidth, float, float)
-    with pytest.raises(ArgumentError, match="job"):
-        choose([Job(0, -1.0, 0.0)])
-    with pytest.raises(ArgumentError, match="queued"):
-        choose([], queued=float("nan"))

@@ -18,7 +18,8 @@ from lowbit.errors import ArgumentError
 from lowbit.moe.offload import Arrangement, Request
 from lowbit_cuda.engine.cost import Rates
 from lowbit_cuda.engine.engine import Engine
-from lowbit_cuda.engine.storage import device_bytes, slots_within, stride
+from lowbit_cuda.engine.storage import device_bytes, stride
+from lowbit_cuda.model.budget import Need
 from lowbit_cuda.port import PIECE, DeviceMemoryError, charge
 from lowbit_gpusim.sim.device import SimDevice
 from lowbit_gpusim.sim.streams import SimEvent
@@ -159,25 +160,27 @@ def test_requests_need_not_be_kept() -> None:
 def test_slots_are_as_many_as_fit_in_pieces() -> None:
     """A run of bytes that is large counts in pieces of two MiB: what is chosen fits, and one slot more would not."""
     for expert_bytes in (300, 70_000, PIECE - 1, 3 * PIECE + 1):
+        need = Need(0, 3, 8, expert_bytes, 4)
         needs = [charge(device_bytes(Arrangement(3, 8, slots), expert_bytes)) for slots in range(1, 9)]
         for budget in {need + more for need in needs for more in (-1, 0, 1, PIECE - 1)} - {needs[0] - 1}:
             fitting = sum(need <= budget for need in needs)
-            assert slots_within(budget, expert_bytes, 3, 8, 4) == fitting, (expert_bytes, budget)
+            assert need.slots(budget) == fitting, (expert_bytes, budget)
         with pytest.raises(ArgumentError, match=f"at least {needs[0]}"):
-            slots_within(needs[0] - 1, expert_bytes, 3, 8, 4)
+            need.slots(needs[0] - 1)
 
 
 def test_slots_within_a_budget() -> None:
     """k is the most that fits, to the byte, and never more than there are experts; too little is refused."""
+    need = Need(0, 3, 8, 300, 4)
     for slots in (1, 2, 5, 8):
         arrangement = Arrangement(3, 8, slots, 4)
         needed = device_bytes(arrangement, 300)
-        assert slots_within(needed, 300, 3, 8, 4) == slots
+        assert need.slots(needed) == slots
         if slots > 1:
-            assert slots_within(needed - 1, 300, 3, 8, 4) == slots - 1
-    assert slots_within(1 << 40, 300, 3, 8, 4) == 8
+            assert need.slots(needed - 1) == slots - 1
+    assert need.slots(1 << 40) == 8
     with pytest.raises(ArgumentError, match="at least 3584"):
-        slots_within(3583, 300, 3, 8, 4)
+        need.slots(3583)
 
 
 @pytest.mark.parametrize("memory", ["mirror", "swap"])
