@@ -44,7 +44,7 @@ from lowbit.quantization.affine import (
 )
 from lowbit.quantization.packing import BITS, WORD_BITS
 from lowbit_torch.linears import WIDENED, check_sizes, dependence, linears_named, peculiarity
-from lowbit_torch.operator import CONTRACTS, PRODUCT, engine, forget, matrix_of, torch
+from lowbit_torch.operator import CONTRACTS, PRODUCT, Weights, engine, forget, matrix_of, torch
 
 LAYOUT = 1
 """Version of the contents of a state dict."""
@@ -194,7 +194,10 @@ class QuantLinear(torch.nn.Module):
         Raises:
             ArgumentError: the tensors are on ``meta``, or hold values that a quantised matrix cannot have.
         """
-        return matrix_of(self.words, self.scales, self.zeros, self.bits, self.group_size, self.convention)
+        return matrix_of(self._weights())
+
+    def _weights(self) -> Weights:
+        return Weights(self.words, self.scales, self.zeros, self.bits, self.group_size, self.convention)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x W + bias``.
@@ -213,8 +216,7 @@ class QuantLinear(torch.nn.Module):
         given = x.dtype
         if self.cast and given in WIDENED:
             x = x.float()
-        weights = (self.words, self.scales, self.zeros, self.bits, self.group_size, self.convention)
-        y = PRODUCT(x, *weights, self.backend, self.contract)
+        y = PRODUCT(x, *self._weights(), self.backend, self.contract)
         if self.bias is not None:
             y = y + self.bias
         return y if given == torch.float32 else y.to(given)
@@ -267,7 +269,7 @@ class QuantLinear(torch.nn.Module):
         unexpected: list[str] = []
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected, error_msgs)
         unexpected_keys += [name for name in unexpected if name != prefix + "layout"]
-        forget((self.words, self.scales, self.zeros), self.bits, self.group_size, self.convention)
+        forget(self._weights())
 
     def _check_state(self, given: dict[str, torch.Tensor]) -> None:
         """Refuse tensors of another layout, shape or dtype, and values that a quantised matrix cannot have."""
@@ -281,8 +283,7 @@ class QuantLinear(torch.nn.Module):
                 raise ArgumentError(f"shape of {name}", tuple(given[name].shape), str(tuple(tensor.shape)))
             check_choice(f"dtype of {name}", given[name].dtype, (tensor.dtype,))
         if {"words", "scales", "zeros"} <= given.keys() and not given["words"].is_meta:
-            words, scales, zeros = (given[name].cpu() for name in ("words", "scales", "zeros"))
-            matrix_of(words, scales, zeros, self.bits, self.group_size, self.convention)
+            matrix_of(self._weights()._replace(**{name: given[name].cpu() for name in ("words", "scales", "zeros")}))
 
 
 def backend_name(given: str | None) -> str:

@@ -8,9 +8,9 @@ layers instead of calling them.
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from lowbit.contract.checks import check_choice, check_integer
+from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
-from lowbit.quantization.packing import BITS, check_rows
+from lowbit.quantization.packing import check_rows
 from lowbit_torch.operator import torch
 
 WIDENED = (torch.float16, torch.bfloat16)
@@ -46,12 +46,11 @@ def linears_named(model: torch.nn.Module, names: Sequence[str]) -> list[tuple[to
 
 
 def check_sizes(in_features: int, bits: int, group_size: int | None) -> int:
-    """The group size of a layer; K if None is given.
+    """The group size of a layer with a valid number of bits; K if None is given.
 
     Raises:
         ArgumentError: K does not fill whole units of codes, or the group size is not 1 to K.
     """
-    check_choice("bits", bits, BITS)
     check_integer("in_features", in_features, 1)
     check_rows("in_features", in_features, bits)
     if group_size is None:

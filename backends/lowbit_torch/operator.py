@@ -26,7 +26,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,47 +51,70 @@ except ImportError as error:
 CONTRACTS = {"float32": ("linear.qgemv", "linear.qgemm"), "integer": ("linear.qgemm_bfp",)}
 """The operations that each contract calls; of ``float32`` the first for one row of x, the second for several."""
 SCALES = (torch.float32, torch.float16)
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Words, scales and zeros."""
 
 
 # **Tensors as numpy arrays.** The words are int32 tensors, because few operators of PyTorch support uint32; the bits
 # are the same, and the array is a view.
 
 
-def matrix_of(
-    words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, group_size: int, convention: Convention
-) -> QuantizedMatrix:
-    """A `QuantizedMatrix` that shares the memory of three tensors.
+class Weights(NamedTuple):
+    """W as the operators take it.
 
-    Args:
+    Attributes:
         words: int32, ``K * bits // 32`` × N, the bits of the uint32 words.
         scales: float32 or float16, G × N.
         zeros: dtype of `scales` (``minimum``) or uint8 (``zero_point``), G × N.
         bits: 2, 3, 4 or 8.
         group_size: 1 to K.
         convention: ``minimum`` or ``zero_point``.
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    bits: int
+    group_size: int
+    convention: Convention
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors by name."""
+        return {"words": self.words, "scales": self.scales, "zeros": self.zeros}
+
+    @property
+    def rows(self) -> int:
+        """K."""
+        return self.words.shape[0] * WORD_BITS // self.bits
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """The identity of the tensors' memory and layout, which writes to the tensors do not change."""
+        return (*map(place_of, self[:3]), *self[3:])
+
+
+def matrix_of(weights: Weights) -> QuantizedMatrix:
+    """A `QuantizedMatrix` that shares the memory of three tensors.
 
     Raises:
-        ArgumentError: one of these does not hold, or `QuantizedMatrix` refuses a value.
+        ArgumentError: a field of `Weights` is wrong, or `QuantizedMatrix` refuses a value.
     """
-    check_weights(words, scales, zeros, bits, convention)
-    for name, tensor in (("words", words), ("scales", scales), ("zeros", zeros)):
+    check_weights(weights)
+    for name, tensor in weights.tensors.items():
         if tensor.device.type != "cpu":
             raise ArgumentError(f"device of {name}", tensor.device, "cpu")
-    arrays = [tensor.detach().contiguous().numpy() for tensor in (words, scales, zeros)]
-    rows = words.shape[0] * WORD_BITS // bits
-    return QuantizedMatrix(arrays[0].view(np.uint32), arrays[1], arrays[2], bits, rows, group_size, convention)
+    words, scales, zeros = (tensor.detach().contiguous().numpy() for tensor in weights.tensors.values())
+    return QuantizedMatrix(words.view(np.uint32), scales, zeros, weights.bits, weights.rows, *weights[4:])
 
 
-def check_weights(words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, convention: str) -> None:
+def check_weights(weights: Weights) -> None:
     """Refuse tensors with a wrong dtype or number of dimensions; values are not checked."""
-    check_choice("bits", bits, BITS)
-    check_choice("convention", convention, CONVENTIONS)
-    check_choice("dtype of words", words.dtype, (torch.int32,))
-    check_choice("dtype of scales", scales.dtype, SCALES)
-    check_choice("dtype of zeros", zeros.dtype, (scales.dtype if convention == "minimum" else torch.uint8,))
-    for name, tensor in (("words", words), ("scales", scales), ("zeros", zeros)):
+    check_choice("bits", weights.bits, BITS)
+    check_choice("convention", weights.convention, CONVENTIONS)
+    check_choice("dtype of words", weights.words.dtype, (torch.int32,))
+    check_choice("dtype of scales", weights.scales.dtype, SCALES)
+    zero = weights.scales.dtype if weights.convention == "minimum" else torch.uint8
+    check_choice("dtype of zeros", weights.zeros.dtype, (zero,))
+    for name, tensor in weights.tensors.items():
         if tensor.dim() != 2:
             raise ArgumentError(f"shape of {name}", tuple(tensor.shape), "2 dimensions")
 
@@ -143,17 +166,18 @@ class Engine:
             if missing or not declaration:
                 raise NotDeclaredError(self.backend.name, operation, missing)
 
-    def prepared(self, tensors: Tensors, bits: int, group_size: int, convention: Convention) -> PreparedLinear:
+    def prepared(self, weights: Weights) -> PreparedLinear:
         """What the backend prepared from the current words, scales and zeros."""
-        place = (*map(place_of, tensors), bits, group_size, convention)
-        state = tuple(map(version_of, tensors))
+        place, state = weights.place, tuple(map(version_of, weights[:3]))
         found = self.cache.get(place)
         if found is None or found[0] != state:
             with self._preparing:
                 found = self.cache.get(place)
                 if found is None or found[0] != state:
-                    matrix = self._copied(matrix_of(*tensors, bits, group_size, convention))
-                    found = self._keep(place, state, self.backend.prepare(matrix), tensors)
+                    found = state, self.backend.prepare(self._copied(matrix_of(weights)))
+                    if place not in self.cache:
+                        self._drop_with(weights, place)
+                    self.cache[place] = found
         return found[1]
 
     def _copied(self, matrix: QuantizedMatrix) -> QuantizedMatrix:
@@ -164,19 +188,10 @@ class Engine:
             np.copyto(copy, part)
         return QuantizedMatrix(words, scales, zeros, matrix.bits, matrix.rows, matrix.group_size, matrix.convention)
 
-    def _keep(
-        self,
-        place: tuple[Any, ...],
-        state: tuple[int, ...],
-        prepared: PreparedLinear,
-        tensors: Tensors,
-    ) -> tuple[tuple[int, ...], PreparedLinear]:
-        """Cache it until one of the tensors is freed, before another tensor can occupy the same memory."""
-        if place not in self.cache:  # a tensor has one storage object for its whole life
-            for tensor in tensors:
-                weakref.finalize(tensor.untyped_storage(), self.cache.pop, place, None).atexit = False
-        self.cache[place] = found = (state, prepared)
-        return found
+    def _drop_with(self, weights: Weights, place: tuple[Any, ...]) -> None:
+        """Empty a place of the cache when one of the tensors is freed, before another can occupy the same memory."""
+        for tensor in weights[:3]:  # a tensor has one storage object for its whole life
+            weakref.finalize(tensor.untyped_storage(), self.cache.pop, place, None).atexit = False
 
     def placed(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
         """An array aligned to `alignment`, followed by `overread` readable bytes of its own."""
@@ -224,11 +239,10 @@ def version_of(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
-def forget(tensors: Tensors, bits: int, group_size: int, convention: Convention) -> None:
+def forget(weights: Weights) -> None:
     """Drop what was prepared from words, scales and zeros, whose values have changed."""
-    place = (*map(place_of, tensors), bits, group_size, convention)
     for loaded in list(_engines.values()):
-        loaded.cache.pop(place, None)
+        loaded.cache.pop(weights.place, None)
 
 
 _engines: dict[str, Engine] = {}
@@ -264,30 +278,18 @@ def engine(name: str) -> Engine:
 # **The operators.**
 
 LIBRARY = torch.library.Library("lowbit", "FRAGMENT")
-WEIGHTS = "Tensor words, Tensor scales, Tensor zeros, int bits, int group_size, str convention"
+WEIGHTS = "Tensor words, Tensor scales, Tensor zeros, int bits, int group_size, str convention"  # as in `Weights`
 TRACEABLE = (torch.Tag.pt2_compliant_tag,)
 LIBRARY.define(f"qlinear(Tensor x, {WEIGHTS}, str backend, str contract) -> Tensor", tags=TRACEABLE)
 LIBRARY.define(f"dequantize({WEIGHTS}) -> Tensor", tags=TRACEABLE)
 
 
-def qlinear(
-    x: torch.Tensor,
-    words: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor,
-    bits: int,
-    group_size: int,
-    convention: Convention,
-    backend: str,
-    contract: str,
-) -> torch.Tensor:
+def qlinear(x: torch.Tensor, *given: Any) -> torch.Tensor:
     """``y = x W``, operator ``lowbit::qlinear``.
 
     Args:
         x: float32, any leading dimensions, K in the last.
-        words, scales, zeros, bits, group_size, convention: W, as in `matrix_of`.
-        backend: the name of a lowbit backend.
-        contract: ``float32`` or ``integer``.
+        given: the fields of `Weights`, the name of a lowbit backend, and the contract, ``float32`` or ``integer``.
 
     Returns:
         float32, the leading dimensions of x, N in the last.
@@ -297,55 +299,31 @@ def qlinear(
         UnavailableError: the backend cannot run here.
         NotDeclaredError: the backend does not declare the operation for these weights.
     """
-    if contract not in CONTRACTS:
-        check_choice("contract", contract, tuple(CONTRACTS))
+    *weights, backend, contract = given
+    check_choice("contract", contract, tuple(CONTRACTS))
     here = engine(backend)  # the weights are checked when they are prepared
-    prepared = here.prepared((words, scales, zeros), bits, group_size, convention)
+    prepared = here.prepared(Weights(*weights))
     check_activations(x, prepared.rows)
     return here.multiply(prepared, x, contract)
 
 
-def check_qlinear(
-    x: torch.Tensor,
-    words: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor,
-    bits: int,
-    convention: str,
-    contract: str,
-) -> None:
-    """The checks that the real and the fake operator share."""
+def fake_qlinear(x: torch.Tensor, *given: Any) -> torch.Tensor:
+    """An empty tensor with the dtype, shape and device of the result of `qlinear`, which raises the same errors."""
+    weights, contract = Weights(*given[:-2]), given[-1]
     check_choice("contract", contract, tuple(CONTRACTS))
-    check_weights(words, scales, zeros, bits, convention)
-    check_activations(x, words.shape[0] * WORD_BITS // bits)
-    for name, tensor in (("words", words), ("scales", scales), ("zeros", zeros)):
+    check_weights(weights)
+    check_activations(x, weights.rows)
+    for name, tensor in weights.tensors.items():
         if tensor.device != x.device:  # for example weights on meta, which have no values yet
             raise ArgumentError(f"device of {name}", tensor.device, f"{x.device}, the device of x")
+    return x.new_empty((*x.shape[:-1], weights.words.shape[1]))
 
 
-def fake_qlinear(
-    x: torch.Tensor,
-    words: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor,
-    bits: int,
-    group_size: int,
-    convention: Convention,
-    backend: str,
-    contract: str,
-) -> torch.Tensor:
-    """An empty tensor with the dtype, shape and device of the result of `qlinear`."""
-    check_qlinear(x, words, scales, zeros, bits, convention, contract)
-    return x.new_empty((*x.shape[:-1], words.shape[1]))
-
-
-def dequantized(
-    words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, group_size: int, convention: Convention
-) -> torch.Tensor:
+def dequantized(*given: Any) -> torch.Tensor:
     """The weights by `lowbit.quantization.affine.dequantize`, operator ``lowbit::dequantize``.
 
     Args:
-        words, scales, zeros, bits, group_size, convention: W, as in `matrix_of`.
+        given: the fields of `Weights`.
 
     Returns:
         float32, K × N.
@@ -353,15 +331,14 @@ def dequantized(
     Raises:
         ArgumentError: an argument is wrong.
     """
-    return torch.from_numpy(dequantize(matrix_of(words, scales, zeros, bits, group_size, convention)))
+    return torch.from_numpy(dequantize(matrix_of(Weights(*given))))
 
 
-def fake_dequantized(
-    words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, group_size: int, convention: Convention
-) -> torch.Tensor:
+def fake_dequantized(*given: Any) -> torch.Tensor:
     """An empty tensor with the dtype, shape and device of the result of `dequantized`."""
-    check_weights(words, scales, zeros, bits, convention)
-    return scales.new_empty((words.shape[0] * WORD_BITS // bits, words.shape[1]), dtype=torch.float32)
+    weights = Weights(*given)
+    check_weights(weights)
+    return weights.scales.new_empty((weights.rows, weights.words.shape[1]), dtype=torch.float32)
 
 
 def save_weights(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
