@@ -74,13 +74,15 @@ def bench(
     count = usable_processors() if threads is None else threads
     check_integer("--threads", count, 1, 1024)
     activations, result = defaults(op, activations, result)
-    types, options = (format, activations, result), options_of(option or [])
+    types, options, batches = (format, activations, result), options_of(option or []), batch or [1]
+    for each in batches:
+        check_integer("--batch", each, 1, 65536)
     if op in PRODUCTS:
         if context:
             raise ArgumentError("--context", context[0], f"leaving it out, since {op} is a product with a matrix")
-        problems = list(problems_of(op, types, options, shape or [], preset, batch or [1]))
+        problems = products_of(op, types, options, shape or [], preset, batches)
     else:
-        problems = list(others_of(op, types, options, shape or [], preset, batch or [1], context or [CONTEXT]))
+        problems = others_of(op, types, options, shape or [], preset, batches, context or [CONTEXT])
     named = {"format": format or None, "activations": activations, "result": result}
     functions = [function_target(each, op, named, [], "numpy", "cpu") for each in function or []]
     targets = [Target("backend", name, name) for name in names or []]
@@ -111,15 +113,19 @@ def defaults(op: str, activations: str, result: str) -> tuple[str, str]:
     return activations, result or activations
 
 
-def problems_of(
+Types = tuple[str, str, str]
+"""Format, activations and result."""
+
+
+def products_of(
     op: str,
-    types: tuple[str, str, str],
+    types: Types,
     options: Mapping[str, int],
     shapes: Sequence[str],
     preset: str | None,
     batches: Sequence[int],
-) -> Iterator[Problem]:
-    """Products: every shape with every batch. `types` are format, activations and result.
+) -> list[Problem]:
+    """Every shape of a product with every batch.
 
     Raises:
         ArgumentError: one of them is wrong.
@@ -129,38 +135,31 @@ def problems_of(
         if shapes:
             raise ArgumentError("--preset", repr(preset), "leaving it out, since --shape is given")
     chosen = PRESETS[preset] if preset is not None else [shape_of(each) for each in shapes] or PRESETS["llama-7b"][1:2]
-    format, activations, result = types
-    if op not in OWN and not format:
+    if op not in OWN and not types[0]:
         raise ArgumentError("--format", "not given", f"the format of the matrix, since --op is {op}")
-    for each in chosen:
-        for batch in batches:
-            check_integer("--batch", batch, 1, 65536)
-            yield problem(op, each, batch, format, activations, result, options)
+    return [problem(op, each, batch, *types, options) for each in chosen for batch in batches]
 
 
 def others_of(
     op: str,
-    types: tuple[str, str, str],
+    types: Types,
     options: Mapping[str, int],
     shapes: Sequence[str],
     preset: str | None,
     batches: Sequence[int],
     contexts: Sequence[int],
-) -> Iterator[Problem]:
-    """Other operations: every batch with every context, where the operation has them.
+) -> list[Problem]:
+    """Every batch of another operation with every context, where it has them.
 
     Raises:
         ArgumentError: one of them is wrong.
     """
     if shapes:
         raise ArgumentError("--shape", shapes[0], f"leaving it out: {op} has the sizes of a model, --preset")
-    found: dict[Problem, None] = {}
-    for batch in batches:
-        check_integer("--batch", batch, 1, 65536)
-        for context in contexts:
-            check_integer("--context", context, 1, 2**20)
-            found[other_problem(op, preset or "llama-7b", context, batch, *types, options)] = None
-    yield from found
+    for context in contexts:
+        check_integer("--context", context, 1, 2**20)
+    sizes = [(context, batch) for batch in batches for context in contexts]
+    return list(dict.fromkeys(other_problem(op, preset or "llama-7b", *each, *types, options) for each in sizes))
 
 
 # **The process that measures.**
@@ -179,9 +178,8 @@ def compared(targets: Sequence[Target], problems: Sequence[Problem], threads: in
     """The measurement; a backend that ends its process is left out of what follows."""
     heard, left, started = Heard(), list(targets), datetime.now(UTC)
     while left and len(heard.problems) < len(problems):
-        before, rest = len(heard.problems), problems[len(heard.problems) :]
         heard.running = ""
-        status = measured(left, rest, threads, rounds, heard)
+        status = measured(left, problems[len(heard.problems) :], threads, rounds, heard)
         if status == 0:
             break
         reason = f"it ended the process: {signal_of(status)}"
@@ -189,7 +187,6 @@ def compared(targets: Sequence[Target], problems: Sequence[Problem], threads: in
             raise LowbitError(f"the process that measures ended: {signal_of(status)}")
         heard.absent.append({"name": heard.running, "problem": "", "reason": reason})
         left = [each for each in left if each.shown != heard.running]
-        assert left or len(heard.problems) >= before
     return {
         "machine": asdict(machine()),
         "started": started.isoformat(timespec="seconds"),

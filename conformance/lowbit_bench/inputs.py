@@ -109,10 +109,9 @@ def problem(
     """A problem from what the command line says.
 
     Raises:
-        ArgumentError: another operation; a format that is missing, unknown or not wanted; a type or an option that it
-            does not have; sizes that the format cannot have.
+        ArgumentError: a format that is missing, unknown or not wanted; a type or an option that it does not have; sizes
+            that the format cannot have.
     """
-    check_choice("--op", operation, PRODUCTS)
     if operation in ("linear.qgemv", "linear.gemv") and batch != 1:
         raise ArgumentError("--batch", batch, f"1, since {operation} multiplies one vector")
     rows, columns = shape
@@ -173,12 +172,8 @@ def activations_of(problem: Problem) -> Any:
         return bfp.cast(x, ACTIVATIONS)
     if problem.operation == "linear.gemm_cast":
         return cast(x, problem.activations, activation_options(problem.activations))
-    typed = x.astype(FLOATS["float32" if problem.operation in OWN else _type(problem)].dtype)
+    typed = x.astype(FLOATS["float32" if problem.operation in OWN else problem.activations].dtype)
     return typed[0] if problem.operation.endswith("gemv") else typed
-
-
-def _type(problem: Problem) -> Any:
-    return next(each for each in RESULTS if each == problem.activations)
 
 
 Call = Callable[[], Any]

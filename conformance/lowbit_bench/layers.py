@@ -30,10 +30,7 @@ from lowbit_bench.sizes import MODELS, Inputs, stored_part
 
 EPSILON, THETA = 1e-5, 10000.0
 Make = Callable[[Inputs], tuple[Any, ...]]
-HEADS, EXPERTS = (
-    ("heads", "kv_heads", "head_dim", "context", "batch"),
-    ("hidden", "inner", "experts", "chosen", "batch"),
-)
+HEADS = ("heads", "kv_heads", "head_dim", "context", "batch")
 FULL: Mapping[str, tuple[tuple[str, ...], Make]] = MappingProxyType(
     {
         **OFFLINE,
@@ -139,10 +136,9 @@ def other_problem(
     """A problem from what the command line says.
 
     Raises:
-        ArgumentError: another operation or model; a format that is missing, unknown or not wanted; a type or an option
-            that it does not have; sizes that the format cannot have.
+        ArgumentError: another model; a format that is missing, unknown or not wanted; a type or an option that it does
+            not have; sizes that the format cannot have.
     """
-    check_choice("--op", operation, OTHERS)
     check_choice("--preset", model, tuple(MODELS))
     check_choice("--activations", activations, types_of(operation))
     check_choice("--result", result, RESULTS)

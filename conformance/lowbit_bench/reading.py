@@ -12,8 +12,6 @@ import numpy as np
 
 ROTATION = 2**29
 """Bytes read before any is read again."""
-
-
 LEAST = 2**24
 """Bytes of the shortest reading."""
 

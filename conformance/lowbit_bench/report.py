@@ -9,14 +9,14 @@ import base64
 import html
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from lowbit.errors import UnavailableError
 from lowbit.system.storage import write_whole
 from lowbit.text import one_line
 
@@ -36,32 +36,38 @@ def show(answer: Answer, console: Console) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def table_of(problem: Answer, verdicts: Mapping[str, str]) -> Table:
-    """The backends at one problem, the fastest first."""
-    table = Table("backend", box=None, padding=(0, 1, 0, 0))
-    for column in ("ms", "95 % from", "to", "× fastest", "GB/s", "of reading"):
-        table.add_column(column, justify="right")
-    table.add_column("conformance")
+COLUMNS = ("backend", "ms", "95 % from", "to", "× fastest", "GB/s", "of reading", "conformance")
+
+
+def rows_of(problem: Answer, verdicts: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """The cells of `COLUMNS` for each backend at one problem, the fastest first."""
     rows = sorted(problem["rows"], key=lambda row: row["seconds"][0])
     for row in rows:
-        median, low, high = (1e3 * each for each in row["seconds"])
-        numbers = [f"{median:.3f}", f"{low:.3f}", f"{high:.3f}", f"{row['seconds'][0] / rows[0]['seconds'][0]:.2f}"]
-        numbers += [f"{row['bytes_per_second'] / 1e9:.1f}", f"{row['share'][0]:.2f}"]
-        table.add_row(row["backend"], *numbers, verdicts.get(row["backend"], "not asked"))
+        milliseconds = (f"{1e3 * each:.3f}" for each in row["seconds"])
+        relative = f"{row['seconds'][0] / rows[0]['seconds'][0]:.2f}"
+        speed, share = f"{row['bytes_per_second'] / 1e9:.1f}", f"{row['share'][0]:.2f}"
+        yield row["backend"], *milliseconds, relative, speed, share, verdicts.get(row["backend"], "not asked")
+
+
+def table_of(problem: Answer, verdicts: Mapping[str, str]) -> Table:
+    """The backends at one problem."""
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in (COLUMNS[0], COLUMNS[-1]) else "right")
+    for cells in rows_of(problem, verdicts):
+        table.add_row(*cells)
     return table
 
 
-def figure_of(answer: Answer) -> bytes:
-    """The picture as PNG.
+def png_of(figure: Any) -> bytes:
+    """A figure of matplotlib as PNG."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=120)
+    return stream.getvalue()
 
-    Raises:
-        UnavailableError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UnavailableError("a picture", "matplotlib is not installed", "pip install 'lowbit[bench]'") from error
-    matplotlib.use("Agg")
+
+def figure_of(answer: Answer) -> bytes:
+    """The picture as PNG."""
     from matplotlib.figure import Figure
 
     problems = answer["problems"]
@@ -88,9 +94,7 @@ def figure_of(answer: Answer) -> bytes:
     right.set_yticklabels([])
     handles = [left.barh([0], [0], color=f"C{number}") for number in range(len(names))]
     figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=120)
-    return stream.getvalue()
+    return png_of(figure)
 
 
 def sweep_of(answer: Answer) -> bytes:
@@ -113,9 +117,7 @@ def sweep_of(answer: Answer) -> bytes:
     axes.plot([size / 1e6 for size, _ in every], [reading for _, reading in every], "k--", label="plain reading")
     axes.set(xscale="log", yscale="log", xlabel="MB of the matrix", ylabel="GB/s")
     axes.legend(fontsize=8)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=120)
-    return stream.getvalue()
+    return png_of(figure)
 
 
 def label(name: str) -> str:
@@ -137,14 +139,8 @@ def page_of(answer: Answer, pictures: Sequence[tuple[bytes, str]]) -> str:
         encoded = base64.b64encode(picture).decode()
         parts.append(f'<img alt="{text}" src="data:image/png;base64,{encoded}">')
     for each in answer["problems"]:
-        parts.append(f"<h2>{html.escape(each['id'])}</h2><table><tr><th>backend<th>ms<th>95 % from<th>to<th>GB/s")
-        parts.append("<th>of reading<th>conformance")
-        for row in sorted(each["rows"], key=lambda row: row["seconds"][0]):
-            median, low, high = (1e3 * value for value in row["seconds"])
-            verdict = html.escape(answer["verdicts"].get(row["backend"], "not asked"))
-            numbers = f"<td>{median:.3f}<td>{low:.3f}<td>{high:.3f}<td>{row['bytes_per_second'] / 1e9:.1f}"
-            share = f"<td>{row['share'][0]:.2f}<td>{verdict}"
-            parts.append(f"<tr><td>{html.escape(row['backend'])}{numbers}{share}")
+        parts.append(f"<h2>{html.escape(each['id'])}</h2><table><tr><th>{'<th>'.join(COLUMNS)}")
+        parts += ["<tr><td>" + "<td>".join(map(html.escape, row)) for row in rows_of(each, answer["verdicts"])]
         parts.append("</table>")
     for missing in answer["absent"]:
         parts.append(f"<p>not measured: {html.escape(missing['name'])}: {html.escape(missing['reason'])}</p>")
@@ -154,11 +150,8 @@ def page_of(answer: Answer, pictures: Sequence[tuple[bytes, str]]) -> str:
 def write(answer: Answer, folder: Path) -> Sequence[Path]:
     """Write ``bench.json``, and where matplotlib is installed pictures and ``bench.html``; what was written."""
     files = {"bench.json": json.dumps(answer, indent=1).encode()}
-    try:
-        bars = figure_of(answer) if answer["problems"] else b""
-    except UnavailableError:
-        bars = b""
-    if bars:
+    if answer["problems"] and find_spec("matplotlib"):
+        bars = figure_of(answer)
         pictures = [(bars, "Time of each backend relative to the fastest, and bytes a second beside plain reading.")]
         files["bench.png"] = bars
         if sweep := sweep_of(answer):

@@ -11,7 +11,7 @@ from lowbit.arrays import Array
 from lowbit.linear.integer import ACTIVATIONS
 from lowbit.numbers.floats import FLOATS
 from lowbit.quantization import bfp
-from lowbit.tensor_formats.stored import FORMATS, RESULTS
+from lowbit.tensor_formats.stored import FORMATS
 from lowbit_bench.inputs import USUAL, Problem, drawn_matrix
 
 
@@ -60,7 +60,7 @@ class Inputs:
     def normal(self, *shape: int, deviation: float = 1.0) -> Array:
         """Normal numbers of the type of the activations."""
         numbers = self._rng.normal(scale=deviation, size=shape).astype(np.float32)
-        return numbers.astype(FLOATS[next(each for each in RESULTS if each == self.problem.activations)].dtype)
+        return numbers.astype(FLOATS[self.problem.activations].dtype)
 
     def weights(self, *shape: int) -> Array:
         """Of a size that leaves results near 1."""
