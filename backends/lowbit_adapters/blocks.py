@@ -23,15 +23,17 @@ Source: the block structures of the ggml project.
 """
 
 from abc import abstractmethod
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from lowbit.arrays import F32, U8
-from lowbit.backend import Backend, Declaration
+from lowbit.backend import Availability, Backend, Capabilities, Declaration
 from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.packing import Codes
 from lowbit_adapters.layout import code_rows, group_rows, padded, words_of_rows
+from lowbit_adapters.libraries import availability, versions
 
 Kind = Literal["Q4_0", "Q4_1", "Q8_0"]
 
@@ -98,6 +100,15 @@ def decode_q4_1(blocks: U8, rows: int) -> QuantizedMatrix:
 
 class BlockBackend(Backend):
     """A backend that converts blocks to floats and floats to blocks by a library."""
+
+    libraries: ClassVar[Mapping[str, str]]
+
+    def availability(self) -> Availability:
+        return availability(self.libraries)
+
+    def capabilities(self) -> Capabilities:
+        operations = {"affine.dequantize": DEQUANTIZE, "affine.quantize": QUANTIZE}
+        return Capabilities(operations, concurrent=True, details=versions(self.libraries))
 
     @abstractmethod
     def _to_floats(self, blocks: U8, kind: Kind) -> F32:

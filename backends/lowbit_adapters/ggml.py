@@ -14,16 +14,15 @@ import ctypes
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from lowbit.arrays import F32, U8
-from lowbit.backend import Availability, Capabilities
+from lowbit.backend import Availability
 from lowbit.errors import UnavailableError
-from lowbit_adapters.blocks import BLOCK, BLOCK_BYTES, DEQUANTIZE, QUANTIZE, BlockBackend, Kind
-from lowbit_adapters.libraries import availability, versions
+from lowbit_adapters.blocks import BLOCK, BLOCK_BYTES, BlockBackend, Kind
 
-LIBRARIES = {"llama_cpp": "llama-cpp-python"}
 FILES = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll")
 Q4_1 = 3  # its number in ggml.h, part of the file format
 TO_FLOAT: dict[Kind, str] = {kind: f"dequantize_row_{kind.lower()}" for kind in BLOCK_BYTES}
@@ -65,16 +64,13 @@ class GgmlBackend(BlockBackend):
     """Q4_0, Q4_1 and Q8_0 by libggml-base."""
 
     name = "ggml"
+    libraries = MappingProxyType({"llama_cpp": "llama-cpp-python"})
 
     def availability(self) -> Availability:
-        state = availability(LIBRARIES)
+        state = super().availability()
         if state.usable and library_file() is None:
             return Availability(False, "llama-cpp-python brings no libggml-base", "install a newer one")
         return state
-
-    def capabilities(self) -> Capabilities:
-        operations = {"affine.dequantize": DEQUANTIZE, "affine.quantize": QUANTIZE}
-        return Capabilities(operations, concurrent=True, details=versions(LIBRARIES))
 
     def _to_floats(self, blocks: U8, kind: Kind) -> F32:
         weights = np.empty((blocks.shape[0], blocks.shape[1] * BLOCK), np.float32)

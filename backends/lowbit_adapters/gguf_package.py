@@ -5,27 +5,19 @@
 Source: gguf/quants.py in the project's repository.
 """
 
+from types import MappingProxyType
+
 import numpy as np
 
 from lowbit.arrays import F32, U8
-from lowbit.backend import Availability, Capabilities
-from lowbit_adapters.blocks import BLOCK_BYTES, DEQUANTIZE, QUANTIZE, BlockBackend, Kind
-from lowbit_adapters.libraries import availability, versions
-
-LIBRARIES = {"gguf": "gguf"}
+from lowbit_adapters.blocks import BLOCK_BYTES, BlockBackend, Kind
 
 
 class GgufBackend(BlockBackend):
     """Q4_0, Q4_1 and Q8_0 by gguf.quants."""
 
     name = "gguf"
-
-    def availability(self) -> Availability:
-        return availability(LIBRARIES)
-
-    def capabilities(self) -> Capabilities:
-        operations = {"affine.dequantize": DEQUANTIZE, "affine.quantize": QUANTIZE}
-        return Capabilities(operations, concurrent=True, details=versions(LIBRARIES))
+    libraries = MappingProxyType({"gguf": "gguf"})
 
     def _to_floats(self, blocks: U8, kind: Kind) -> F32:
         from gguf import quants

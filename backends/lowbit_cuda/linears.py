@@ -31,15 +31,11 @@ class DeviceLinear(PreparedLinear):
         super().__init__(backend, matrix.rows, matrix.columns, self._layout.nbytes)
 
     def _qgemv(self, x: F32, out: F32) -> None:
-        self._multiply(x, out, 1)
-
-    def _qgemm(self, x: F32, out: F32) -> None:
-        self._multiply(x, out, len(x))
-
-    def _multiply(self, x: F32, out: F32, tokens: int) -> None:
-        layout = self._layout
+        layout, tokens = self._layout, 1 if x.ndim == 1 else len(x)
         given: dict[str, Array | Span] = {"y": out, "x": x, **layout.spans(self._packed)}
         self._calls(product(layout, tokens), given, tokens=tokens, **layout.numbers)
+
+    _qgemm = _qgemv
 
 
 def _release(calls: "weakref.ref[Calls]", memory: Memory) -> None:

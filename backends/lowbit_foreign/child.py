@@ -133,7 +133,7 @@ class Child:
     def _whole(self, answer: bytearray) -> bytes:
         line, _, rest = bytes(answer).partition(b"\n")
         if rest:
-            raise self._broken(f"writes more than the one line that was asked for: {_shown(rest)}")
+            raise self._broken(f"writes more than the one line that was asked for: {shown(rest)}")
         return line
 
     def _hear(self) -> bool:
@@ -152,7 +152,7 @@ class Child:
             pass
         status = self._process.returncode
         ended = f", and has ended {_status(status)}" if status is not None else ""
-        said = f"; its last words: {_shown(self._said[-400:])}" if self._said.strip() else ""
+        said = f"; its last words: {shown(self._said[-400:])}" if self._said.strip() else ""
         return BrokenLineError(f"{self.name} {what}{ended}{said}")
 
     def _err_waits(self) -> bool:
@@ -194,5 +194,6 @@ def _status(code: int) -> str:
     return f"by signal {-code}" if code < 0 else f"with status {code}"
 
 
-def _shown(text: bytes) -> str:
+def shown(text: bytes) -> str:
+    """What a program has written, on one line for a message."""
     return on_one_line(text[:400].decode(errors="replace"))

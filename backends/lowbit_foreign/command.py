@@ -45,9 +45,8 @@ from lowbit.contract.checks import check_array
 from lowbit.errors import ArgumentError, FormatError, NotDeclaredError, UnavailableError, on_one_line
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.system.json_files import described, parsed
-from lowbit.text import cleaned
 from lowbit_foreign.backend import ForeignBackend
-from lowbit_foreign.child import BrokenLineError, Child
+from lowbit_foreign.child import BrokenLineError, Child, shown
 from lowbit_foreign.declared import Declared, read
 from lowbit_foreign.linear import ForeignLinear, copied, first_product
 
@@ -212,13 +211,13 @@ class CommandBackend(ForeignBackend):
         try:
             answer = parsed(f"{self.name} writes a line", line).values
         except FormatError as error:
-            raise BrokenLineError(f"{error}: {_shown(line)}") from None
+            raise BrokenLineError(f"{error}: {shown(line)}") from None
         match answer:
             case {"id": int(given), "result": result, **more} if given == id and not more:
                 return result
             case {"id": int(given), "error": {"kind": str(kind), "message": str(message)}} if given == id:
-                self._raise(kind, _one_line(message))
-        raise BrokenLineError(f"{self.name} writes a line that does not answer request {id}: {_shown(line)}")
+                self._raise(kind, on_one_line(message))
+        raise BrokenLineError(f"{self.name} writes a line that does not answer request {id}: {shown(line)}")
 
     def _raise(self, kind: str, message: str) -> NoReturn:
         if kind == "argument":
@@ -227,7 +226,7 @@ class CommandBackend(ForeignBackend):
             raise NotDeclaredError(self.name, message)
         if kind == "failed":
             raise RuntimeError(f"{self.name} fails: {message}")
-        raise BrokenLineError(f"{self.name} answers with an error of the unknown kind {_one_line(kind)}: {message}")
+        raise BrokenLineError(f"{self.name} answers with an error of the unknown kind {on_one_line(kind)}: {message}")
 
 
 class _Handle:
@@ -237,12 +236,3 @@ class _Handle:
         self.name, self.child = name, child
         self.end = weakref.finalize(self, given_up.append, (end, child, name))
         self.end.atexit = False  # the program ends then anyway
-
-
-def _shown(line: bytes) -> str:
-    return _one_line(line[:200].decode(errors="replace"))
-
-
-def _one_line(text: str) -> str:
-    """A text of the program's, for a message."""
-    return cleaned(on_one_line(text))

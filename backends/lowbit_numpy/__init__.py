@@ -14,9 +14,8 @@ from lowbit.arrays import F32
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.linear.integer_bounds import integer_loop
-from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
-from lowbit.quantization.packing import Codes, Words
 from lowbit_numpy.activations import ActivationOperations
 from lowbit_numpy.caches import CacheOperations
 from lowbit_numpy.codes import pack_bits, unpack_bits
@@ -45,9 +44,7 @@ class NumpyLinear(PreparedLinear):
         with np.errstate(invalid="ignore", over="ignore"):
             np.matmul(x, self._weights, out=out)
 
-    def _qgemm(self, x: F32, out: F32) -> None:
-        with np.errstate(invalid="ignore", over="ignore"):
-            np.matmul(x, self._weights, out=out)
+    _qgemm = _qgemv
 
     def _qgemm_bfp(self, x: Blocks, out: F32) -> None:
         with np.errstate(over="ignore"):
@@ -89,25 +86,10 @@ class NumpyBackend(
             profiles=("lowbit-1.1/packing", "lowbit-1.1/qgemv-4", "lowbit-1.1/kv-cache", "lowbit-1.1/moe-offload"),
         )
 
-    def _packing_pack(self, codes: Codes, bits: int) -> Words:
-        return pack_bits(codes, bits)
-
-    def _packing_unpack(self, words: Words, bits: int) -> Codes:
-        return unpack_bits(words, bits)
-
-    def _affine_quantize(
-        self,
-        weights: F32,
-        *,
-        bits: int,
-        group_size: int,
-        convention: Convention = "minimum",
-        scale_dtype: ScaleDtype = "float32",
-    ) -> QuantizedMatrix:
-        return quantize_groups(weights, bits, group_size, convention, scale_dtype)
-
-    def _affine_dequantize(self, matrix: QuantizedMatrix) -> F32:
-        return dequantize_groups(matrix)
+    _packing_pack = staticmethod(pack_bits)
+    _packing_unpack = staticmethod(unpack_bits)
+    _affine_quantize = staticmethod(quantize_groups)
+    _affine_dequantize = staticmethod(dequantize_groups)
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         return NumpyLinear(matrix)

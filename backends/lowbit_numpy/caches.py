@@ -19,8 +19,6 @@ from lowbit_numpy.widening import TYPES, widened
 Floats = TypeVar("Floats", F32, F64)
 """Of arrays that all have the one type or the other."""
 BOUNDED = Declaration(TYPES, Arithmetic("direct", "float32", any_order))
-
-
 EXACT = (
     "bfp.cast",
     "bfp.decode",
@@ -129,7 +127,7 @@ class CacheOperations:
 
 
 def softmax(scores: Floats) -> Floats:
-    with np.errstate(under="ignore"):
+    with np.errstate(invalid="ignore", under="ignore"):
         powers: Floats = np.exp(scores - scores.max(axis=-1, keepdims=True))
     total: Floats = powers.sum(axis=-1, keepdims=True)
     return powers / total

@@ -139,8 +139,7 @@ class OffloadOperations:
 
     declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(("offload.trace", "offload.engine"), Declaration())
 
-    def _offload_engine(self, arrangement: Arrangement) -> Engine:
-        return Engine(arrangement)
+    _offload_engine = Engine
 
     def _offload_trace(self, arrangement: Arrangement, requests: Sequence[Request]) -> Trace:
         engine = Engine(arrangement)

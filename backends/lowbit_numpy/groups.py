@@ -12,7 +12,12 @@ from lowbit_numpy.codes import pack_bits, unpack_bits
 
 
 def quantize_groups(
-    weights: F32, bits: int, group_size: int, convention: Convention, scale_dtype: ScaleDtype
+    weights: F32,
+    *,
+    bits: int,
+    group_size: int,
+    convention: Convention = "minimum",
+    scale_dtype: ScaleDtype = "float32",
 ) -> QuantizedMatrix:
     """Float32 K × N to codes, scales and zeros, as `lowbit.quantization.affine.quantize` says."""
     blocks = [_quantize_block(block, bits, convention, np.dtype(scale_dtype)) for block in _blocks(weights, group_size)]

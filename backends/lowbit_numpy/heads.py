@@ -8,13 +8,11 @@ from lowbit.arrays import F32
 from lowbit.attention.pooling import Method
 from lowbit.backend import Declaration
 
-DECLARED = {"pooling.pool": Declaration()}
-
 
 class PoolingOperations:
     """The hook of `pooling.pool`."""
 
-    declared: ClassVar[dict[str, Declaration]] = DECLARED
+    declared: ClassVar[dict[str, Declaration]] = {"pooling.pool": Declaration()}
 
     def _pooling_pool(self, weights: F32, heads: int, groups: int, method: Method = "mean") -> F32:
         members = heads // groups

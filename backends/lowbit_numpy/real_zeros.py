@@ -40,19 +40,15 @@ class HqqOperations:
         return np.asarray(np.mean(q - (weights - kept) / scales, axis=0, dtype=np.float32))
 
     def _hqq_dequantize(self, matrix: HqqMatrix) -> F32:
-        return dequantize_real_zeros(matrix)
+        """float32, K × N: every weight by the scale and the zero of its group."""
+        number = np.arange(matrix.rows * matrix.columns).reshape(matrix.columns, matrix.rows).T  # of N × K, flat
+        group = number // matrix.group_size if matrix.axis == 1 else number % matrix.groups
+        codes = unpack_bits(matrix.words, matrix.bits).astype(np.float32)
+        return np.asarray(_plain(matrix.scales)[group] * (codes - _plain(matrix.zeros)[group]))
 
     def _hqq_qgemv(self, x: F32, matrix: HqqMatrix) -> F32:
         with np.errstate(invalid="ignore", over="ignore"):
-            return x @ dequantize_real_zeros(matrix)
-
-
-def dequantize_real_zeros(matrix: HqqMatrix) -> F32:
-    """float32, K × N: every weight by the scale and the zero of its group."""
-    number = np.arange(matrix.rows * matrix.columns).reshape(matrix.columns, matrix.rows).T  # of N × K, laid out flat
-    group = number // matrix.group_size if matrix.axis == 1 else number % matrix.groups
-    codes = unpack_bits(matrix.words, matrix.bits).astype(np.float32)
-    return np.asarray(_plain(matrix.scales)[group] * (codes - _plain(matrix.zeros)[group]))
+            return x @ self._hqq_dequantize(matrix)
 
 
 def _plain(numbers: Numbers) -> Array:

@@ -8,6 +8,7 @@ from lowbit.arrays import F32
 from lowbit.backend import Declaration
 from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.moe.routing import Ids, Scores, Softmax
+from lowbit_numpy import caches
 from lowbit_numpy.widening import TYPES, widened
 
 BOUNDED = ("routing.gate", "routing.weights", "routing.expert", "routing.sparse")
@@ -26,7 +27,7 @@ class RoutingOperations:
     def _routing_gate(self, x: F32, router: F32, scores: Scores = "logits") -> F32:
         with np.errstate(invalid="ignore", over="ignore"):
             logits = x @ router
-        return logits if scores == "logits" else _softmax(logits)
+        return logits if scores == "logits" else caches.softmax(logits)
 
     @widened
     def _routing_top_k(self, scores: F32, k: int) -> Ids:
@@ -36,7 +37,7 @@ class RoutingOperations:
     @widened
     def _routing_weights(self, scores: F32, chosen: Ids, softmax: Softmax = "after") -> F32:
         own: F32 = scores[np.arange(len(scores))[:, None], chosen]
-        return _softmax(own) if softmax == "after" else own / own.sum(axis=1, keepdims=True)
+        return caches.softmax(own) if softmax == "after" else own / own.sum(axis=1, keepdims=True)
 
     @widened
     def _routing_expert(self, x: F32, gate: F32, up: F32, down: F32) -> F32:
@@ -59,10 +60,3 @@ def _swiglu(x: F32, gate: F32, up: F32, down: F32) -> F32:
         a = x @ gate
         result: F32 = (a / (1 + np.exp(-a)) * (x @ up)) @ down
         return result
-
-
-def _softmax(scores: F32) -> F32:
-    with np.errstate(invalid="ignore", under="ignore"):
-        powers: F32 = np.exp(scores - scores.max(axis=1, keepdims=True))
-    total: F32 = powers.sum(axis=1, keepdims=True)
-    return powers / total

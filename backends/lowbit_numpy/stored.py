@@ -41,8 +41,7 @@ class StoredOperations:
     def _linear_gemv(self, x: Activations, weights: Stored, result: Result = "float32") -> Array:
         return _product(x.astype(np.float64), weights, result)
 
-    def _linear_gemm(self, x: Activations, weights: Stored, result: Result = "float32") -> Array:
-        return _product(x.astype(np.float64), weights, result)
+    _linear_gemm = _linear_gemv
 
     def _linear_gemm_cast(self, x: Stored, weights: Stored, result: Result = "float32") -> Array:
         return _product(x.values.T, weights, result)

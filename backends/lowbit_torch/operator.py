@@ -84,7 +84,8 @@ class Weights(NamedTuple):
     @property
     def rows(self) -> int:
         """K."""
-        return self.words.shape[0] * WORD_BITS // self.bits
+        rows: int = self.words.shape[0] * WORD_BITS // self.bits
+        return rows
 
     @property
     def place(self) -> tuple[Any, ...]:

@@ -115,22 +115,18 @@ class CudaDevice:
 
     @property
     def budget(self) -> int:
-        """Bytes of device memory that may be in use."""
         return self._heap.budget
 
     @property
     def used(self) -> int:
-        """Bytes of device memory in use."""
         return self._heap.used
 
     @property
     def peak(self) -> int:
-        """The largest value of `used` so far."""
         return self._heap.peak
 
     @property
     def pinned(self) -> int:
-        """Bytes of pinned host memory in use."""
         return self._heap.pinned
 
     def describe(self) -> Mapping[str, str]:
@@ -154,17 +150,14 @@ class CudaDevice:
     # Memory.
 
     def allocate(self, nbytes: int, what: str) -> Memory:
-        """Memory on the device."""
         with self._enter():
             return self._heap.allocate(nbytes, what)
 
     def pin(self, nbytes: int, what: str) -> Memory:
-        """Page-locked memory on the host."""
         with self._enter():
             return self._heap.pin(nbytes, what)
 
     def free(self, memory: Memory) -> None:
-        """Free memory, after waiting for the streams that use it."""
         if memory.handle is None:
             return
         with self._enter(even_if_lost=True):
@@ -173,14 +166,12 @@ class CudaDevice:
             self._heap.free(memory, self._wait_for, lost=bool(self._lost))
 
     def write(self, span: Span, data: Array) -> None:
-        """Write pinned memory from the host."""
         self._check()
         if not isinstance(data, np.ndarray) or not data.flags.c_contiguous or data.dtype.hasobject:
             raise ArgumentError("data", kind_of(data), "a C-contiguous array of numbers")
         self._heap.bytes_of(span, data.nbytes)[:] = data.reshape(-1).view(np.uint8)
 
     def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
-        """Read pinned memory on the host."""
         self._check()
         for size in shape:
             check_integer("shape", size, 0)
@@ -207,7 +198,6 @@ class CudaDevice:
                 self._program(kernel.source).load(kernel.name)
 
     def copy(self, target: Span, source: Span, stream: Stream) -> None:
-        """Copy between spans."""
         self._check()
         from cuda.bindings import driver
 
@@ -225,7 +215,6 @@ class CudaDevice:
                 given.give(step, (target.memory, source.memory))
 
     def launch(self, kernel: Kernel, arguments: Mapping[str, Span | Number], stream: Stream) -> None:
-        """Launch a kernel."""
         self._check()
         spans, numbers = kernel.checked(arguments)
         packed = values(kernel, {name: self._address(span) for name, span in spans.items()}, numbers)
@@ -251,7 +240,6 @@ class CudaDevice:
         return self._programs[source]
 
     def record(self, stream: Stream) -> CudaEvent:
-        """Record an event in a stream."""
         with self._enter():
             return CudaEvent(self._mark(self._idle(stream)), self)
 
@@ -262,14 +250,12 @@ class CudaDevice:
         return self._call(f"marking {stream.name}", partial(stream.core.record, options=options))
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Make a stream wait for an event."""
         with self._enter():
             mark = self._own("event", event, CudaEvent)
             self._call(f"making {stream.name} wait", self._idle(stream).core.wait, mark.core)
 
     @contextmanager
     def capture(self, stream: Stream) -> Iterator[Callable[[], CudaGraph]]:
-        """Record the work of a stream as a graph."""
         self._check()
         given = self._idle(stream)
         made: list[CudaGraph] = []
@@ -299,7 +285,6 @@ class CudaDevice:
         return CudaGraph(made, capture.memories, self)
 
     def replay(self, graph: Graph, stream: Stream) -> None:
-        """Run a graph."""
         self._check()
         kept, given = self._own("graph", graph, CudaGraph), self._idle(stream)
         for memory in kept.memories:
@@ -315,12 +300,10 @@ class CudaDevice:
     # Waiting and time.
 
     def synchronize(self, event: Event) -> None:
-        """Wait until the event is reached."""
         with self._enter():
             self._call("waiting for an event", self._own("event", event, CudaEvent).core.sync, waits=True)
 
     def finish(self) -> None:
-        """Wait until every stream is done."""
         with self._enter():
             for given in self._streams:
                 self._idle(given)
@@ -328,7 +311,6 @@ class CudaDevice:
                 self._wait_for(given)
 
     def reached(self, event: Event) -> bool:
-        """Whether the event is reached."""
         with self._enter():
             mark = self._own("event", event, CudaEvent).core
             return bool(self._call("asking for an event", getattr, mark, "is_done", waits=True))
@@ -342,11 +324,9 @@ class CudaDevice:
             return float(self._call("measuring between events", lambda: end - start)) / 1000
 
     def now(self) -> float:
-        """The host's clock."""
         return time.perf_counter()
 
     def on_host(self, what: str, reads: Sequence[Span], function: Callable[..., Any]) -> Any:
-        """Call a function with the memory that it reads, without copying it."""
         self._check()
         arrays = [self._heap.bytes_of(span, span.nbytes) for span in reads]
         for array in arrays:
