@@ -28,8 +28,17 @@ Tools differ in two choices, and a call keeps to one:
 - *Middles of FP4.* CUDA compares magnitudes with middles that are written with 6 to 8 digits, so ties go towards 0.
   The CPU's code computes the middles from the table, and ties go to the lower number.
 
-*Double quantisation has no cast here*: the mean of all absmax is a float32 sum, and in which order PyTorch adds them
-depends on the processor and the number of threads, which no list of choices can name.
+**Casts with double quantisation** go on from there. The mean of all absmax is subtracted in float32. In each block of
+256 differences, ``nested_absmax`` is the largest magnitude *m*, and a code is that of the number of the map near
+:math:`x \cdot (1/m)`. Where *m* is 0, so are its codes. Tools differ in two more choices:
+
+- *The mean* is a float32 sum over *n* blocks and a quotient, and PyTorch adds in an order that depends on the processor
+  and the number of threads. Every order has at most :math:`n + 1` roundings and absmax is never negative, so any number
+  within :math:`\gamma_{n+1}` times the exact mean is right, and all else is exact for the mean that a cast stored.
+- *Codes.* CUDA takes the nearest number, and of two equally near ones the even code. The CPU's code rounds the quotient
+  to one of 65536 equal steps from -1 to 1 and takes the number nearest to that step, the lower of two. Near 0, where
+  the map is finer than the steps, its code may be five places away: 0 becomes 131. Its compiler may contract the
+  product and sum that give the step.
 
 Source: bitsandbytes ``functional.py`` (get_4bit_type, create_dynamic_map, quantize_4bit, dequantize_4bit, QuantState)
 its default backend, and ``kernels.cu`` (dQuantizeFP4, dQuantizeNF4); QLoRA, arXiv 2305.14314.
@@ -41,8 +50,9 @@ from functools import partial
 import numpy as np
 
 from lowbit.arrays import F32, F64, Array
+from lowbit.contract.rounding import UNIT_ROUNDOFF, gamma
 from lowbit.tensor_formats.bits import exact, join, split
-from lowbit.tensor_formats.casts import Integers
+from lowbit.tensor_formats.casts import Integers, inverse, multiply_add
 from lowbit.tensor_formats.table import Decode, Encode, Field, Format, Sizes, Tensors, Terms
 
 NF4_TABLE = np.array(
@@ -168,6 +178,68 @@ def _encode(code: Code, last: str, numbers: F64, at: Sizes) -> dict[str, Array]:
     return {"weight": join(codes, 4, np.uint8, order=(1, 0))[:, np.newaxis], "absmax": absmax}
 
 
+# **Casts of absmax**: the codes of quotients from -1 to 1.
+
+STEPS = np.float32(65535)
+
+
+def _nearest_even(quotients: F32) -> Integers:
+    """The codes of the nearest numbers of the map, ties to the even code."""
+    numbers = dynamic_map()
+    middles = (numbers[:-1] + numbers[1:]) * np.float32(0.5)
+    lower = np.searchsorted(middles, quotients)
+    tied = np.isin(quotients, middles)
+    return np.where(tied, lower + lower % 2, lower).astype(np.int64)
+
+
+def _in_steps(fused: bool, quotients: F32) -> Integers:
+    """The codes of the numbers of the map nearest to one of 65536 steps, ties to the lower code."""
+    half = np.float32(0.5)
+    places = (quotients.clip(-1, 1) + np.float32(1)) * half
+    steps = multiply_add(places, np.full_like(places, STEPS), half, fused=fused).astype(np.int64)
+    return _nearest(dynamic_map(), np.float32(2) * steps.astype(np.float32) / STEPS - np.float32(1))
+
+
+ABSMAX_CODES: Mapping[str, Code] = {
+    "absmax nearest": _nearest_even,
+    "absmax in 65536 steps": partial(_in_steps, False),
+    "absmax in 65536 steps, fused": partial(_in_steps, True),
+}
+
+
+def mean(absmax: F32, stored: Array | None) -> F32:
+    """float32, one number: the mean as a cast `stored` it if a sum in some order can give that, else rounded once."""
+    found = absmax.astype(np.float64).mean(keepdims=True)
+    if (
+        stored is not None
+        and abs(float(stored[0]) - found[0]) <= gamma(len(absmax) + 1, UNIT_ROUNDOFF["float32"]) * found[0]
+    ):
+        return np.asarray(stored, np.float32)
+    return np.asarray(found, np.float32)
+
+
+def _encode_double(
+    code: Code, last: str, of_absmax: Code, numbers: F64, at: Sizes, offset: Array | None = None
+) -> dict[str, Array]:
+    """The fields with double quantisation; `offset` is that of a cast that is judged."""
+    fields = _encode(code, last, numbers, at)
+    absmax = np.asarray(fields["absmax"], np.float32)
+    nested_offset = mean(absmax, offset)
+    rest = np.zeros(-(-len(absmax) // NESTED) * NESTED, np.float32)
+    rest[: len(absmax)] = absmax - nested_offset
+    blocks = rest.reshape(-1, NESTED)
+    largest = np.abs(blocks).max(axis=1)
+    codes = of_absmax(blocks * inverse(largest)[:, np.newaxis])
+    codes[largest == 0] = 0
+    return {
+        "weight": fields["weight"],
+        "absmax": codes.reshape(-1)[: len(absmax)].astype(np.uint8),
+        "nested_absmax": largest,
+        "nested_quant_map": dynamic_map(),
+        "nested_offset": nested_offset,
+    }
+
+
 WEIGHT = Field("weight", "uint8", ("N*K/2", 1), "codes", "two codes a byte, the first in the high half")
 PLAIN = (
     WEIGHT,
@@ -189,17 +261,23 @@ ROUNDED = "With double quantisation absmax is a float32 that was rounded twice, 
 
 def _format(name: str, title: str, table: F32, *traps: str, double: bool = False) -> Format:
     decode: Decode = partial(_double if double else _plain, table)
-    encode: dict[str, Encode] = {
-        f"{kind}, {last}": partial(_encode, code, last)
-        for kind, code in CODES[name.removesuffix("-double")].items()
-        for last in LAST
+    plain = {
+        f"{kind}, {last}": (code, last) for kind, code in CODES[name.removesuffix("-double")].items() for last in LAST
     }
+    encode: dict[str, Encode] = {choice: partial(_encode, *given) for choice, given in plain.items()}
+    if double:
+        encode = {
+            f"{choice}, {nested}": partial(_encode_double, *given, of_absmax)
+            for choice, given in plain.items()
+            for nested, of_absmax in ABSMAX_CODES.items()
+        }
     return Format(
         name=name,
         title=title,
         fields=DOUBLE if double else PLAIN,
         decode=decode,
-        encode={} if double else encode,
+        encode=encode,
+        summed="nested_offset" if double else None,
         options=OPTIONS,
         source=SOURCE,
         traps=traps,

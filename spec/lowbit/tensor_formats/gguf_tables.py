@@ -39,6 +39,7 @@ from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.bits import exact, planes, split
 from lowbit.tensor_formats.gguf import QS, D, gguf
 from lowbit.tensor_formats.gguf_encode import EXPONENTS, floats_of_4, nvfp4
+from lowbit.tensor_formats.gguf_fit import casts_to
 from lowbit.tensor_formats.table import Field, Sizes, Tensors, Terms
 
 NON_LINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
@@ -83,6 +84,7 @@ IQ4_NL = gguf(
     block=32,
     fields=(D, QS),
     decode=_iq4_nl,
+    encode=casts_to(NON_LINEAR),
     traps=("No code is 0: the smallest numbers of the table are 1 and -10.",),
 )
 IQ4_XS = gguf(

@@ -260,20 +260,27 @@ def quantize(
 
 
 def quantized(
-    x: Activations, format: str, options: tuple[tuple[str, int], ...] = (), choice: str | None = None
+    x: Activations,
+    format: str,
+    options: tuple[tuple[str, int], ...] = (),
+    choice: str | None = None,
+    judged: Stored | None = None,
 ) -> Stored:
     """Numbers in a format, by one of the choices of its `encode`.
 
     Args:
         x, format, options: as for `quantize`, which checks them; not checked again.
         choice: a name in the format's `encode`; None for the reference of its owner.
+        judged: a cast of the same numbers, whose sums in any order of float32 this one follows, where the format has
+            such a field.
 
     Raises:
         ArgumentError: as for `quantize`.
     """
     table = FORMATS[format]
     at = table.sizes(x.shape[1], x.shape[0], dict(options))
-    fields = table.encoded(np.ascontiguousarray(x.T, np.float64), at, choice)
+    other = None if judged is None else judged.by_name
+    fields = table.encoded(np.ascontiguousarray(x.T, np.float64), at, choice, other)
     return Stored(format, at.K, at.N, table.tensors_of(fields, at), options)
 
 
@@ -291,7 +298,8 @@ operation(
     clauses={
         "C1": "Every code, scale, minimum and sum is that of the owner's reference, or of one of the choices that the "
         "format's chapter names, the same in every block of a call. A zero may have either sign, and codes whose scale "
-        "is 0 may be any.",
+        "is 0 may be any. A mean that a format stores may be summed in any order, and the fields that follow from it "
+        "are exact for the mean that was stored.",
         "C2": "A block depends on its own numbers only.",
     },
 )

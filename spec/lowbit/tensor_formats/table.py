@@ -173,7 +173,8 @@ Tensors = Mapping[str, Array]
 
 The terms that a block format's `decode` returns are N × blocks × elements."""
 Decode = Callable[[Tensors, Sizes], Terms]
-Encode = Callable[[F64, Sizes], dict[str, Array]]
+Encode = Callable[..., dict[str, Array]]
+"""Takes numbers and sizes; of a format with a field `summed`, also that field of a cast that is judged."""
 Stepwise = Callable[[Tensors, Sizes], Array]
 
 
@@ -190,6 +191,8 @@ class Format:
             function for each choice, by its name; the first is the reference of the format's owner. The numbers are
             K × N; for a block format they are N × blocks × elements, and the fields N × blocks × the field's own shape.
         options: for each option the values that it may have; None where any positive integer will do.
+        summed: the field that holds a sum or mean of float32, which a cast may add in any order; None where no field
+            does. `encode` uses that of a cast that is judged, if some order can give it.
         block: for a block format, the number of elements of a block; else None.
         check: what the table cannot say; takes fields and sizes, and raises `ArgumentError`.
         source: the owner's definition.
@@ -209,6 +212,7 @@ class Format:
     source: str
     encode: Mapping[str, Encode] = field(default_factory=dict)
     options: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
+    summed: str | None = None
     block: int | None = None
     check: Callable[[Tensors, Sizes], None] | None = None
     traps: tuple[str, ...] = ()
@@ -290,11 +294,17 @@ class Format:
             records[each.name] = fields[each.name]
         return (records.view(np.uint8).reshape(at.N, -1),)
 
-    def encoded(self, numbers: F64, at: Sizes, choice: str | None = None) -> dict[str, Array]:
-        """The fields of numbers, float64, K × N, as the owner's reference or another choice of `encode` makes them."""
+    def encoded(
+        self, numbers: F64, at: Sizes, choice: str | None = None, judged: Tensors | None = None
+    ) -> dict[str, Array]:
+        """The fields of numbers, float64, K × N, as the owner's reference or another choice of `encode` makes them.
+
+        Where a field is `summed`, they follow the sum of the cast that is `judged`.
+        """
         given = numbers if self.block is None else numbers.T.reshape(at.N, -1, self.block)
         with np.errstate(all="ignore"):  # what overflows in a scale is refused with the field that it makes infinite
-            return self.encode[choice or next(iter(self.encode))](given, at)
+            encode = self.encode[choice or next(iter(self.encode))]
+            return encode(given, at, *([judged[self.summed]] if self.summed and judged is not None else []))
 
     def terms(self, tensors: Mapping[str, Array], at: Sizes) -> Terms:
         """The numbers of a matrix, K × N."""

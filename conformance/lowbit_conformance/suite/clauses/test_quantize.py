@@ -87,7 +87,10 @@ KINDS: Mapping[str, Callable[[Random, int, int], F32]] = {
 
 
 def casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """Every kind for every format that says how numbers become codes, and ordinary numbers in small matrices."""
+    """Every kind for every format that says how numbers become codes, and ordinary numbers in small matrices.
+
+    A format whose scales have scales of their own also gets a matrix with several of those.
+    """
     for table in FORMATS.values():
         if table.encode:
             for turn, columns in enumerate((1, 3, 17)):
@@ -98,6 +101,9 @@ def casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
                 options = options_of(table, turn)
                 rows, columns = fitted(table, min(8 * (table.block or UNIT), MOST_ROWS), 20, options)
                 yield FormatCase(clause, "edge", kind, table.name, rows, columns, options=options)
+        if table.encode and table.summed:
+            options = options_of(table, 1)
+            yield FormatCase(clause, "edge", "normal", table.name, 256, 40, options=options)
 
 
 def few(clause: str, settings: Settings) -> Iterator[FormatCase]:
@@ -121,15 +127,15 @@ def assert_cast(backend: Remote, case: FormatCase, x: Activations) -> None:
     """The backend's cast of these numbers is one of the table's choices."""
     __tracebackhide__ = True
     given = stored_in(case, backend.run("formats.quantize", x, case.format, case.options))
-    choices = [each for choice in case.table.encode if (each := cast_by(choice, x, case)) is not None]
+    choices = [each for choice in case.table.encode if (each := cast_by(choice, x, case, given)) is not None]
     differences = [difference(given, each) for each in choices]
     assert "" in differences, f"WRONG: {differences[0]} (the reference; none of {len(choices)} choices agrees)"
 
 
-def cast_by(choice: str, x: Activations, case: FormatCase) -> Stored | None:
+def cast_by(choice: str, x: Activations, case: FormatCase, given: Stored) -> Stored | None:
     """What a choice makes of the numbers; None where it cannot hold them, which the first choice always can."""
     try:
-        return quantized(x, case.format, case.options, choice)
+        return quantized(x, case.format, case.options, choice, given)
     except ArgumentError:
         return None
 

@@ -139,6 +139,15 @@ def test_the_scale_of_q4_0_takes_the_sign_of_the_first_extreme() -> None:
     assert [each & 15 for each in codes(stored)[:3]] == [11, 0, 15]
 
 
+def test_a_search_of_iq4_nl_has_the_smaller_error() -> None:
+    """It weighs each squared error by the square of the number; rounding the scale to float16 may cost a little."""
+    x = np.random.default_rng(0).normal(size=(200, 32)).astype(np.float32)
+    one, searched = (quantized(x, "iq4_nl", (), f"{name}, two roundings") for name in ("one fit", "search"))
+    errors = [(np.square(x) * np.square(each.values.T - x)).sum(axis=1) for each in (one, searched)]
+    assert (errors[1] < errors[0] * 1.01).all()
+    assert (errors[1] < errors[0] * 0.9).mean() > 0.1
+
+
 @pytest.mark.parametrize(
     ("x", "format", "words"),
     [

@@ -37,6 +37,7 @@ class Cast:
 
 
 NEAREST = "nearest, x (1/m), the short last block x / m"
+STEPS = "absmax in 65536 steps"
 NOT_ZERO = "x / d, a d of 0 is 2^-23"
 ROUNDED = "largest rounded to bits of mantissa: "
 GROUPS = (("group_size", 32),)
@@ -51,6 +52,10 @@ ELEMENTS = {"mxfp8-e4m3": 3, "mxfp8-e5m2": 2, "mxfp4": 1}
 """Bits of their mantissas, to which torchao's mode EVEN rounds."""
 CASTS = (
     *(Cast(name, name, NEAREST, (("blocksize", 32),)) for name in ("nf4", "fp4")),
+    *(
+        Cast(f"{name}-double-{rows}", f"{name}-double", f"{NEAREST}, {STEPS}", (("blocksize", 32),))
+        for name, rows in (("nf4", 90), ("fp4", 1200), ("nf4", 4))
+    ),
     *(
         Cast(f"{name}-{bits}", name, "two roundings", (("bits", bits), *BLOCKS))
         for name in ("matmulnbits", "matmulnbits-symmetric")
@@ -70,6 +75,10 @@ CASTS = (
     Cast("mxfp6", "mxfp6-e2m3", f"{ROUNDED}3", (), PACKED),
     Cast("mxfp8", "mxfp8-e4m3", f"{ROUNDED}1", (), PACKED | {"elements": "weight"}),
     *(
+        Cast("iq4_nl", "iq4_nl", f"{choice}, two roundings", (), {"blocks": f"blocks-{kept}"})
+        for choice, kept in (("one fit", "one"), ("search", "search"))
+    ),
+    *(
         Cast(f"torchao-{name}", name, choice, (), {each: f"{each}-{mode}" for each in ("elements", "scale")})
         for name, bits in ELEMENTS.items()
         for mode, choice in (TORCHAO | {"even": f"{ROUNDED}{bits}"}).items()
@@ -85,7 +94,7 @@ def given(cast: Cast) -> tuple[F32, Stored]:
     if x.dtype == np.uint16:
         x = x.view(ml_dtypes.bfloat16).astype(np.float32)
     fields: list[Array] = []
-    for row in FORMATS[cast.format].fields:
+    for row in FORMATS[cast.format].tensors:
         array = found[cast.stored_as.get(row.name, row.name)]
         fields.append(array if array.dtype == row.numpy_dtype else array.view(row.numpy_dtype))
     return x, Stored(cast.format, x.shape[1], len(x), tuple(fields), cast.options)
@@ -95,7 +104,7 @@ def given(cast: Cast) -> tuple[F32, Stored]:
 def test_a_tool_makes_one_of_the_choices(cast: Cast) -> None:
     """Every field is that of the choice of the table which the chapter says is the tool's."""
     x, expected = given(cast)
-    assert difference(quantized(x, cast.format, cast.options, cast.choice), expected) == ""
+    assert difference(quantized(x, cast.format, cast.options, cast.choice, expected), expected) == ""
 
 
 def test_files_tell_choices_apart() -> None:
@@ -104,5 +113,9 @@ def test_files_tell_choices_apart() -> None:
         if cast.name in ("mxfp4", "torchao-mxfp4", "torchao-mxfp8-e5m2"):
             x, expected = given(cast)
             others = FORMATS[cast.format].encode.keys() - {cast.choice}
-            same = {each for each in others if not difference(quantized(x, cast.format, cast.options, each), expected)}
+            same = {
+                each
+                for each in others
+                if not difference(quantized(x, cast.format, cast.options, each, expected), expected)
+            }
             assert not same, f"{cast.name}: {cast.choice} is {same}"

@@ -1,16 +1,19 @@
 """Write the files beside this script with the packers that own the formats, on a CPU.
 
 Usage: ``python write.py SOURCES [NAME ...]``, where SOURCES holds the packages ``auto_gptq``, ``awq``, ``hqq`` and
-``marlin`` of their repositories. It needs torch, numpy, bitsandbytes, onnx, onnxruntime, for ``casts`` also
+``marlin`` of their repositories, and for ``ggml`` a library ``libggml-base.so``.
+It needs torch, numpy, bitsandbytes, onnx, onnxruntime, for ``casts`` also
 compressed-tensors and torchao, and for ``hqq-meta`` what hqq imports. Whatever else the four import is replaced by an
 object that does nothing, since packing needs none of it.
 
 AutoGPTQ 9f7d3707, AutoAWQ 88e4c76b, hqq e0b1d00e, marlin 2f6d7c10, onnxruntime 1.32.0, bitsandbytes 0.50.2, torch 2.13,
-compressed-tensors 0.20.0, torchao 0.18.0.
+compressed-tensors 0.20.0, torchao 0.18.0, ggml of llama-cpp-python 0.3.36.
 """
 
+import ctypes
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
@@ -257,6 +260,18 @@ def cast_by_bitsandbytes() -> Iterator[tuple[str, Arrays]]:
         yield f"cast-{name}", {"x": x.numpy(), "weight": packed.numpy(), "absmax": state.absmax.numpy()}
 
 
+def cast_by_bitsandbytes_twice() -> Iterator[tuple[str, Arrays]]:
+    """``quantize_4bit`` with quantised absmax: one short block of 256, a whole and a short one, and one of zeros."""
+    functional = importlib.import_module("bitsandbytes.functional")
+    for name, rows in (("nf4", 90), ("fp4", 1200), ("nf4", 4)):
+        x = weights(7, rows, torch.bfloat16).float()
+        packed, state = functional.quantize_4bit(x, None, None, 32, True, name)
+        found = state.as_dict()
+        arrays = {field: found[field] for field in ("absmax", "nested_absmax", "nested_quant_map")}
+        arrays |= {"x": x, "weight": packed, "nested_offset": torch.tensor([found["nested_offset"]])}
+        yield f"cast-{name}-double-{rows}", {key: each.numpy() for key, each in arrays.items()}
+
+
 def cast_by_onnx_runtime() -> Iterator[tuple[str, Arrays]]:
     """The kernels behind its ``MatMulNBitsQuantizer``; the last block is short."""
     kernels = importlib.import_module("onnxruntime.capi._pybind_state")
@@ -347,6 +362,17 @@ def cast_by_torchao() -> Iterator[tuple[str, Arrays]]:
         yield f"cast-torchao-{name}", found
 
 
+def ggml(sources: Path) -> Iterator[tuple[str, Arrays]]:
+    """Both casts to IQ4_NL of ``libggml-base.so``, compiled without fused operations; ties, zeros and one sign too."""
+    library = ctypes.CDLL(str(sources / "libggml-base.so"), mode=os.RTLD_LAZY)
+    x = np.concatenate([weights(24, 64).numpy(), np.linspace(-96, 94.5, 128, dtype=np.float32).reshape(2, 64)])
+    one, searched = np.zeros((2, len(x), 2 * 18), np.uint8)
+    x_at, one_at, searched_at = (ctypes.c_void_p(each.ctypes.data) for each in (x, one, searched))
+    library.quantize_row_iq4_nl_ref(x_at, one_at, ctypes.c_int64(x.size))
+    library.quantize_iq4_nl(x_at, searched_at, ctypes.c_int64(len(x)), ctypes.c_int64(64), None)
+    yield "cast-iq4_nl", {"x": x, "blocks-one": one, "blocks-search": searched}
+
+
 def bare(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The array of a tensor; types that numpy lacks as unsigned integers."""
     unsigned = {1: torch.uint8, 2: torch.uint16}.get(tensor.element_size()) if tensor.is_floating_point() else None
@@ -355,7 +381,13 @@ def bare(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def casts(sources: Path) -> Iterator[tuple[str, Arrays]]:
-    for each in (cast_by_bitsandbytes, cast_by_onnx_runtime, cast_by_compressed_tensors, cast_by_torchao):
+    for each in (
+        cast_by_bitsandbytes,
+        cast_by_bitsandbytes_twice,
+        cast_by_onnx_runtime,
+        cast_by_compressed_tensors,
+        cast_by_torchao,
+    ):
         yield from each()
 
 
@@ -373,12 +405,13 @@ WRITERS: dict[str, Callable[[Path], Iterator[tuple[str, Arrays]]]] = {
     "marlin": marlin,
     "torchao": torchao,
     "casts": casts,
+    "ggml": ggml,
 }
 
 
 def main(sources: Path, names: list[str]) -> None:
     for name in names or WRITERS:
-        if name not in ("bitsandbytes", "casts", "hqq-meta", "onnx", "torchao"):
+        if name not in ("bitsandbytes", "casts", "ggml", "hqq-meta", "onnx", "torchao"):
             sys.meta_path.append(Missing())
         for file, arrays in WRITERS[name](sources):
             np.savez_compressed(HERE / f"{file}.npz", **arrays)  # type: ignore[arg-type]  # no array is called allow_pickle
