@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lowbit.contract.rounding import Arithmetic, any_order
-from lowbit.linear.stored import multiplied
+from lowbit.linear.elementary import product
 from lowbit.linear.stored_bounds import of_sums, stored_bound
 from lowbit.tensor_formats.stored import FORMATS
 from lowbit_conformance.suite.clauses.test_formats_scales import (
@@ -44,7 +44,7 @@ def test_every_element_is_judged(case: FormatCase) -> None:
         for end in (0, 1):
             weights, power = extreme(case, end, declared)
             x = activations(case, balanced(case, power)).astype(np.float64)
-            exact = multiplied(x, weights)
+            exact = product(x, weights.values)
             bound = stored_bound(x, weights, case.result, declared, exact)
             assert np.isfinite(bound.limit).all()
             assert np.abs(exact).max() > bound.limit.min()
@@ -65,7 +65,7 @@ def test_every_element_of_a_cast_product_is_judged(case: FormatCase) -> None:
     """With extreme scales on either side."""
     for end in (0, 1):
         weights, x = cast_extreme(case, end, WAYS[0])
-        exact = multiplied(x.values.T, weights)
+        exact = product(x.values.T, weights.values)
         bound = stored_bound(x.values.T, weights, "float32", WAYS[0], exact, of_sums(x, weights))
         assert np.isfinite(bound.limit).all()
         assert np.abs(exact).max() > bound.limit.min()

@@ -123,11 +123,8 @@ def operation(
     """Declare an operation; a chapter calls this once for each of its own.
 
     Args:
-        id: chapter and name with a dot between.
-        title: a few words for a table.
+        id, title, promise, source: see `Operation`.
         reference: the function that computes it, which `checked` has given its signature.
-        promise: `EXACT` or `BOUNDED`.
-        source: the paper's section, equation or algorithm.
         clauses: short number (``C1``) to one sentence.
         parameters: see `Operation`; by default the choices among the arguments (`Signature.parameters`).
         check_step: see `Operation`; given for a stateful operation only.

@@ -22,7 +22,6 @@ Source: the sum is that of a linear layer; the formats name their owners.
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.arrays import F64, Activations
 from lowbit.contract.operation import BOUNDED, Parameters, operation
@@ -47,7 +46,7 @@ def gemv(x: Annotated[Activations, Shape("weights.rows")], weights: Stored, resu
     Raises:
         ArgumentError: `x` is not K contiguous numbers of one of these types; an unknown result.
     """
-    total: F64 = multiplied(x[np.newaxis], weights)[0]
+    total: F64 = product(x[np.newaxis], weights.values)[0]
     return total
 
 
@@ -66,7 +65,7 @@ def gemm(x: Annotated[Activations, Shape("T", "weights.rows")], weights: Stored,
     Raises:
         ArgumentError: `x` is not T × K contiguous numbers of one of these types; an unknown result.
     """
-    return multiplied(x, weights)
+    return product(x, weights.values)
 
 
 def _check_cast(x: Stored, weights: Stored, result: Result) -> None:
@@ -89,12 +88,7 @@ def gemm_cast(x: Stored, weights: Stored, result: Result = "float32") -> F64:
     Raises:
         ArgumentError: `x` and `weights` differ in K; an unknown result.
     """
-    return multiplied(x.values.T, weights)
-
-
-def multiplied(x: npt.NDArray[np.floating[Any]], weights: Stored) -> F64:
-    """The sums in float64, row after row, so that they are the same on every host."""
-    return product(x.astype(np.float64), weights.values)
+    return product(x.values.T, weights.values)
 
 
 def _parameters(x: Any, weights: Stored, result: Result = "float32") -> Parameters:

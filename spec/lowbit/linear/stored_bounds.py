@@ -104,11 +104,9 @@ def stored_bound(
         limit += UNIT_ROUNDOFF[result] * (np.abs(exact) + limit) + ETA[result]
         derivation += f" + rounding to {result}"
     limit += gamma(one_loop(weights.rows, weights.rows), UNIT_ROUNDOFF["float64"]) * factored
-    overflows = (np.abs(exact) + limit > FLOATS[result].largest) | (factored > LARGEST[arithmetic.accumulator] / 2)
+    most = float(np.finfo(arithmetic.accumulator).max) / 2
+    overflows = (np.abs(exact) + limit > FLOATS[result].largest) | (factored > most)
     return Bound(np.where(overflows, np.inf, limit), gauge, derivation)
-
-
-LARGEST = {"float16": FLOATS["float16"].largest, "float32": FLOATS["float32"].largest, "float64": 2.0**1023}
 
 
 def summed_gamma(arithmetic: Arithmetic, weights: Stored) -> float:

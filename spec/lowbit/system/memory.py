@@ -44,7 +44,7 @@ def check_address_space(what: str, needed: int) -> None:
     Raises:
         UnavailableError: the limit (``ulimit -v``) leaves less.
     """
-    if (left := address_space_left()) is not None and needed > left:
+    if (left := next(_of_address_space(), None)) is not None and needed > left:
         reason = f"it needs {_mebibytes(needed)} of address space, and the limit leaves {_mebibytes(max(0, left))}"
         raise UnavailableError(what, reason, "raise the limit, which `ulimit -v` shows in KiB")
 
@@ -57,11 +57,6 @@ def available_bytes() -> int | None:
     """Bytes that this process can still have; None where the system does not say."""
     found = [*_of_machine(), *_of_control_groups(), *_of_address_space()]
     return max(0, min(found)) if found else None
-
-
-def address_space_left() -> int | None:
-    """Bytes that the limit on the address space leaves; None where there is no limit."""
-    return next(_of_address_space(), None)
 
 
 def _of_machine() -> Iterator[int]:
@@ -95,6 +90,7 @@ def _droppable(folder: Path) -> int:
 
 
 def _of_address_space() -> Iterator[int]:
+    """The rest of the limit on the address space; nothing where there is no limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         with suppress(OSError, ValueError):

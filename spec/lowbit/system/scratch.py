@@ -6,7 +6,8 @@ lock on its workplace (``flock``), which the system releases whenever the proces
 is abandoned: the next process that works in the folder takes what it can use from it and removes the rest. A locked one
 is left alone.
 
-Where a file system has no locks, a workplace counts as abandoned after a day.
+Where a file system has no locks, a workplace counts as abandoned after a day. So does the temporary file of a write
+(`lowbit.system.storage.written`), which has no lock.
 """
 
 import fcntl
@@ -19,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = ".fetching-"
+TEMPORARY_SUFFIX = ".part"
 STALE_SECONDS = 24 * 60 * 60
 LOCK_NOW = fcntl.LOCK_EX | fcntl.LOCK_NB
 
@@ -65,9 +67,13 @@ def abandoned(folder: Path) -> Iterator[Path]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the workplaces of a folder whose processes have ended."""
+    """Remove the workplaces of a folder whose processes have ended, and temporary files of a day ago or before."""
     for _ in abandoned(folder):
         pass
+    for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+        with suppress(OSError):
+            if _is_stale(leftover.lstat()):
+                leftover.unlink()
 
 
 def _belongs_to_nobody(descriptor: int) -> bool:
@@ -77,8 +83,12 @@ def _belongs_to_nobody(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return time.time() - os.fstat(descriptor).st_mtime > STALE_SECONDS
+        return _is_stale(os.fstat(descriptor))
     return True
+
+
+def _is_stale(status: os.stat_result) -> bool:
+    return time.time() - status.st_mtime > STALE_SECONDS
 
 
 def _is(path: Path, descriptor: int) -> bool:

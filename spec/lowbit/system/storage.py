@@ -24,9 +24,7 @@ import hashlib
 import os
 import secrets
 import shlex
-import shutil
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -36,13 +34,12 @@ from typing import IO
 from platformdirs import user_cache_dir
 
 from lowbit.errors import UnavailableError
+from lowbit.system.scratch import TEMPORARY_SUFFIX, sweep, workplace
 
 CACHE_VARIABLE = "LOWBIT_CACHE"
-TEMPORARY_SUFFIX = ".part"
 CODE = "the cache of compiled code"
 SHARED = stat.S_IWGRP | stat.S_IWOTH  # the permission bits that let other users write
 OWN_MODE = 0o644  # of a file that `opened_own` opens, less the bits of the umask
-STALE_SECONDS = 24 * 3600
 NO_HOME = Path("/nonexistent/lowbit")  # a user without a home folder keeps nothing, and is told so when writing fails
 
 
@@ -177,20 +174,15 @@ def kept_code(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
         if taken.is_dir() and not taken.is_symlink():  # it could not be replaced by what takes minutes to make
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(taken))
     if not _matches(path, record):
-        _sweep(folder)
-        workplace = folder / f".{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
-        workplace.mkdir(mode=0o700)
-        try:
-            made = workplace / name
+        sweep(folder)
+        with workplace(folder) as place:
+            made, noted = place / name, place / "digest"
             make(made)
             made.chmod(0o700)  # a compiler leaves what the umask allows, which may be writeable for a group
-            noted = workplace / "digest"
             content = made.read_bytes()
             write_whole(noted, _noted(len(content), hashlib.sha256(content).hexdigest()), OWN_MODE)
             os.replace(made, path)
             os.replace(noted, record)
-        finally:
-            shutil.rmtree(workplace, ignore_errors=True)
     return path
 
 
@@ -237,11 +229,3 @@ def read_own(path: Path, most_bytes: int) -> bytes:
         if os.fstat(stream.fileno()).st_size > most_bytes:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
         return stream.read(most_bytes)
-
-
-def _sweep(folder: Path) -> None:
-    """Remove the workplaces of processes that were killed a day ago or more."""
-    for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-        with suppress(OSError, RecursionError):
-            if time.time() - leftover.stat().st_mtime > STALE_SECONDS:
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()

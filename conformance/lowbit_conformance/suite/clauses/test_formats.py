@@ -15,7 +15,7 @@ import numpy as np
 
 from lowbit.arrays import F64, Array
 from lowbit.contract.rounding import Bound
-from lowbit.linear.stored import multiplied
+from lowbit.linear.elementary import product
 from lowbit.linear.stored_bounds import of_sums, stored_bound
 from lowbit.numbers.floats import FLOATS, rounded
 from lowbit.profiles import PROFILES, Profile
@@ -221,7 +221,7 @@ def test_products_on_the_lattice(backend: Remote, case: FormatCase) -> None:
 
 def exact_of(case: FormatCase, x: Array, weights: Stored) -> F64:
     """The reference's result, T × N or N."""
-    total = multiplied(np.atleast_2d(x), weights)
+    total = product(np.atleast_2d(x), weights.values)
     return total[0] if case.operation == "linear.gemv" else total
 
 
@@ -252,7 +252,7 @@ def share_used(backend: Remote, case: FormatCase, x: Array | Stored, weights: St
     given = backend.run(case.operation, x, weights, case.result)
     wide: F64 = x.values.T if isinstance(x, Stored) else np.atleast_2d(x).astype(np.float64)
     sums = of_sums(x, weights) if isinstance(x, Stored) else 0.0
-    exact = multiplied(wide, weights)
+    exact = product(wide, weights.values)
     bound = limit_of(lambda: stored_bound(wide, weights, case.result, declared, exact, sums))
     return share_of(given, exact[0] if case.operation == "linear.gemv" else exact, bound, case)
 
@@ -326,7 +326,7 @@ def test_non_finite_numbers_keep_to_their_row(backend: Remote, case: FormatCase)
     """A NaN or an infinity in a row of X reaches every column whose weight there is not 0, and no other row."""
     weights, declared = drawn(case, powers=False), arithmetic(backend, case)
     others = np.atleast_2d(activations(case, random_numbers(case)))[1:].astype(np.float64)
-    exact = multiplied(others, weights)
+    exact = product(others, weights.values)
     bound = limit_of(lambda: stored_bound(others, weights, case.result, declared, exact)) if len(others) else None
     judged = np.zeros(exact.shape, bool) if bound is None else np.isfinite(bound.limit)  # where nothing may overflow
     for value in (np.nan, np.inf, -np.inf):
@@ -378,7 +378,7 @@ def test_cast_products_on_the_lattice(backend: Remote, case: FormatCase) -> None
     """Scales that are powers of two, and few rows of weights that are not 0: the result equals the reference's."""
     weights, x = drawn(case, powers=True), cast_of(case, powers=True)
     given = backend.run(case.operation, x, weights, case.result)
-    exact = multiplied(x.values.T, weights)
+    exact = product(x.values.T, weights.values)
     gauge = np.abs(x.values.T) @ weights.terms.magnitudes
     unit = least_unit(x.values) * least_unit(weights.terms.products, np.asarray(weights.terms.offsets))
     bits = min(SIGNIFICANT[arithmetic(backend, case).accumulator], SIGNIFICANT[case.result])

@@ -382,8 +382,8 @@ def test_two_makers_at_once_leave_no_lasting_mismatch(cache: Path) -> None:
     assert (inner.times, outer.times) == (1, 2)
 
 
-def test_a_killed_maker_is_cleaned_up_after_a_day(cache: Path) -> None:
-    """Its workplace stays for a day, in case it still works, and is removed when something is next made."""
+def test_a_killed_maker_is_cleaned_up(cache: Path) -> None:
+    """Its workplace is removed when something is next made; a temporary file, which has no lock, after a day."""
     folder = storage.code_folder("shim")
     script = f"""
 import os, signal
@@ -393,9 +393,10 @@ kept_code(Path({str(folder)!r}), "a.so", lambda path: os.kill(os.getpid(), signa
 """
     done = subprocess.run([sys.executable, "-P", "-c", script], timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
-    (left,) = folder.iterdir()
+    (workplace,) = folder.iterdir()
+    new, old = folder / ".new.0123.part", folder / ".old.0123.part"
+    for temporary in (new, old):
+        temporary.touch()
+    os.utime(old, times=(time.time() - 2 * 24 * 3600,) * 2)
     storage.kept_code(folder, "b.so", Maker())
-    assert left.is_dir()
-    os.utime(left, times=(time.time() - 2 * 24 * 3600,) * 2)
-    storage.kept_code(folder, "c.so", Maker())
-    assert not left.exists()
+    assert [each.exists() for each in (workplace, new, old)] == [False, True, False]
