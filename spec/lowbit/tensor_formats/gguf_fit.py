@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lowbit.arrays import F32, F64, Array
-from lowbit.tensor_formats.casts import Integers, half, inverse, multiply_add, over
+from lowbit.tensor_formats.casts import Integers, inverse, kept_in, multiply_add, over
 from lowbit.tensor_formats.gguf_encode import extreme, packed
 from lowbit.tensor_formats.table import Encode, Sizes
 
@@ -103,7 +103,7 @@ def _encode(fitting: Fitting, fused: bool, table: F64, numbers: F64, at: Sizes) 
     x = numbers.astype(np.float32)
     seen = np.where(np.abs(extreme(x)) < LEAST, np.float32(0), x)
     codes, scale = fitting(table.astype(np.float32), seen, fused=fused)
-    return {"d": half(scale[..., 0]), **packed(codes, 4)}
+    return {"d": kept_in("float16", scale[..., 0]), **packed(codes, 4)}
 
 
 def casts_to(table: F64) -> Mapping[str, Encode]:
