@@ -114,29 +114,31 @@ def suite(name: str, *arguments: str) -> dict[str, Any]:
     return report
 
 
-def spoken_operation(name: str) -> str:
-    """What the tables call an operation; the suite has a case of loading the backend, too.
+COLUMNS = ("operation", "passed", "declared", "specified", "bound used")
 
-    >>> spoken_operation("linear.qgemv"), spoken_operation("backend")
-    ('linear.qgemv', 'loading')
-    """
-    return "loading" if name == LOADING else name
+
+def rows_of(verdict: Mapping[str, Any]) -> list[list[str]]:
+    """The cells under `COLUMNS`, for each declared operation of a verdict."""
+    return [
+        [
+            "loading" if row["operation"] == LOADING else row["operation"],
+            *(str(row[key]) for key in ("passed", "declared", "specified", "bound_used")),
+        ]
+        for row in verdict["operations"]
+        if row["declared"]
+    ]
 
 
 def show_verdicts(console: Console, verdicts: Sequence[dict[str, Any]]) -> None:
     """A table of the verdicts, operation by operation; then the backends that are left out."""
     console.print(f"[bold]Conformance.[/] {CASES}")
-    table = Table("backend", "operation")
-    for column in ("passed", "declared", "specified", "bound used"):
+    table = Table("backend", COLUMNS[0])
+    for column in COLUMNS[1:]:
         table.add_column(column, justify="right")
     for verdict in verdicts:
         style = "green" if verdict["verdict"] == "passed" else "red"
-        for row in verdict["operations"]:
-            if not row["declared"]:
-                continue
-            counts = (str(row[key]) for key in ("passed", "declared", "specified"))
-            backend = Text(one_line(verdict["backend"]), style)
-            table.add_row(backend, spoken_operation(row["operation"]), *counts, row["bound_used"])
+        for row in rows_of(verdict):
+            table.add_row(Text(one_line(verdict["backend"]), style), *row)
         table.add_section()
     console.print(table)
     for verdict in verdicts:

@@ -1,6 +1,6 @@
-"""What ``lowbit demo`` leaves behind: a page that needs no network, and a plot.
+"""The files that ``lowbit demo`` writes: a page that needs no network, and a plot.
 
-Both are made from the demo's JSON answer, so that they say what it says. Texts of models and backends are escaped.
+Both are made from the demo's JSON answer, so that they agree with it. Texts of models and backends are escaped.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lowbit.cli.demo_certification import CASES, spoken_operation, verdict_lines
+from lowbit.cli.demo_certification import CASES, COLUMNS, rows_of, verdict_lines
 from lowbit.errors import ArgumentError
 from lowbit.system.storage import write_whole
 from lowbit.text import cleaned, one_line
@@ -148,12 +148,8 @@ def conformance_part(answer: dict[str, Any]) -> Iterator[str]:
     for verdict in answer["conformance"]:
         name = escape(one_line(verdict["backend"]))
         link = f'<a href="{conformance_page(verdict["backend"])}">{name}: {escape(verdict["verdict"])}</a>'
-        for row in verdict["operations"]:
-            if row["declared"]:
-                counts = [str(row[key]) for key in ("passed", "declared", "specified")]
-                operation = escape(spoken_operation(row["operation"]))
-                rows.append([link, operation, *counts, escape(str(row["bound_used"]))])
-    yield table(["report", "operation", "passed", "declared", "specified", "bound used"], rows, texts=2)
+        rows += [[link, *map(escape, row)] for row in rows_of(verdict)]
+    yield table(["report", *COLUMNS], rows, texts=2)
 
 
 def generation_part(answer: dict[str, Any]) -> Iterator[str]:

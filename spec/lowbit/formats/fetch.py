@@ -308,12 +308,12 @@ def _download(resource: Resource, part: Part, place: Path, report: Report) -> No
 
 
 def _unavailable(resource: Resource, reason: str) -> UnavailableError:
-    """The error that says in one line how a user can bring the file over by other means."""
+    """The error that says in one line how a user can provide the file by other means."""
     commands = " and ".join(f"`{part.download_command}`" for part in resource.parts)
     archives = ", ".join(f"{part.archive} (sha256 {part.archive_sha256})" for part in resource.parts)
     members = ", ".join(part.member for part in resource.parts)
     remedy = (
-        f"where there is a network run {commands} and put {archives} into {cache_folder()}, "
+        f"on a machine with a network, run {commands}, and put {archives} into {cache_folder()}, "
         f"or put {members} there as {resource.file} (sha256 {resource.sha256})"
     )
     return UnavailableError(resource.file, reason, remedy)

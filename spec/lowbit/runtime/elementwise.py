@@ -116,7 +116,7 @@ def in_float32(ops: ElementwiseOps) -> ElementwiseOps:
     """The same operations on float32 values: computed as they are, and rounded once."""
 
     def narrow(function: Callable[..., Numbers], wide: int) -> Callable[..., Numbers]:
-        """The function with its first arguments, so many, in float64, and its result in float32."""
+        """The function with its first `wide` arguments in float64, and its result in float32."""
         return lambda *given: function(*(x.astype(np.float64) for x in given[:wide]), *given[wide:]).astype(np.float32)
 
     return replace(

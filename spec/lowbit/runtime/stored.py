@@ -76,7 +76,7 @@ def open_model(path: Path, *, identified: bool = False) -> StoredModel:
 
 
 def _begun(digest: Callable[[], str]) -> Callable[[], str]:
-    """What waits for a digest that a thread has begun to compute."""
+    """A function that waits for a digest, which a thread begins to compute now."""
     threads = ThreadPoolExecutor(1)
     waiting = threads.submit(digest)
     threads.shutdown(wait=False)

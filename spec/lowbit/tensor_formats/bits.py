@@ -26,8 +26,9 @@ def split(words: Array, bits: int, order: Sequence[int] | None = None) -> npt.ND
 
     Args:
         words: integers of any width and sign, any shape.
-        bits: of a code; divides the width of the integers.
-        order: code i lies in place ``order[i]`` counted from the lowest bits; in place i by default.
+        bits: of a code.
+        order: code i lies in place ``order[i]`` counted from the lowest bits, each place as wide as a code. By default
+            the places from the lowest up, as many as there are.
     """
     unsigned = words.view(f"u{words.dtype.itemsize}").astype(np.uint64)
     places = range(8 * words.dtype.itemsize // bits) if order is None else order

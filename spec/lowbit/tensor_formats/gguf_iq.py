@@ -101,18 +101,11 @@ def by_block(tensors: Tensors) -> F64:
     return exact(tensors["d"])[..., None]
 
 
-def fields_of_words(words: Array) -> tuple[Integers, Integers]:
-    """Of each 32-bit word four codes of 7 bits, and the high 4 bits: N × blocks × 4 words, N × blocks × words."""
-    wide = words.astype(np.int64)
-    codes = wide[..., None] >> np.arange(0, 28, 7) & 127
-    return codes.reshape(*words.shape[:-1], -1), wide >> 28
-
-
 def _iq2_xxs(tensors: Tensors, at: Sizes) -> Terms:
-    indices = split(tensors["qs"][..., 0], 8)
-    signs, scales = fields_of_words(tensors["qs"][..., 1])
-    each = runs(by_block(tensors) * (scales + 0.5) / 4)
-    return Terms(each * vectors("IQ2_XXS", indices) * negated(EVEN_SIGNS[signs]))
+    indices, words = split(tensors["qs"][..., 0], 8), tensors["qs"][..., 1]
+    signs = EVEN_SIGNS[split(words, 7, range(4))]
+    each = runs(by_block(tensors) * ((words >> 28) + 0.5) / 4)
+    return Terms(each * vectors("IQ2_XXS", indices) * negated(signs))
 
 
 def _iq2_xs(tensors: Tensors, at: Sizes) -> Terms:
@@ -128,9 +121,10 @@ def _iq2_s(tensors: Tensors, at: Sizes) -> Terms:
 
 
 def _iq3_xxs(tensors: Tensors, at: Sizes) -> Terms:
-    signs, scales = fields_of_words(tensors["scales_and_signs"])
-    each = runs(by_block(tensors) * (scales + 0.5) / 2)
-    return Terms(each * vectors("IQ3_XXS", tensors["qs"].astype(np.int64)) * negated(EVEN_SIGNS[signs]))
+    words = tensors["scales_and_signs"]
+    signs = EVEN_SIGNS[split(words, 7, range(4))]
+    each = runs(by_block(tensors) * ((words >> 28) + 0.5) / 2)
+    return Terms(each * vectors("IQ3_XXS", tensors["qs"].astype(np.int64)) * negated(signs))
 
 
 def _iq3_s(tensors: Tensors, at: Sizes) -> Terms:
@@ -141,10 +135,10 @@ def _iq3_s(tensors: Tensors, at: Sizes) -> Terms:
 
 def _iq1_s(tensors: Tensors, at: Sizes) -> Terms:
     words = tensors["qh"].astype(np.int64)
-    high = (words[..., None] >> np.arange(0, 12, 3) & 7).reshape(tensors["qs"].shape)
+    indices = tensors["qs"] | split(tensors["qh"], 3, range(4)) << 8
     each = runs(by_block(tensors) * (2 * (words >> 12 & 7) + 1))
     delta = runs(np.where(words >> 15, -DELTA, DELTA))
-    return Terms(each * vectors("IQ1_S", tensors["qs"] | high << 8), each * delta)
+    return Terms(each * vectors("IQ1_S", indices), each * delta)
 
 
 def scale_of_iq1_m(words: Array) -> F64:
@@ -161,10 +155,8 @@ def place_scale(tensors: Tensors, at: Sizes) -> dict[str, Array]:
 
 
 def _iq1_m(tensors: Tensors, at: Sizes) -> Terms:
-    scales = tensors["scales"]
-    small = (scales.astype(np.int64)[..., None] >> np.arange(0, 12, 3) & 7).reshape(*scales.shape[:-1], -1)
-    high = split(tensors["qh"], 4)
-    each = runs(scale_of_iq1_m(scales)[..., None] * (2 * small + 1))
+    scales, high = tensors["scales"], split(tensors["qh"], 4)
+    each = runs(scale_of_iq1_m(scales)[..., None] * (2 * split(scales, 3, range(4)) + 1))
     delta = runs(np.where(high & 8, -DELTA, DELTA))
     return Terms(each * vectors("IQ1_M", tensors["qs"] | (high & 7) << 8), each * delta)
 

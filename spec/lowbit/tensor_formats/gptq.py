@@ -13,7 +13,7 @@ group in the same way, along N.
 
 **Two versions.** Version 2 stores the zero itself. Version 1 stores it less one, and what a stored zero of all ones
 means (15 in 4 bits) is not agreed upon: adding one gives 16 in wider arithmetic, and 0 in *b* bits. AutoGPTQ's
-quantiser has no zero of 16. A zero of 0 its packer turns into -1, whose ones also fill the zeros of the following
+quantiser has no zero of 16. Its packer turns a zero of 0 into -1, whose ones also fill the zeros of the following
 columns in the same word; GPTQModel's conversion from version 2 borrows from the next column instead. The kernels:
 
 ================================================================ ==================================================

@@ -28,7 +28,7 @@ int8-group         float32              ``group_size`` channels of a token
   at least :math:`10^{-10}`.
 
 Where the divisor is a scale that was rounded to 0 in 16 bits, the codes are 0. The Triton kernels for groups convert
-:math:`x/d` to int8 without rounding it, which truncates. That is no choice here, since it costs half a step.
+:math:`x/d` to int8 without rounding it, which truncates. That is not a choice here, since it costs half a step.
 
 Source: vLLM, ``int8_quant_kernels.cu`` (``dynamic_scaled_int8_quant_kernel``) and ``int8_utils.py``; SGLang,
 ``int8_kernel.py`` (``per_token_quant_int8``); SmoothQuant, ``fake_quant.py``.

@@ -17,7 +17,7 @@ kivi-values   a token and ``group_size`` channels   the channels of a token
 ============= ===================================== ============================================
 
 Words are int32, the first code in the lowest bits. The last group and the last word may be short. The newest tokens are
-kept in full precision until a group of them is complete; they are no part of this format, but of the cache in the
+kept in full precision until a group of them is complete; they are not part of this format, but of the cache in the
 chapter `lowbit.attention.kivi_cache`.
 
 Scales and minima have the type of the model, float16 or, in formats that end in ``-bf16``, bfloat16.

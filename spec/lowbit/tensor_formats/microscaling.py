@@ -99,7 +99,7 @@ def exponent_rounded_up(blocks: F64, largest_element: float) -> Array:
 
 
 def first_rounded(bits: int, blocks: F64, largest_element: float) -> Array:
-    """The standard's X of the largest number rounded to so many bits of mantissa, ties upwards."""
+    """The standard's X of the largest number rounded to `bits` bits of mantissa, ties upwards."""
     fraction, exponents = np.frexp(np.abs(blocks).max(axis=-1, keepdims=True))
     steps = np.floor(np.ldexp(fraction, bits + 1) + 0.5)
     return rounded_down(np.ldexp(steps, exponents - (bits + 1)), largest_element)

@@ -55,11 +55,11 @@ KEPT = "the cache of quantised weights"
 VERSION = 1
 FOLDER = "quantized"
 SLACK = 2**9
-"""Bytes of a file's header for each matrix, and more than are needed."""
+"""At most the bytes of a file's header for each matrix."""
 MOST_BYTES = 2**32
 """Memory in which matrices are quantised."""
 COPIES = 4
-"""How many times the float32 weights of a matrix are in memory while it is quantised, by the method that needs most."""
+"""Of the float32 weights of a matrix that are in memory while the method that needs most quantises it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ JSON what the numbers mean and where they come from:
 
 ============ ===========================================================================================
 ``format``   the name and version of this format
-``source``   a sum of all that the content follows from: the weights, the plan, the version of the method
+``source``   a digest of everything that determines the content: the weights, the plan, the version of the method
 ``holds``    which part of the model it is
 ``matrices`` bits, rows, group size and convention of each quantised matrix
 ``sha256``   the sum of the tensors' bytes, in the order of their names
@@ -45,7 +45,7 @@ VALUES = ("bits", "rows", "group_size", "convention")
 
 @dataclass(frozen=True)
 class Origin:
-    """What a file is for: a sum of all that its content follows from, and which part of the model it holds."""
+    """What a file is for: a digest of everything that determines its content, and the part of the model in it."""
 
     source: str
     holds: str

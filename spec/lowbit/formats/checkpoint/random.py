@@ -127,7 +127,7 @@ def write_random(
         folder: where; new, empty, or begun by the same call.
         config: its shape; Mixtral's or Mistral's.
         seed: at least 0.
-        shard_bytes: a shard is closed when it holds so much.
+        shard_bytes: a shard is closed when it holds at least this number.
         progress: called after each shard, with bytes.
 
     Raises:

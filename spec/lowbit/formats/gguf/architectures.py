@@ -1,11 +1,11 @@
-r"""Architectures in GGUF: the names of the parts of each kind of decoder, and what the files leave unsaid.
+r"""Architectures in GGUF: the names of the parts of each kind of decoder, and what the files omit.
 
 A GGUF file names its *architecture*; the keys of its numbers begin with that name, and its tensors have names that most
 architectures share. The differences are values here: the vectors that a block has, whether query and key rows are
 permuted, and what a reader has to know because no file says it. The four matrices of attention and the three of the
 feed-forward part are the same everywhere.
 
-**What files of Gemma 3 leave unsaid.** The gate is a GELU in its tanh form; the embedding is scaled by
+**What files of Gemma 3 omit.** The gate is a GELU in its tanh form; the embedding is scaled by
 :math:`\sqrt{\mathrm{hidden}}`; and, in the files at hand, every sixth layer is full, and local layers rotate with base
 10000. The published gains are meant as :math:`1 + g`; files store that sum. Scores are divided by :math:`\sqrt{d_h}`
 as everywhere; the larger models of Gemma 3 divide by another number, and are refused because they also scale their

@@ -239,7 +239,7 @@ class _Cursor:
         return self._numbers(kind, count, field)
 
     def _strings(self, count: int, field: str) -> list[str]:
-        """So many strings: there may be millions, so a name is made only for one that is refused."""
+        """Strings, perhaps millions of them, so a name is made only for one that is refused."""
         found: list[str] = []
         for number in range(count):
             before = self.position
