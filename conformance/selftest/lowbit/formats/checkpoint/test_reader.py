@@ -449,6 +449,9 @@ def test_a_file_that_changes_after_it_was_opened(model: Published, tmp_path: Pat
     (path / FIRST).unlink()
     with pytest.raises(ArgumentError, match="the path of a file that exists"):
         source.layer(0)
+    os.mkfifo(path / FIRST)  # opening it would wait for ever
+    with pytest.raises(ArgumentError, match="the path of a file that exists"):
+        source.layer(0)
 
 
 def test_truncated_anywhere(folder: Path, tmp_path: Path) -> None:
