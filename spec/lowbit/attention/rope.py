@@ -35,13 +35,12 @@ from typing import Annotated
 import numpy as np
 
 from lowbit.arrays import F64, I64, Activations
-from lowbit.contract.checks import check_array, check_integer, check_view
+from lowbit.contract.checks import check_array, check_instance, check_integer, check_view
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.contract.rounding import ETA, UNIT_ROUNDOFF, Arithmetic, Bound, direct_bound, gamma, returned
 from lowbit.contract.signature import ONE_TYPE, Shape, Valid, View, checked
 from lowbit.errors import ArgumentError
 from lowbit.linear.propagation import declared
-from lowbit.text import kind_of
 
 MOST_CHANNELS = 2**16
 MOST_ANGLES = 2**28
@@ -76,8 +75,7 @@ class Layout:
 
 def check_layout(layout: Layout) -> None:
     """Refuse what is no layout, and partners that are no channels of the head."""
-    if not isinstance(layout, Layout):
-        raise ArgumentError("layout", kind_of(layout), "a lowbit.attention.rope.Layout")
+    check_instance("layout", layout, Layout)
     check_array("partner of layout", layout.partner, np.int64, (None,))
     check_array("sign of layout", layout.sign, np.float64, layout.partner.shape)
     check_array("pair of layout", layout.pair, np.int64, layout.partner.shape)
@@ -157,13 +155,10 @@ class Rotation:
 
 def check_rotation(turn: Rotation) -> None:
     """Refuse what is no rotation, and cosines or sines that are not those of its layout."""
-    if not isinstance(turn, Rotation):
-        raise ArgumentError("turn", kind_of(turn), "a lowbit.attention.rope.Rotation")
+    check_instance("turn", turn, Rotation)
     check_layout(turn.layout)
-    for name, array in (("cos of turn", turn.cos), ("sin of turn", turn.sin)):
-        check_view(name, array, np.float64, (None, None))
-        if array.shape != (len(turn.cos), turn.layout.head_dim):
-            raise ArgumentError(f"shape of {name}", array.shape, f"positions x {turn.layout.head_dim}, both")
+    check_view("cos of turn", turn.cos, np.float64, (None, turn.layout.head_dim))
+    check_view("sin of turn", turn.sin, np.float64, turn.cos.shape)
 
 
 def rotation(layout: Layout, base: float, start: int, count: int) -> Rotation:

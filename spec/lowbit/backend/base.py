@@ -66,7 +66,6 @@ from lowbit.operations import OPERATIONS
 from lowbit.quantization import bfp
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.tensor_formats.stored import Result, Stored
-from lowbit.text import kind_of
 
 if TYPE_CHECKING:  # a model is made of chapters that declare operations, which a backend must not need to be imported
     from lowbit.backend.whole_model import DeviceDecoder, DeviceSettings
@@ -316,8 +315,7 @@ class Backend(ABC):
             NotDeclaredError: none of them is declared for its format, options and sizes; or the backend has no
                 prepared form.
         """
-        if not isinstance(weights, Stored):
-            raise ArgumentError("weights", kind_of(weights), "a Stored")
+        check_instance("weights", weights, Stored)
         own = weights.parameters
         self._missing(STORED_PRODUCTS, own)
         prepared = self._prepare_stored(weights)

@@ -14,12 +14,11 @@ import numpy as np
 
 from lowbit.arrays import Activations, Array
 from lowbit.backend.prepared import placed
-from lowbit.contract.checks import check_array, check_choice, check_dtype, check_finite
+from lowbit.contract.checks import check_array, check_choice, check_dtype, check_finite, check_instance
 from lowbit.contract.operation import Parameters
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import FORMATS, RESULTS, Result, Stored, quantized
-from lowbit.text import kind_of
 
 NAMES: Mapping[np.dtype[Any], Result] = MappingProxyType({FLOATS[name].dtype: name for name in RESULTS})
 """The types of activations by their dtypes; numpy takes microseconds to name a dtype."""
@@ -101,8 +100,7 @@ class PreparedStored:
             ArgumentError: no `Stored`, or of another K; an unknown result.
             NotDeclaredError: the backend does not declare the operation, or not for these formats.
         """
-        if not isinstance(x, Stored):
-            raise ArgumentError("x", kind_of(x), "a Stored")
+        check_instance("x", x, Stored)
         if x.rows != self.rows:
             raise ArgumentError("rows of x", x.rows, f"{self.rows}, the rows of weights")
         check_choice("result", result, RESULTS)

@@ -177,7 +177,10 @@ def _decode(tree: Tree, get: Get, name: str, depth: int) -> Any:
 
 def _build(name: str, kind: str, fields: dict[str, Tree], get: Get, depth: int) -> Any:
     """A dataclass, through its own checks."""
-    own = _type(name, kind)
+    if kind not in KINDS:
+        allowed = "a dataclass of a chapter, such as affine.QuantizedMatrix"
+        raise ArgumentError(f"type of {name}", quoted(kind), allowed)
+    own = _known(kind)
     known = _field_names(own)
     if fields.keys() != set(known):
         raise ArgumentError(f"fields of {name}", _shown(sorted(fields)), f"{sorted(known)}")
@@ -257,14 +260,6 @@ def _type_name(kind: type) -> str:
 @cache
 def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind) if field.init)
-
-
-def _type(name: str, given: str) -> type:
-    if given not in KINDS:
-        raise ArgumentError(
-            f"type of {name}", quoted(given), "a dataclass of a chapter, such as affine.QuantizedMatrix"
-        )
-    return _known(given)
 
 
 @cache

@@ -73,16 +73,10 @@ def equation_3(bits: int, m_b: int, t_b: int) -> int:
 
 
 def equation_3_extended(bits: int, m_b: int, t_b: int, group_size: int) -> int:
-    """The same with the scales and zeros of each group that the block meets, 32 bits each.
+    """The same with the scales and zeros of each group of g rows that the block meets, 32 bits each.
 
     >>> equation_3_extended(4, m_b=192, t_b=312, group_size=16)
     495360
-
-    Args:
-        bits: b, the width of a code.
-        m_b: codes down the block.
-        t_b: columns of the block.
-        group_size: g, rows of a group.
 
     Source: QIGen §3, equation 3; errata Q8.
     """
@@ -110,7 +104,7 @@ def equation_4_extended(bits: int, m_u: int, t_u: int) -> int:
     >>> equation_4_extended(4, m_u=3, t_u=3), equation_4_extended(3, m_u=10, t_u=1)
     (16, 23)
 
-    Args and source: as `equation_4`, errata Q8.
+    Source: QIGen §3, equation 4; errata Q8.
     """
     return live_registers(algorithm_3(bits, m_u, t_u, lanes=1, stride=t_u))
 
@@ -148,10 +142,6 @@ def tiles_extended(bits: int, registers: int) -> list[tuple[int, int]]:
 
     >>> sorted(set(tiles(32)) - set(tiles_extended(4, 32)))
     [(2, 10), (10, 2)]
-
-    Args:
-        bits: b, the width of a code.
-        registers: η, how many registers there are.
 
     Raises:
         ArgumentError: wrong bits, or too few registers.

@@ -104,10 +104,6 @@ class Tile:
 def candidates(bits: int, registers: int) -> Iterator[Tile]:
     """Every tile whose program needs no more than these registers.
 
-    Args:
-        bits: b, the width of a code.
-        registers: η, how many registers there are.
-
     Source: QIGen algorithm 4, line 2; equation 4; errata Q8.
     """
     pairs = tiles(registers)

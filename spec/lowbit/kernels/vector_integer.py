@@ -21,8 +21,8 @@ word                  meaning
 `lookup_bytes`        each byte is one of sixteen bytes of a table, by the low bits of an index
 ===================== =====================================================================
 
-**Bytes in a lane** are counted from the least significant one. A register is always a numpy array of uint32; each word
-decides what its bits mean, as on a processor.
+**Bytes in a lane** are counted from the least significant one. A register of integers is an array of uint32; each word
+decides what the bits mean, as on a processor.
 
 **Saturation.** `dot4_pairs` is the oldest of the x86 instructions that multiply bytes, and it is dangerous: a sum of
 two products above 32767 silently becomes 32767. `dot4` and `dot2` add into 32 bits and wrap only there. The chapter

@@ -59,11 +59,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lowbit.contract.checks import check_choice, check_integer
+from lowbit.contract.checks import check_choice, check_instance, check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.contract.signature import checked
 from lowbit.errors import ArgumentError
-from lowbit.text import kind_of
 
 Memory = Literal["mirror", "swap"]
 MEMORIES: tuple[Memory, ...] = get_args(Memory)
@@ -162,15 +161,13 @@ Trace = tuple[Event, ...]
 
 def check_request(request: Request, arrangement: Arrangement, last: int) -> None:
     """Refuse what `Offload.step` cannot place; `last` is the layer of the request before, −1 at the beginning."""
-    if not isinstance(request, Request):
-        raise ArgumentError("request", kind_of(request), "a Request")
+    check_instance("request", request, Request)
     check_integer("layer", request.layer, 0, arrangement.layers - 1)
     if request.layer not in (0, last + 1):
         next_layer = f"0, or {last + 1} after {last}" if last >= 0 else "0 at first"
         raise ArgumentError("layer", request.layer, "0" if last + 1 == arrangement.layers else next_layer)
     for name, experts in (("needed", request.needed), ("guesses", request.guesses)):
-        if not isinstance(experts, tuple | list):
-            raise ArgumentError(name, kind_of(experts), "a tuple of experts")
+        check_instance(name, experts, tuple, list)
         for expert in experts:
             check_integer(f"an expert in {name}", expert, 0, arrangement.experts - 1)
     if len(set(request.needed)) < len(request.needed):

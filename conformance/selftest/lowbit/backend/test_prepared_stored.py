@@ -73,5 +73,5 @@ def test_what_is_not_declared_is_refused() -> None:
         prepared.gemm(X.astype("bfloat16"))
     with pytest.raises(NotDeclaredError, match=r"does not declare linear\.gemm for format q4_0$"):
         SumsBackend().prepare_stored(quantize(X, "q4_0"))
-    with pytest.raises(ArgumentError, match="weights is an int; allowed: a Stored"):
+    with pytest.raises(ArgumentError, match=r"weights is an int; allowed: a .*Stored"):
         SumsBackend().prepare_stored(**wrong)

@@ -19,8 +19,8 @@ FLOAT32 = Arithmetic("direct", "float32", any_order)
 IN_FLOAT64 = Arithmetic("direct", "float64", any_order)
 
 
-def share(result: npt.NDArray[np.floating], exact: F64, bound: Bound) -> float:
-    """The largest part of the bound that a result uses; above 1 it is refused."""
+def fraction(result: npt.NDArray[np.floating], exact: F64, bound: Bound) -> float:
+    """The largest fraction of the bound that a result uses; above 1 it is refused."""
     return float(np.max(np.abs(result - exact) / bound.limit))
 
 
@@ -88,10 +88,10 @@ def test_honest_norms_pass_and_wrong_ones_do_not(columns: int) -> None:
     x, gain = rng.normal(size=(3, columns)).astype(np.float32), rng.normal(1, 0.3, columns).astype(np.float32)
     exact = layers.rms_norm_of(x, gain, 1e-2)
     bound = rms_norm_bound(x, gain, 1e-2, FLOAT32, exact)
-    assert share(norm_in_float32(x, gain, 1e-2), exact, bound) < 0.5
-    assert share(exact * (1 + 2.0**-11), exact, bound) > 1
+    assert fraction(norm_in_float32(x, gain, 1e-2), exact, bound) < 0.5
+    assert fraction(exact * (1 + 2.0**-11), exact, bound) > 1
     outside = x / (np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True)) + 1e-2) * gain
-    assert share(outside, exact, bound) > 1
+    assert fraction(outside, exact, bound) > 1
 
 
 def test_one_square_of_thousands_is_missed() -> None:
@@ -99,11 +99,11 @@ def test_one_square_of_thousands_is_missed() -> None:
     x, gain = np.ones((1, 4096), np.float32), np.ones(4096, np.float32)
     exact = layers.rms_norm_of(x, gain, 1e-5)
     dropped = x / np.sqrt(4095 / 4096 + 1e-5)
-    assert share(dropped, exact, rms_norm_bound(x, gain, 1e-5, FLOAT32, exact)) < 1
+    assert fraction(dropped, exact, rms_norm_bound(x, gain, 1e-5, FLOAT32, exact)) < 1
     exactly = rms_norm_bound(x, gain, 1e-5, FLOAT32, exact, summed_exactly=True)
-    assert share(dropped, exact, exactly) > 100
-    assert 0 < share(norm_in_float32(x, gain, 1e-5), exact, exactly) < 0.5
-    assert share(dropped, exact, rms_norm_bound(x, gain, 1e-5, IN_FLOAT64, exact)) > 100
+    assert fraction(dropped, exact, exactly) > 100
+    assert 0 < fraction(norm_in_float32(x, gain, 1e-5), exact, exactly) < 0.5
+    assert fraction(dropped, exact, rms_norm_bound(x, gain, 1e-5, IN_FLOAT64, exact)) > 100
 
 
 @given(st.integers(0, 2**32), st.integers(-126, 100), st.integers(-70, 60))
@@ -114,7 +114,7 @@ def test_norms_of_all_sizes(seed: int, epsilon: int, size: int) -> None:
     gain = rng.normal(1, 0.3, 12).astype(np.float32)
     exact = layers.rms_norm_of(x, gain, 2.0**epsilon)
     bound = rms_norm_bound(x, gain, 2.0**epsilon, FLOAT32, exact)
-    assert share(norm_in_float32(x, gain, 2.0**epsilon), exact, bound) <= 1
+    assert fraction(norm_in_float32(x, gain, 2.0**epsilon), exact, bound) <= 1
 
 
 def test_a_norm_declared_too_wide_is_refused() -> None:
@@ -148,7 +148,7 @@ def test_honest_activations_pass(way: str, scale: float) -> None:
     gate = np.append(np.linspace(-110, -80, 500), rng.normal(size=500) * scale).astype(np.float32)[np.newaxis]
     up = rng.normal(size=gate.shape).astype(np.float32)
     exact = layers.swiglu_of(gate, up)
-    assert 0 < share(swiglu_in_float32(gate, up, way), exact, swiglu_bound(gate, up, FLOAT32, exact)) < 0.5
+    assert 0 < fraction(swiglu_in_float32(gate, up, way), exact, swiglu_bound(gate, up, FLOAT32, exact)) < 0.5
 
 
 def test_rough_activations_are_refused() -> None:
@@ -157,8 +157,8 @@ def test_rough_activations_are_refused() -> None:
     exact = layers.swiglu_of(gate, up)
     bound = swiglu_bound(gate, up, FLOAT32, exact)
     wide = gate.astype(np.float64)
-    assert share(wide / (1 + np.exp(-wide) * (1 + 2.0**-17)), exact, bound) > 1
-    assert share(wide * (1 / (1 + np.exp(-wide)) + 2.0**-25), exact, bound) > 100
+    assert fraction(wide / (1 + np.exp(-wide) * (1 + 2.0**-17)), exact, bound) > 1
+    assert fraction(wide * (1 / (1 + np.exp(-wide)) + 2.0**-25), exact, bound) > 100
 
 
 def geglu_in_float32(gate: F32, up: F32, way: str) -> F32:
@@ -184,7 +184,7 @@ def test_honest_gelus_pass(way: str, scale: float) -> None:
     gate = np.append(np.linspace(-12, -8, 500), rng.normal(size=500) * scale).astype(np.float32)[np.newaxis]
     up = rng.normal(size=gate.shape).astype(np.float32)
     exact = layers.geglu_of(gate, up)
-    assert 0 < share(geglu_in_float32(gate, up, way), exact, geglu_bound(gate, up, FLOAT32, exact)) < 0.5
+    assert 0 < fraction(geglu_in_float32(gate, up, way), exact, geglu_bound(gate, up, FLOAT32, exact)) < 0.5
 
 
 def test_rough_gelus_are_refused() -> None:
@@ -194,7 +194,7 @@ def test_rough_gelus_are_refused() -> None:
     bound = geglu_bound(gate, up, FLOAT32, exact)
     by_erf = wide * (1 + np.array([[erf(a / 2**0.5) for a in wide[0]]])) / 2
     for rough in (by_erf, wide / (1 + np.exp(-1.702 * wide)), exact.astype(np.float16).astype(np.float64)):
-        assert share(rough, exact, bound) > 100
+        assert fraction(rough, exact, bound) > 100
 
 
 def test_what_an_exponential_loses_where_it_vanishes() -> None:

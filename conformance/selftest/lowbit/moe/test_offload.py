@@ -92,7 +92,7 @@ class OffloadMachine(RuleBasedStateMachine):
         self.layer, self.most_guesses = -1, 0
         rng = np.random.default_rng(seed)
         shape = (arrangement.layers, arrangement.experts)
-        self.answers, self.shares = rng.standard_normal(shape), rng.standard_normal(shape)
+        self.answers, self.weights = rng.standard_normal(shape), rng.standard_normal(shape)
 
     @rule(data=st.data(), restart=st.sampled_from([False, False, False, True]))
     def visit(self, data: st.DataObject, restart: bool) -> None:
@@ -111,7 +111,7 @@ class OffloadMachine(RuleBasedStateMachine):
         assert output == self.run(self.plain, without, self.unguessed.step(without)), "prefetching changed the output"
         direct = 0.0
         for e in sorted(needed):
-            direct += self.shares[layer, e] * self.answers[layer, e]
+            direct += self.weights[layer, e] * self.answers[layer, e]
         assert output == direct, "the output is not the sum over the needed experts"
 
     def run(self, memory: MovingMemory, request: Request, events: Sequence[Event]) -> float:
@@ -128,7 +128,7 @@ class OffloadMachine(RuleBasedStateMachine):
                 pending.remove(event.expert)  # fails where an expert runs twice or unasked
                 found = memory.slots[event.layer][event.slot]
                 assert found is not None
-                answers[event.expert] = self.shares[found] * self.answers[found]
+                answers[event.expert] = self.weights[found] * self.answers[found]
         assert not pending, "a needed expert did not run"
         memory.check(settled=True)
         total = 0.0

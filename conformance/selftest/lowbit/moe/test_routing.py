@@ -138,8 +138,8 @@ def float32_layer(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F
     return y
 
 
-def share(result: npt.NDArray[np.floating], exact: F64, bound: Bound) -> float:
-    """The largest part of the bound that a result uses; above 1 it is refused."""
+def fraction(result: npt.NDArray[np.floating], exact: F64, bound: Bound) -> float:
+    """The largest fraction of the bound that a result uses; above 1 it is refused."""
     return float(np.max(np.abs(result - exact) / bound.limit))
 
 
@@ -149,12 +149,12 @@ def test_honest_layers_pass_and_wrong_ones_do_not(seed: int) -> None:
     arguments = x, gate, up, down, chosen, weights = layer(seed)
     exact = routing.sparse(*arguments)
     bound = sparse_bound(*arguments, FLOAT32, exact)
-    assert 0 < share(float32_layer(*arguments), exact, bound) < 0.5
+    assert 0 < fraction(float32_layer(*arguments), exact, bound) < 0.5
     dropped = up.copy()
     dropped[:, 63, :] = 0
-    assert share(float32_layer(x, gate, dropped, down, chosen, weights), exact, bound) > 10
+    assert fraction(float32_layer(x, gate, dropped, down, chosen, weights), exact, bound) > 10
     tilted = weights * np.array([1.001, 0.999], np.float32)
-    assert share(float32_layer(x, gate, up, down, chosen, tilted), exact, bound) > 1
+    assert fraction(float32_layer(x, gate, up, down, chosen, tilted), exact, bound) > 1
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -165,10 +165,10 @@ def test_a_rough_silu_is_refused(seed: int) -> None:
     bound = expert_bound(x, gate[0], up[0], down[0], FLOAT32, exact)
     a, b = x @ gate[0], x @ up[0]
     honest = (a / (1 + np.exp(-a)) * b) @ down[0]
-    assert 0 < share(honest, exact, bound) < 0.5
-    assert share((a / (1 + np.exp(-1.702 * a)) * b) @ down[0], exact, bound) > 10
+    assert 0 < fraction(honest, exact, bound) < 0.5
+    assert fraction((a / (1 + np.exp(-1.702 * a)) * b) @ down[0], exact, bound) > 10
     rough = np.exp(-a) * np.float32(1 + 2**-10)
-    assert share((a / (1 + rough) * b) @ down[0], exact, bound) > 1
+    assert fraction((a / (1 + rough) * b) @ down[0], exact, bound) > 1
 
 
 @given(st.integers(0, 2**32), st.floats(0.01, 40))
@@ -181,7 +181,7 @@ def test_probabilities_and_weights(seed: int, scale: float) -> None:
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     p = powers / powers.sum(axis=1, keepdims=True)
     bound = gate_bound(x, router, "probabilities", FLOAT32, exact)
-    assert share(p, exact, bound) <= 1
+    assert fraction(p, exact, bound) <= 1
     assert (bound.limit < 0.05).all()
     chosen = routing.top_k(logits, 3)
     after, before = routing.weights(logits, chosen, "after"), routing.weights(p, chosen, "before")
@@ -190,7 +190,7 @@ def test_probabilities_and_weights(seed: int, scale: float) -> None:
         (p, before, weights_bound(p, chosen, "before", FLOAT32, before)),
     ):
         own = np.take_along_axis(scores, chosen, axis=1)
-        assert share(own / own.sum(axis=1, keepdims=True), exact, bound) <= 1
+        assert fraction(own / own.sum(axis=1, keepdims=True), exact, bound) <= 1
 
 
 def test_weights_that_were_not_renormalised_are_refused() -> None:
@@ -199,8 +199,8 @@ def test_weights_that_were_not_renormalised_are_refused() -> None:
     chosen = routing.top_k(p, 2)
     exact = routing.weights(p, chosen, "before")
     bound = weights_bound(p, chosen, "before", FLOAT32, exact)
-    assert share(np.array([[0.6, 0.4]], np.float32), exact, bound) <= 1
-    assert share(p[:, :2], exact, bound) > 1000
+    assert fraction(np.array([[0.6, 0.4]], np.float32), exact, bound) <= 1
+    assert fraction(p[:, :2], exact, bound) > 1000
 
 
 def test_the_bound_of_silu_holds_where_it_is_steepest_and_where_it_vanishes() -> None:
