@@ -139,7 +139,8 @@ class OffloadOperations:
 
     declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(("offload.trace", "offload.engine"), Declaration())
 
-    _offload_engine = Engine
+    def _offload_engine(self, arrangement: Arrangement) -> Engine:
+        return Engine(arrangement)
 
     def _offload_trace(self, arrangement: Arrangement, requests: Sequence[Request]) -> Trace:
         engine = Engine(arrangement)
