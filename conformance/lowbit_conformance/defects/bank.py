@@ -24,8 +24,9 @@ from lowbit_conformance.defects import (
     blocks,
     casts,
     codes,
-    common,
     depth,
+    depth_layers,
+    depth_products,
     engines,
     experts,
     gelus,
@@ -51,8 +52,9 @@ from lowbit_conformance.defects.defect import Defect
 PRODUCTS = (codes, groups, zeros, sums, integers)
 CACHES = (blocks, block_sums, attention, heads, engines, kivi)
 FORMATS = (small_floats, stored, casts, types, stored_attention)
-LAYERS = (routes, experts, activations, gelus, quantisers, reals, depth, orders, subnormal)
-MODULES = (*PRODUCTS, *CACHES, *LAYERS, *FORMATS, common)
+LAYERS = (routes, experts, activations, gelus, quantisers, reals, orders, subnormal)
+DEEP = (depth_products, depth_layers, depth)
+MODULES = (*PRODUCTS, *CACHES, *LAYERS, *FORMATS, *DEEP)
 
 
 def gathered(defects: Iterable[Defect]) -> dict[str, Defect]:

@@ -1,6 +1,7 @@
 """Defects of what is done with blocks: decoding, dot products, their sums, and storage."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,16 @@ from lowbit.quantization.bfp import Blocks, Mantissas
 from lowbit.quantization.bfp_dot import BlockSums
 from lowbit.quantization.bfp_storage import StoredBlocks
 from lowbit_conformance.defects.blocks import blocks_of
-from lowbit_conformance.defects.defect import of
+from lowbit_conformance.defects.defect import Defect, of_operation
+from lowbit_conformance.defects.roundings import flushed
+
+DEFECTS: list[Defect] = []
+of_decode = of_operation(DEFECTS, "bfp.decode")
+of_dot = of_operation(DEFECTS, "bfp.dot")
+of_total = of_operation(DEFECTS, "bfp.total")
+of_store = of_operation(DEFECTS, "bfp.store")
+of_load = of_operation(DEFECTS, "bfp.load")
+
 
 # **Decoding and dot products.**
 
@@ -21,26 +31,47 @@ def decode(blocks: Blocks, exponents: Array | None = None) -> F32:
     e = (blocks.exponents if exponents is None else exponents).astype(np.int64)
     each = np.repeat(e, blocks.format.block, axis=1)[:, : blocks.columns]
     with np.errstate(over="ignore", under="ignore"):
-        values: F32 = np.ldexp(blocks.mantissas.astype(np.float64), each).astype(np.float32)
-    return values
+        return np.ldexp(blocks.mantissas.astype(np.float64), each).astype(np.float32)
 
 
-def decode_by_power(blocks: Blocks) -> F32:
-    """2^e becomes a float32 number of its own first."""
+@of_decode("C2")
+def power_in_float32(blocks: Blocks) -> F32:
+    """2^e is rounded to float32 before it meets its mantissa."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         powers = np.exp2(blocks.exponents.astype(np.float64)).astype(np.float32)
         each = np.repeat(powers, blocks.format.block, axis=1)[:, : blocks.columns]
         return each * blocks.mantissas.astype(np.float32)
 
 
-def decode_flushed(blocks: Blocks) -> F32:
-    values = decode(blocks)
-    return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.float32(0), values)
+@of_decode("C2")
+def subnormal_values_flushed(blocks: Blocks) -> F32:
+    """Values below the normal range of float32 become zero."""
+    return flushed(decode(blocks))
 
 
-def decode_signed_zero(blocks: Blocks) -> F32:
+@of_decode("C1")
+def zero_keeps_a_sign(blocks: Blocks) -> F32:
+    """A mantissa of 0 gives -0 beside a negative one."""
     values = decode(blocks)
     return np.where((values == 0) & (np.roll(blocks.mantissas, 1, axis=1) < 0), np.float32(-0.0), values)
+
+
+@of_decode("C1")
+def exponent_one_low_in_decode(blocks: Blocks) -> F32:
+    """A value is 2^(e-1) M."""
+    return decode(blocks, blocks.exponents - np.int16(1))
+
+
+@of_decode("C1")
+def exponent_of_first_block(blocks: Blocks) -> F32:
+    """All blocks of a row have the exponent of the first."""
+    return decode(blocks, np.repeat(blocks.exponents[:, :1], blocks.exponents.shape[1], axis=1))
+
+
+@of_decode("C1")
+def mantissas_without_sign(blocks: Blocks) -> F32:
+    """Values are never negative."""
+    return decode(Blocks(np.abs(blocks.mantissas), blocks.exponents, blocks.format))
 
 
 def dot(
@@ -59,20 +90,19 @@ def dot(
 
 def saturating(products: I64) -> I64:
     """Pairs of products are added in 16 bits, and stop at the end of them."""
-    padded = (
-        np.concatenate([products, np.zeros_like(products[..., :1])], axis=-1) if products.shape[-1] % 2 else products
-    )
-    result: I64 = np.clip(padded[..., 0::2] + padded[..., 1::2], -(2**15), 2**15 - 1).sum(axis=-1)
-    return result
+    odd = products.shape[-1] % 2
+    padded = np.concatenate([products, np.zeros_like(products[..., :odd])], axis=-1)
+    return np.asarray(np.clip(padded[..., 0::2] + padded[..., 1::2], -(2**15), 2**15 - 1).sum(axis=-1))
 
 
-def wrapping(products: I64) -> I64:
-    answer: I64 = products.sum(axis=-1).astype(np.int16).astype(np.int64)
-    return answer
+def wrapping(dtype: Any, products: I64) -> I64:
+    """The sum, kept in a type."""
+    return np.asarray(products.sum(axis=-1).astype(dtype), np.int64)
 
 
-def rows_exchanged(a: Blocks, b: Blocks) -> BlockSums:
-    """As many rows and columns as there should be, read the other way round."""
+@of_dot("C1 C2 C3")
+def rows_of_a_and_b_exchanged(a: Blocks, b: Blocks) -> BlockSums:
+    """Row r of a with row s of b is stored as s with r."""
     right = bfp_dot.dot(a, b)
     turned = (right.sums.shape[1], right.sums.shape[0], right.sums.shape[2])
     return BlockSums(
@@ -81,7 +111,9 @@ def rows_exchanged(a: Blocks, b: Blocks) -> BlockSums:
     )
 
 
-def short_block_dropped(a: Blocks, b: Blocks) -> BlockSums:
+@of_dot("C1 C3")
+def short_block_not_summed(a: Blocks, b: Blocks) -> BlockSums:
+    """A short last block of a row counts as zero."""
     right = bfp_dot.dot(a, b)
     if a.columns % a.format.block:
         right.sums[:, :, -1] = 0
@@ -103,21 +135,33 @@ def total(blocks: BlockSums, order: int = 1, rounded: bool = False) -> F32:
     return y
 
 
-def total_wide(blocks: BlockSums) -> F32:
+@of_total("C1")
+def blocks_added_in_float64(blocks: BlockSums) -> F32:
+    """Blocks are added in float64 and rounded once at the end."""
     with np.errstate(over="ignore", invalid="ignore"):
-        wide: F32 = terms(blocks).sum(axis=2).astype(np.float32)
-    return wide
+        return np.asarray(terms(blocks).sum(axis=2), np.float32)
 
 
-def total_saturated(blocks: BlockSums) -> F32:
+@of_total("C2")
+def overflow_saturates(blocks: BlockSums) -> F32:
+    """A sum beyond float32 becomes its largest number, and NaN too."""
     most = float(np.finfo(np.float32).max)
-    answer: F32 = np.clip(np.nan_to_num(bfp_dot.total(blocks), nan=most, posinf=most, neginf=-most), -most, most)
-    return answer
+    return np.nan_to_num(bfp_dot.total(blocks), nan=most, posinf=most, neginf=-most)
 
 
-def total_flushed(blocks: BlockSums) -> F32:
-    y = bfp_dot.total(blocks)
-    return np.where(np.abs(y) < np.finfo(np.float32).tiny, np.float32(0), y)
+@of_total("C2")
+def subnormal_sums_flushed(blocks: BlockSums) -> F32:
+    """A sum below the normal range becomes zero."""
+    return flushed(bfp_dot.total(blocks))
+
+
+@of_total("C1")
+def last_block_not_added(blocks: BlockSums) -> Array:
+    """The last block is left out."""
+    if blocks.sums.shape[2] == 1:
+        return np.zeros(blocks.sums.shape[:2], np.float32)
+    sums, exponents = np.ascontiguousarray(blocks.sums[:, :, :-1]), np.ascontiguousarray(blocks.exponents[:, :, :-1])
+    return bfp_dot.total(BlockSums(sums, exponents))
 
 
 # **Storage.**
@@ -147,125 +191,65 @@ def load(stored: StoredBlocks, bias: int = 127, signed: bool = True) -> Blocks:
     return blocks_of(mantissas, stored.exponents.astype(np.int16) - bias, stored.format)
 
 
-DEFECTS = (
-    of(
-        "bfp.decode",
-        "exponent-one-off-in-decode",
-        "A value is 2^(e+1) M.",
-        "C1 C2",
-        lambda blocks: decode(blocks, blocks.exponents + 1),
-    ),
-    of(
-        "bfp.decode",
-        "exponent-unsigned-in-decode",
-        "A negative exponent of 8 bits is read as unsigned.",
-        "C1 C2",
-        lambda blocks: decode(blocks, np.where(blocks.exponents < 0, blocks.exponents + 256, blocks.exponents)),
-    ),
-    of(
-        "bfp.decode",
-        "power-in-float32",
-        "2^e is rounded to float32 before it meets its mantissa.",
-        "C2",
-        decode_by_power,
-    ),
-    of(
-        "bfp.decode",
-        "subnormal-values-flushed",
-        "Values below the normal range of float32 become zero.",
-        "C2",
-        decode_flushed,
-    ),
-    of("bfp.decode", "zero-keeps-a-sign", "A mantissa of 0 gives -0 beside a negative one.", "C1", decode_signed_zero),
-    of(
-        "bfp.dot",
-        "products-saturate-at-16-bits",
-        "Pairs of products are added in 16 bits and saturate.",
-        "C1",
-        lambda a, b: dot(a, b, narrow=saturating),
-        "https://github.com/uxlfoundation/oneDNN/issues/476",
-    ),
-    of(
-        "bfp.dot",
-        "sums-wrap-at-16-bits",
-        "The sum of a block is kept in 16 bits and wraps.",
-        "C1",
-        lambda a, b: dot(a, b, narrow=wrapping),
-        "https://github.com/microsoft/BitNet/issues/629",
-    ),
-    of(
-        "bfp.dot",
-        "larger-exponent-for-both",
-        "The exponent of a product is the larger of the two.",
-        "C2",
-        lambda a, b: dot(a, b, joined=np.maximum),
-    ),
-    of(
-        "bfp.dot",
-        "rows-of-a-and-b-exchanged",
-        "Row r of a with row s of b is stored as s with r.",
-        "C1 C2 C3",
-        rows_exchanged,
-    ),
-    of(
-        "bfp.dot", "short-block-not-summed", "A short last block of a row counts as zero.", "C1 C3", short_block_dropped
-    ),
-    of("bfp.total", "blocks-added-backwards", "The last block is added first.", "C1", lambda blocks: total(blocks, -1)),
-    of(
-        "bfp.total",
-        "blocks-rounded-first",
-        "The integer of a block is rounded to float32 before it is added.",
-        "C1",
-        lambda blocks: total(blocks, rounded=True),
-    ),
-    of(
-        "bfp.total",
-        "blocks-added-in-float64",
-        "Blocks are added in float64 and rounded once at the end.",
-        "C1",
-        total_wide,
-    ),
-    of(
-        "bfp.total",
-        "overflow-saturates",
-        "A sum beyond float32 becomes its largest number, and NaN too.",
-        "C2",
-        total_saturated,
-    ),
-    of("bfp.total", "subnormal-sums-flushed", "A sum below the normal range becomes zero.", "C2", total_flushed),
-    of(
-        "bfp.store",
-        "mantissas-by-sign-and-magnitude",
-        "Negative mantissas are stored as a sign bit and a magnitude.",
-        "C1",
-        lambda blocks: store(blocks, mantissas=sign_and_magnitude),
-    ),
-    of(
-        "bfp.store",
-        "high-half-first",
-        "Of two 4-bit mantissas the first lies in the high half of the byte.",
-        "C1",
-        lambda blocks: store(blocks, mantissas=high_half_first),
-    ),
-    of(
-        "bfp.store",
-        "stored-bias-128",
-        "Exponents are stored with a bias of 128.",
-        "C2",
-        lambda blocks: store(blocks, bias=128),
-    ),
-    of(
-        "bfp.load",
-        "loaded-bias-128",
-        "Exponents are loaded with a bias of 128.",
-        "C1",
-        lambda stored: load(stored, bias=128),
-    ),
-    of(
-        "bfp.load",
-        "mantissas-not-sign-extended",
-        "Loaded mantissas keep their bits and lose their sign.",
-        "C1",
-        lambda stored: load(stored, signed=False),
-    ),
+of_decode.add(
+    "exponent-one-off-in-decode", "A value is 2^(e+1) M.", "C1 C2", lambda blocks: decode(blocks, blocks.exponents + 1)
+)
+of_decode.add(
+    "exponent-unsigned-in-decode",
+    "A negative exponent of 8 bits is read as unsigned.",
+    "C1 C2",
+    lambda blocks: decode(blocks, np.where(blocks.exponents < 0, blocks.exponents + 256, blocks.exponents)),
+)
+of_dot.add(
+    "products-saturate-at-16-bits",
+    "Pairs of products are added in 16 bits and saturate.",
+    "C1",
+    partial(dot, narrow=saturating),
+    "https://github.com/uxlfoundation/oneDNN/issues/476",
+)
+of_dot.add(
+    "sums-wrap-at-16-bits",
+    "The sum of a block is kept in 16 bits and wraps.",
+    "C1",
+    partial(dot, narrow=partial(wrapping, np.int16)),
+    "https://github.com/microsoft/BitNet/issues/629",
+)
+of_dot.add(
+    "larger-exponent-for-both",
+    "The exponent of a product is the larger of the two.",
+    "C2",
+    partial(dot, joined=np.maximum),
+)
+of_total.add("blocks-added-backwards", "The last block is added first.", "C1", partial(total, order=-1))
+of_total.add(
+    "blocks-rounded-first",
+    "The integer of a block is rounded to float32 before it is added.",
+    "C1",
+    partial(total, rounded=True),
+)
+of_store.add(
+    "mantissas-by-sign-and-magnitude",
+    "Negative mantissas are stored as a sign bit and a magnitude.",
+    "C1",
+    partial(store, mantissas=sign_and_magnitude),
+)
+of_store.add(
+    "high-half-first",
+    "Of two 4-bit mantissas the first lies in the high half of the byte.",
+    "C1",
+    partial(store, mantissas=high_half_first),
+)
+of_store.add("stored-bias-128", "Exponents are stored with a bias of 128.", "C2", partial(store, bias=128))
+of_load.add("loaded-bias-128", "Exponents are loaded with a bias of 128.", "C1", partial(load, bias=128))
+of_load.add(
+    "mantissas-not-sign-extended",
+    "Loaded mantissas keep their bits and lose their sign.",
+    "C1",
+    partial(load, signed=False),
+)
+of_dot.add(
+    "exponents-subtracted",
+    "The exponents of a product are subtracted and not added.",
+    "C2",
+    partial(dot, joined=np.subtract),
 )

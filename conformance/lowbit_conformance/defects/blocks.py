@@ -1,12 +1,17 @@
 """Defects of casting to Block Floating Point: rounding, exponents, the ends of the ranges."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from lowbit.arrays import F32, F64, I64, Array
 from lowbit.quantization.bfp import Blocks, Format
-from lowbit_conformance.defects.defect import of, unchecked
+from lowbit_conformance.defects.defect import Defect, of_operation, unchecked
+
+DEFECTS: list[Defect] = []
+of_cast = of_operation(DEFECTS, "bfp.cast")
+
 
 MX_BLOCKS = "https://github.com/DeepWok/mase/pull/321"
 
@@ -66,8 +71,9 @@ def blocks_of(mantissas: Array, exponents: Array, format: Format) -> Blocks:
     )
 
 
-def grown(x: F32, format: Format) -> Blocks:
-    """Where rounding would saturate, the exponent grows by one instead."""
+@of_cast("C1 C2 C3")
+def exponent_grows_instead_of_saturating(x: F32, format: Format) -> Blocks:
+    """Where rounding reaches 2^(p-1), the exponent grows by one."""
     plain, larger = cast(x, format), cast(x, format, shift=1)
     over = np.zeros(plain.exponents.shape, bool)
     for number, span in enumerate(format.spans(x.shape[1])):
@@ -79,95 +85,77 @@ def grown(x: F32, format: Format) -> Blocks:
     )
 
 
-def across_rows(x: F32, format: Format) -> Blocks:
-    """Blocks are cut from the matrix as one run; each row keeps the exponents of the runs that its blocks begin in."""
+@of_cast("C1", MX_BLOCKS)
+def blocks_cross_rows(x: F32, format: Format) -> Blocks:
+    """Blocks are cut from the matrix as one run, across its rows."""
+    # Each row keeps the exponents of the runs that its blocks begin in.
     rows, columns = x.shape
     flat = cast(x.reshape(1, -1), format)
     starts = np.arange(rows)[:, None] * columns + np.arange(format.blocks(columns)) * format.block
     return blocks_of(flat.mantissas.reshape(x.shape), flat.exponents[0][starts // format.block], format)
 
 
-DEFECTS = (
-    of(
-        "bfp.cast",
-        "mantissas-truncated",
-        "Mantissas are cut towards zero and not rounded.",
-        "C1 C3",
-        lambda x, format: cast(x, format, rounded=np.trunc),
-    ),
-    of(
-        "bfp.cast",
-        "mantissa-ties-away",
-        "A tie goes away from zero and not to the even mantissa.",
-        "C1 C3",
-        lambda x, format: cast(x, format, rounded=away),
-        "https://github.com/sonos/tract/pull/2850",
-    ),
-    of(
-        "bfp.cast",
-        "mantissas-down-to-minus-8",
-        "The lowest mantissa is -2^(p-1): -8 where -7 is the last.",
-        "C1 C3",
-        lambda x, format: cast(x, format, least=0),
-        "errata B8, whose sentence on the range is garbled in print",
-    ),
-    of(
-        "bfp.cast",
-        "exponent-one-too-high",
-        "The exponent is E' - (p - 2): the top bit of mantissas is never used.",
-        "C1 C2 C3",
-        lambda x, format: cast(x, format, shift=1),
-    ),
-    of(
-        "bfp.cast",
-        "exponent-one-too-low",
-        "The exponent is one too low, and the largest elements saturate.",
-        "C1 C2 C3",
-        lambda x, format: cast(x, format, shift=-1),
-        MX_BLOCKS,
-    ),
-    of(
-        "bfp.cast",
-        "exponent-by-logarithm",
-        "The exponent is the floor of a float32 logarithm.",
-        "C2",
-        lambda x, format: cast(x, format, exponent_of=logarithm),
-    ),
-    of(
-        "bfp.cast",
-        "exponent-grows-instead-of-saturating",
-        "Where rounding reaches 2^(p-1), the exponent grows by one.",
-        "C1 C2 C3",
-        grown,
-    ),
-    of(
-        "bfp.cast",
-        "exponent-wraps",
-        "An exponent above its range wraps to the least.",
-        "C4",
-        lambda x, format: cast(x, format, clamp="wrapped"),
-    ),
-    of(
-        "bfp.cast",
-        "mantissas-before-clamp",
-        "The exponent is clamped after the mantissas were computed.",
-        "C4",
-        lambda x, format: cast(x, format, clamp="last"),
-    ),
-    of(
-        "bfp.cast",
-        "zero-block-exponent-0",
-        "A block of zeros has the exponent 0.",
-        "C1 C5",
-        lambda x, format: cast(x, format, of_zeros=0),
-        "https://github.com/intel/auto-round/issues/1908",
-    ),
-    of(
-        "bfp.cast",
-        "blocks-cross-rows",
-        "Blocks are cut from the matrix as one run, across its rows.",
-        "C1",
-        across_rows,
-        MX_BLOCKS,
-    ),
+of_cast.add(
+    "mantissas-truncated",
+    "Mantissas are cut towards zero and not rounded.",
+    "C1 C3",
+    partial(cast, rounded=np.trunc),
+)
+of_cast.add(
+    "mantissa-ties-away",
+    "A tie goes away from zero and not to the even mantissa.",
+    "C1 C3",
+    partial(cast, rounded=away),
+    "https://github.com/sonos/tract/pull/2850",
+)
+of_cast.add(
+    "mantissas-down-to-minus-8",
+    "The lowest mantissa is -2^(p-1): -8 where -7 is the last.",
+    "C1 C3",
+    partial(cast, least=0),
+    "errata B8, whose sentence on the range is garbled in print",
+)
+of_cast.add(
+    "exponent-one-too-high",
+    "The exponent is E' - (p - 2): the top bit of mantissas is never used.",
+    "C1 C2 C3",
+    partial(cast, shift=1),
+)
+of_cast.add(
+    "exponent-one-too-low",
+    "The exponent is one too low, and the largest elements saturate.",
+    "C1 C2 C3",
+    partial(cast, shift=-1),
+    MX_BLOCKS,
+)
+of_cast.add(
+    "exponent-by-logarithm",
+    "The exponent is the floor of a float32 logarithm.",
+    "C2",
+    partial(cast, exponent_of=logarithm),
+)
+of_cast.add(
+    "exponent-wraps",
+    "An exponent above its range wraps to the least.",
+    "C4",
+    partial(cast, clamp="wrapped"),
+)
+of_cast.add(
+    "mantissas-before-clamp",
+    "The exponent is clamped after the mantissas were computed.",
+    "C4",
+    partial(cast, clamp="last"),
+)
+of_cast.add(
+    "zero-block-exponent-0",
+    "A block of zeros has the exponent 0.",
+    "C1 C5",
+    partial(cast, of_zeros=0),
+    "https://github.com/intel/auto-round/issues/1908",
+)
+of_cast.add(
+    "mantissas-rounded-down",
+    "Mantissas are rounded down and not to the nearest.",
+    "C2",
+    partial(cast, rounded=np.floor),
 )

@@ -16,8 +16,11 @@ from lowbit.tensor_formats.casts import inverse
 from lowbit.tensor_formats.gguf_encode import extreme, packed, rounded_down
 from lowbit.tensor_formats.int8 import runs
 from lowbit.tensor_formats.stored import Stored, quantized
-from lowbit_conformance.defects.defect import Defect, of, unchecked
+from lowbit_conformance.defects.defect import Defect, of_operation, unchecked
 from lowbit_conformance.defects.stored import Change, first, neighbour, nibbles
+
+DEFECTS: list[Defect] = []
+of_cast = of_operation(DEFECTS, "formats.quantize")
 
 Options = tuple[tuple[str, int], ...]
 
@@ -201,51 +204,51 @@ def in_e4m3(factor: float, shared: bool, x: F32, format: str, options: Options =
     return stored_as(right, {"weight": elements, "weight_scale": scales})
 
 
-MISTAKES: tuple[tuple[str, str, str, Callable[..., Stored]], ...] = (
-    ("cast-truncates", "Codes are rounded towards zero.", "C1", eight(integer=np.trunc)),
-    ("cast-rounds-down", "Codes are rounded down.", "C1", eight(integer=np.floor)),
-    ("cast-ties-down", "Ties are rounded down.", "C1", eight(integer=half_down)),
-    ("cast-inverse-of-rounded-scale", "Codes are divided by the float16 scale.", "C1", eight(seen=in_float16)),
-    ("cast-maximum-of-signed", "The scale comes from the largest number.", "C1", eight(absmax=not_absolute)),
-    ("cast-scale-of-row", "All blocks of a row have one scale.", "C1", eight(absmax=of_row)),
-    ("cast-128-levels", "The scale is the largest magnitude over 128.", "C1", eight(levels=128)),
-    ("cast-nibbles-swapped", "The two codes of a byte are swapped.", "C1", partial(with_fields, nibbles, "codes")),
-    ("cast-codes-one-higher", "Every code is one higher.", "C1", partial(with_fields, plus_one, "codes")),
-    (
-        "cast-scale-of-neighbour",
-        "A block has the scale of the one before.",
-        "C1",
-        partial(with_fields, neighbour, "scale"),
-    ),
-    ("cast-scale-of-first", "All blocks have the scale of the first.", "C1", partial(with_fields, first, "scale")),
-    ("cast-sum-without-scale", "The sum of a block is that of its codes.", "C1", sum_of_codes),
-    ("cast-scale-of-all-rows", "The scale of a block takes in the same block of all rows.", "C1 C2", of_all_rows),
-    ("cast-extreme-without-sign", "The scale of Q4_0 and Q5_0 is never negative.", "C1", partial(in_four, False, 0.5)),
-    (
-        "cast-minimum-of-neighbour",
-        "A group has the minimum of the one before.",
-        "C1",
-        partial(with_fields, neighbour, "zero"),
-    ),
-    (
-        "cast-exponent-rounded-up",
-        "The exponent of an MX scale is rounded up, that of a power of two as well.",
-        "C1",
-        partial(of_powers, one_higher),
-    ),
-    (
-        "cast-exponent-of-element-forgotten",
-        "An MX scale is the exponent of the largest number itself.",
-        "C1",
-        partial(of_powers, of_mantissa),
-    ),
-    (
-        "cast-fp8-by-240",
-        "The scale is the largest magnitude over 240, not 448.",
-        "C1",
-        partial(in_e4m3, 448 / 240, False),
-    ),
-    ("cast-fp8-one-scale", "All tokens have the scale of the largest.", "C1 C2", partial(in_e4m3, 1.0, True)),
-    ("cast-half-not-added", "Codes of Q4_0 and Q5_0 are not rounded.", "C1", partial(in_four, True, 0.0)),
+of_cast.add("cast-truncates", "Codes are rounded towards zero.", "C1", eight(integer=np.trunc))
+of_cast.add("cast-rounds-down", "Codes are rounded down.", "C1", eight(integer=np.floor))
+of_cast.add("cast-ties-down", "Ties are rounded down.", "C1", eight(integer=half_down))
+of_cast.add("cast-inverse-of-rounded-scale", "Codes are divided by the float16 scale.", "C1", eight(seen=in_float16))
+of_cast.add("cast-maximum-of-signed", "The scale comes from the largest number.", "C1", eight(absmax=not_absolute))
+of_cast.add("cast-scale-of-row", "All blocks of a row have one scale.", "C1", eight(absmax=of_row))
+of_cast.add("cast-128-levels", "The scale is the largest magnitude over 128.", "C1", eight(levels=128))
+of_cast.add(
+    "cast-nibbles-swapped", "The two codes of a byte are swapped.", "C1", partial(with_fields, nibbles, "codes")
 )
-DEFECTS: tuple[Defect, ...] = tuple(of("formats.quantize", *each) for each in MISTAKES)
+of_cast.add("cast-codes-one-higher", "Every code is one higher.", "C1", partial(with_fields, plus_one, "codes"))
+of_cast.add(
+    "cast-scale-of-neighbour",
+    "A block has the scale of the one before.",
+    "C1",
+    partial(with_fields, neighbour, "scale"),
+)
+of_cast.add(
+    "cast-scale-of-first", "All blocks have the scale of the first.", "C1", partial(with_fields, first, "scale")
+)
+of_cast.add("cast-sum-without-scale", "The sum of a block is that of its codes.", "C1", sum_of_codes)
+of_cast.add("cast-scale-of-all-rows", "The scale of a block takes in the same block of all rows.", "C1 C2", of_all_rows)
+of_cast.add(
+    "cast-extreme-without-sign", "The scale of Q4_0 and Q5_0 is never negative.", "C1", partial(in_four, False, 0.5)
+)
+of_cast.add(
+    "cast-minimum-of-neighbour",
+    "A group has the minimum of the one before.",
+    "C1",
+    partial(with_fields, neighbour, "zero"),
+)
+of_cast.add(
+    "cast-exponent-rounded-up",
+    "The exponent of an MX scale is rounded up, that of a power of two as well.",
+    "C1",
+    partial(of_powers, one_higher),
+)
+of_cast.add(
+    "cast-exponent-of-element-forgotten",
+    "An MX scale is the exponent of the largest number itself.",
+    "C1",
+    partial(of_powers, of_mantissa),
+)
+of_cast.add(
+    "cast-fp8-by-240", "The scale is the largest magnitude over 240, not 448.", "C1", partial(in_e4m3, 448 / 240, False)
+)
+of_cast.add("cast-fp8-one-scale", "All tokens have the scale of the largest.", "C1 C2", partial(in_e4m3, 1.0, True))
+of_cast.add("cast-half-not-added", "Codes of Q4_0 and Q5_0 are not rounded.", "C1", partial(in_four, True, 0.0))

@@ -1,11 +1,13 @@
 """What a defect is: a mistake that real kernels make, with a name, a cause, the clauses it breaks, and code.
 
 The code is a set of functions, each with the signature of a reference function and a wrong result. The diagnosis runs
-them on the arguments of a failing case, and `bank` makes a whole backend of them.
+them on the arguments of a failing case, and `bank` makes a whole backend of them. A module declares its defects with
+`Declaring`, in the list ``DEFECTS``.
 """
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lowbit.arrays import F32, Array
@@ -17,6 +19,7 @@ Function = Callable[..., Any]
 
 
 Kind = TypeVar("Kind")
+Wrong = TypeVar("Wrong", bound=Callable[..., Any])
 
 WRONG = ("WRONG",)
 MOVES = ("WRONG", "NONDETERMINISTIC")
@@ -72,18 +75,66 @@ def arithmetical(
     return Defect(name, cause, tuple(clauses.split()), seen, verdicts, wrong)
 
 
-def of(
-    operation: str,
-    name: str,
-    cause: str,
-    clauses: str,
-    wrong: Function,
-    seen: str = COMMON,
-    verdicts: tuple[str, ...] = WRONG,
-) -> Defect:
-    """A defect of one operation, whose clauses are named by their numbers: ``C1 C3``."""
-    full = " ".join(f"{operation}/{number}" for number in clauses.split())
-    return arithmetical(name, cause, full, {operation: wrong}, seen, verdicts)
+class Declaring:
+    """Declares defects of one kind, and adds them to the list of a module.
+
+    It decorates a function whose name is that of the defect and whose docstring is the cause. What another function
+    makes has no name and no docstring of its own; `add` takes them as arguments.
+    """
+
+    def __init__(self, into: list[Defect], make: Callable[..., Defect]) -> None:
+        """`make` takes a name, a cause, clauses, what is wrong, and what a declaration says besides."""
+        self._into, self._make = into, make
+
+    def __call__(self, clauses: str, *more: Any, **rest: Any) -> Callable[[Wrong], Wrong]:
+        def declare(wrong: Wrong) -> Wrong:
+            self.add(_named(wrong.__name__), " ".join((wrong.__doc__ or "").split()), clauses, wrong, *more, **rest)
+            return wrong
+
+        return declare
+
+    def add(self, name: str, cause: str, clauses: str, wrong: Any, *more: Any, **rest: Any) -> None:
+        """Declare what is wrong under a name."""
+        self._into.append(self._make(name, cause, clauses, wrong, *more, **rest))
+
+
+def _named(name: str) -> str:
+    """The name of a defect, by that of its function or class.
+
+    >>> _named("zeros_in_float16"), _named("StepsIn16Bits")
+    ('zeros-in-float16', 'steps-in-16-bits')
+    """
+    words = name if name.islower() else re.sub("(?<!^)(?=[A-Z])|(?<=[a-z])(?=[0-9])", "_", name).lower()
+    return words.replace("_", "-")
+
+
+def of_operation(
+    into: list[Defect], operation: str, made: Callable[[Any], Function] = lambda wrong: wrong, **always: Any
+) -> Declaring:
+    """Declares defects of one operation, whose clauses are named by their numbers: ``C1 C3``.
+
+    Args:
+        into: where they are added.
+        operation: its id.
+        made: makes the wrong operation of what is declared, which may be one of its steps.
+        always: other attributes of all of them.
+    """
+
+    def make(
+        name: str,
+        cause: str,
+        numbers: str,
+        wrong: Any,
+        seen: str = COMMON,
+        verdicts: tuple[str, ...] = WRONG,
+        **declared: Any,
+    ) -> Defect:
+        clauses = " ".join(f"{operation}/{number}" for number in numbers.split())
+        return replace(
+            arithmetical(name, cause, clauses, {operation: made(wrong)}, seen, verdicts), **always | declared
+        )
+
+    return Declaring(into, make)
 
 
 def unchecked(kind: type[Kind], **fields: object) -> Kind:

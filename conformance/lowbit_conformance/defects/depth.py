@@ -6,6 +6,7 @@ half. Most of those here are right below 1024 rows or tokens, so that small case
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -13,80 +14,76 @@ from lowbit.arrays import F32, I64, Array
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.bfp_dot import BlockSums
-from lowbit_conformance.defects import block_sums, integers, quantisers
-from lowbit_conformance.defects.defect import Function, of
-from lowbit_conformance.defects.depth_layers import ATTENTION, ROUTES
-from lowbit_conformance.defects.depth_products import LINEAR, REAL_ZEROS
-from lowbit_conformance.defects.depth_roundings import (
-    DEEP,
-    Rounding,
-    exactly,
-    half,
-    tensor_float,
-)
-from lowbit_conformance.defects.integers import Run, runs_of
+from lowbit_conformance.defects import activations, block_sums, integers, quantisers
+from lowbit_conformance.defects.defect import Defect, of_operation
+from lowbit_conformance.defects.integers import Run
+from lowbit_conformance.defects.roundings import DEEP, Rounding, half, tensor_float
+
+DEFECTS: list[Defect] = []
+of_hessian = of_operation(DEFECTS, "gptq.hessian")
+of_targets = of_operation(DEFECTS, "gptq.targets")
+of_qgemm_bfp = of_operation(DEFECTS, integers.OPERATION)
+of_dot = of_operation(DEFECTS, "bfp.dot")
+
 
 # **Norm, GPTQ and blocks of integers.**
 
 
-def square_of_narrow(narrow: Rounding) -> Function:
-    """The mean square is that of a narrow x."""
-
-    def norm(x: F32, gain: F32, epsilon: float) -> Array:
-        with np.errstate(all="ignore"):
-            square = np.mean(np.square(narrow(x).astype(np.float64)), axis=1, keepdims=True)
-            answer: Array = gain.astype(np.float64) * (x.astype(np.float64) / np.sqrt(square + epsilon))
-        return answer
-
-    return norm
-
-
-def deep_hessian(x: F32) -> Array:
-    return quantisers.hessian(tensor_float(x) if len(x) >= DEEP else x)
+of_root = of_operation(DEFECTS, "blocks.rms_norm", activations.under)
+of_root.add(
+    "norm-of-tf32",
+    "The mean square is that of x rounded to TF32.",
+    "C2",
+    lambda x, e: activations.right(tensor_float(x), e),
+)
+of_root.add(
+    "norm-of-half", "The mean square is that of x rounded to float16.", "C2", lambda x, e: activations.right(half(x), e)
+)
 
 
-def targets(of_errors: Rounding, of_ratios: Rounding) -> Function:
-    def answer(weights: F32, factor: F32, values: F32) -> Array:
-        wide = weights.astype(np.float64)
-        ratios, errors = quantisers.ratios(factor.astype(np.float64)), wide - values
-        if len(weights) >= DEEP:
-            ratios, errors = of_ratios(ratios).astype(np.float64), of_errors(errors).astype(np.float64)
-        goals: Array = wide + ratios.T @ errors
-        return goals
-
-    return answer
+def where_deep(rounded: Rounding) -> Rounding:
+    """A rounding of arrays with many rows."""
+    return lambda numbers: rounded(numbers) if len(numbers) >= DEEP else numbers
 
 
-def sixteen_bits(mantissas: Array, matrix: QuantizedMatrix, x: Blocks) -> Array:
-    scales, zeros = matrix.scales.astype(np.float64), matrix.zeros.astype(np.float64)
-    offsets = zeros if matrix.convention == "minimum" else -scales * zeros
-    y = np.zeros((x.rows, matrix.columns))
-    codes = integers.codes_of(matrix)
-    for first, last, block, group in runs_of(matrix.rows, x.format.block, matrix.group_size):
-        power, own = np.exp2(x.exponents[:, block].astype(np.float64))[:, None], mantissas[:, first:last]
-        y += power * (own @ codes[first:last]) * scales[group]
-        sums = own.sum(axis=1, keepdims=True).astype(np.int16).astype(np.float64)
-        y += power * sums * offsets[group]
-    return y
+@of_hessian("C1")
+def deep_hessian_in_tf32(x: F32) -> Array:
+    """Inputs of long calibrations are rounded to TF32."""
+    return quantisers.hessian(where_deep(tensor_float)(x))
 
 
-def sums_of_16_bits(x: Blocks, matrix: QuantizedMatrix) -> Array:
-    return sixteen_bits(integers.plain(x), matrix, x)
+of_targets.add(
+    "deep-errors-in-tf32",
+    "Errors of deep layers are rounded to TF32.",
+    "C1",
+    partial(quantisers.targets, of_errors=where_deep(tensor_float)),
+)
+of_targets.add(
+    "deep-factor-in-half",
+    "The factor of deep layers is rounded to float16.",
+    "C1",
+    quantisers.spreading(lambda factor: where_deep(half)(quantisers.ratios(factor)).astype(np.float64)),
+)
 
 
-def power_of_float32(x: Blocks, run: Run) -> Array:
-    """2^e, infinite beyond what float32 holds."""
+of_qgemm_bfp.add(
+    "mantissa-sums-in-16-bits",
+    "Sums of the mantissas of a segment wrap in 16 bits.",
+    "C1",
+    partial(integers.product, of_sums=lambda sums: sums.astype(np.int16)),
+)
+
+
+@integers.of_step(DEFECTS, "powers")("C1")
+def power_of_empty_block_infinite(x: Blocks, run: Run) -> Array:
+    """2^e of an empty block is infinite, and 0 times it is NaN."""
     with np.errstate(over="ignore"):
-        power: Array = np.exp2(x.exponents[:, run[2]].astype(np.float32) + np.float32(1))
-    return power.astype(np.float64) / 2
+        return np.asarray(np.exp2(x.exponents[:, run[2]].astype(np.float32) + np.float32(1)), np.float64) / 2
 
 
-def with_infinite_power(x: Blocks, matrix: QuantizedMatrix) -> Array:
-    with np.errstate(invalid="ignore"):
-        return integers.product(x, matrix, powers=power_of_float32)
-
-
-def scales_of_half(x: Blocks, matrix: QuantizedMatrix) -> Array:
+@of_qgemm_bfp("C1")
+def deep_integer_scales_in_half(x: Blocks, matrix: QuantizedMatrix) -> Array:
+    """Scales of deep matrices are kept in float16."""
     if matrix.rows < DEEP:
         return integers.product(x, matrix)
     return integers.product(x, replace(matrix, scales=half(matrix.scales).astype(matrix.scales.dtype)))
@@ -99,14 +96,7 @@ def in_float32(products: I64) -> I64:
     return total.astype(np.int64)
 
 
-def in_32_bits(products: I64) -> I64:
-    total: I64 = products.sum(axis=-1).astype(np.int32).astype(np.int64)
-    return total
-
-
-def narrow_dot(
-    narrow: Callable[[I64], I64],
-) -> Callable[[Blocks, Blocks], BlockSums]:
+def narrow_dot(narrow: Callable[[I64], I64]) -> Callable[[Blocks, Blocks], BlockSums]:
     """Sums of bytes, that is of mantissas of up to 12 bits, in a narrow accumulator."""
 
     def dot(a: Blocks, b: Blocks) -> BlockSums:
@@ -116,71 +106,12 @@ def narrow_dot(
     return dot
 
 
-OTHERS = (
-    of(
-        "blocks.rms_norm",
-        "norm-of-tf32",
-        "The mean square is that of x rounded to TF32.",
-        "C2",
-        square_of_narrow(tensor_float),
-    ),
-    of(
-        "blocks.rms_norm",
-        "norm-of-half",
-        "The mean square is that of x rounded to float16.",
-        "C2",
-        square_of_narrow(half),
-    ),
-    of("gptq.hessian", "deep-hessian-in-tf32", "Inputs of long calibrations are rounded to TF32.", "C1", deep_hessian),
-    of(
-        "gptq.targets",
-        "deep-errors-in-tf32",
-        "Errors of deep layers are rounded to TF32.",
-        "C1",
-        targets(tensor_float, exactly),
-    ),
-    of(
-        "gptq.targets",
-        "deep-factor-in-half",
-        "The factor of deep layers is rounded to float16.",
-        "C1",
-        targets(exactly, half),
-    ),
-    of(
-        integers.OPERATION,
-        "mantissa-sums-in-16-bits",
-        "Sums of the mantissas of a segment wrap in 16 bits.",
-        "C1",
-        sums_of_16_bits,
-    ),
-    of(
-        integers.OPERATION,
-        "power-of-empty-block-infinite",
-        "2^e of an empty block is infinite, and 0 times it is NaN.",
-        "C1",
-        with_infinite_power,
-    ),
-    of(
-        integers.OPERATION,
-        "deep-integer-scales-in-half",
-        "Scales of deep matrices are kept in float16.",
-        "C1",
-        scales_of_half,
-    ),
-    of(
-        "bfp.dot",
-        "small-sums-in-float32",
-        "Sums of products of short mantissas are kept in float32.",
-        "C1",
-        narrow_dot(in_float32),
-    ),
-    of(
-        "bfp.dot",
-        "small-sums-in-32-bits",
-        "Sums of products of short mantissas wrap in 32 bits.",
-        "C1",
-        narrow_dot(in_32_bits),
-    ),
+of_dot.add(
+    "small-sums-in-float32", "Sums of products of short mantissas are kept in float32.", "C1", narrow_dot(in_float32)
 )
-
-DEFECTS = (*LINEAR, *REAL_ZEROS, *ROUTES, *ATTENTION, *OTHERS)
+of_dot.add(
+    "small-sums-in-32-bits",
+    "Sums of products of short mantissas wrap in 32 bits.",
+    "C1",
+    narrow_dot(partial(block_sums.wrapping, np.int32)),
+)

@@ -1,7 +1,7 @@
 """Defects of precision in deep products with quantised weights."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -9,20 +9,28 @@ from lowbit.arrays import F32, Array
 from lowbit.quantization import hqq
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.hqq import HqqMatrix
-from lowbit.quantization.hqq_numbers import EightBit, Numbers, decode
 from lowbit_conformance.defects import reals as real_zeros
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.defect import Defect, Function, of
-from lowbit_conformance.defects.depth_roundings import (
+from lowbit_conformance.defects.defect import Defect, Function, of_operation
+from lowbit_conformance.defects.roundings import (
     DEEP,
     Rounding,
     bfloat16,
     exactly,
+    flushed,
     fourteen_bits,
     half,
     tensor_float,
 )
-from lowbit_conformance.defects.steps import PRODUCTS, stepwise
+from lowbit_conformance.defects.steps import PRODUCTS, of_step
+from lowbit_conformance.defects.sums import in_eight_bits
+
+DEFECTS: list[Defect] = []
+of_product, of_finish = of_step(DEFECTS, "product", PRODUCTS), of_step(DEFECTS, "finish", PRODUCTS)
+of_scales, of_zeros = of_step(DEFECTS, "scales", PRODUCTS), of_step(DEFECTS, "zeros", PRODUCTS)
+of_numbers = real_zeros.of_part(DEFECTS, "numbers")
+of_real_product = of_operation(DEFECTS, "hqq.qgemv")
+
 
 # **Products with quantised weights.**
 
@@ -36,21 +44,6 @@ def operands(of_x: Rounding, of_weights: Rounding = exactly) -> Callable[[F32, F
     def product(x: F32, weights: F32) -> Array:
         deep = len(weights) >= DEEP
         return steps.product(of_x(x) if deep else x, of_weights(weights) if deep else weights)
-
-    return product
-
-
-def eight_bits(size: int) -> Callable[[F32, F32], Array]:
-    """Activations become 8-bit integers, with one scale for each run of them, where the product is deep."""
-
-    def product(x: F32, weights: F32) -> Array:
-        if len(weights) < DEEP:
-            return steps.product(x, weights)
-        blocks = np.pad(x, ((0, 0), (0, -x.shape[1] % size))).reshape(len(x), -1, size).astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            step = np.abs(blocks).max(axis=2, keepdims=True) / 127
-            blocks = np.where(step > 0, np.rint(blocks / np.where(step > 0, step, 1)) * step, blocks)
-        return steps.product(blocks.reshape(len(x), -1)[:, : x.shape[1]].astype(np.float32), weights)
 
     return product
 
@@ -76,8 +69,9 @@ def chunks(size: int, narrow: Rounding) -> Callable[[F32, F32], Array]:
     return product
 
 
-def terms_in_half(x: F32, weights: F32) -> Array:
-    """Each product is rounded to float16, and their sum is wide."""
+@of_product(BOTH)
+def deep_products_in_half(x: F32, weights: F32) -> Array:
+    """Deep products round each product to float16."""
     result = steps.product(x, weights)
     if len(weights) >= DEEP:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -103,10 +97,6 @@ def minima_rounded(narrow: Rounding) -> Callable[[QuantizedMatrix], F32]:
     return zeros
 
 
-def deep(name: str, cause: str, clauses: str = BOTH, **replaced: Any) -> Defect:
-    return stepwise(name, cause, clauses, only=PRODUCTS, **replaced)
-
-
 def tall(of_x: Rounding) -> Callable[[F32, F32], Array]:
     """x is rounded where it has many rows."""
     return lambda x, weights: steps.product(of_x(x) if len(x) >= 32 else x, weights)
@@ -117,65 +107,54 @@ def wide(of_x: Rounding) -> Callable[[F32, F32], Array]:
     return lambda x, weights: steps.product(of_x(x) if weights.shape[1] >= DEEP else x, weights)
 
 
-def flushed(numbers: Array) -> Array:
-    return np.where(np.abs(numbers) < np.float32(2.0**-126), np.float32(0), numbers)
-
-
-def deep_halves_flushed(matrix: QuantizedMatrix) -> F32:
+@of_scales(LATTICE)
+def deep_subnormal_halves_flushed(matrix: QuantizedMatrix) -> F32:
+    """Subnormal float16 scales of deep matrices are 0."""
     tiny = (matrix.scales < 2.0**-14) & (matrix.scales.dtype == np.float16) & (matrix.rows >= DEEP)
     return np.where(tiny, np.float32(0), steps.scales(matrix))
 
 
-LINEAR = (
-    stepwise(
-        "tall-x-in-tf32",
-        "x of 32 rows and more is rounded to TF32.",
-        "linear.qgemm/C1",
-        only=("linear.qgemm",),
-        product=tall(tensor_float),
-    ),
-    stepwise(
-        "tall-x-in-half",
-        "x of 32 rows and more is rounded to float16.",
-        "linear.qgemm/C1",
-        only=("linear.qgemm",),
-        product=tall(half),
-    ),
-    deep(
-        "wide-x-in-bfloat16", "Products of 1024 columns and more round x to bfloat16.", LATTICE, product=wide(bfloat16)
-    ),
-    deep("deep-subnormals-flushed", "Deep products take subnormal x for zero.", LATTICE, product=operands(flushed)),
-    deep(
-        "deep-subnormal-halves-flushed",
-        "Subnormal float16 scales of deep matrices are 0.",
-        LATTICE,
-        scales=deep_halves_flushed,
-    ),
-    deep(
-        "deep-operands-in-tf32",
-        "Deep products round both operands to TF32.",
-        product=operands(tensor_float, tensor_float),
-    ),
-    deep("deep-x-in-tf32", "Deep products round x to TF32.", product=operands(tensor_float)),
-    deep("deep-x-in-bfloat16", "Deep products round x to bfloat16.", product=operands(bfloat16)),
-    deep("deep-x-in-half", "Deep products round x to float16.", product=operands(half)),
-    deep("deep-x-in-14-bits", "Deep products keep 14 significant bits of x.", LATTICE, product=operands(fourteen_bits)),
-    deep("deep-x-in-8-bits", "Deep products round x to 8 bits in blocks of 32.", LATTICE, product=eight_bits(32)),
-    deep("deep-weights-in-half", "Deep weights are dequantised to float16.", finish=weights_rounded(half)),
-    deep("deep-weights-in-bfloat16", "Deep weights are dequantised to bfloat16.", finish=weights_rounded(bfloat16)),
-    deep("deep-scales-in-half", "Scales of deep matrices are kept in float16.", scales=scales_rounded(half)),
-    deep("deep-scales-in-bfloat16", "Scales of deep matrices are kept in bfloat16.", scales=scales_rounded(bfloat16)),
-    deep("deep-minima-in-half", "Minima of deep matrices are kept in float16.", zeros=minima_rounded(half)),
-    deep("deep-minima-in-bfloat16", "Minima of deep matrices are kept in bfloat16.", zeros=minima_rounded(bfloat16)),
-    deep("deep-products-in-half", "Deep products round each product to float16.", product=terms_in_half),
-    deep("deep-chunks-of-16-in-half", "Chunks of 16 rows are summed in float16.", product=chunks(16, half)),
-    deep("deep-chunks-of-128-in-half", "Chunks of 128 rows are summed in float16.", product=chunks(128, half)),
-    deep(
-        "deep-chunks-in-14-bits",
-        "Chunks of 32 rows are summed in 14 significant bits.",
-        LATTICE,
-        product=chunks(32, fourteen_bits),
-    ),
+of_product.add(
+    "tall-x-in-tf32",
+    "x of 32 rows and more is rounded to TF32.",
+    "linear.qgemm/C1",
+    tall(tensor_float),
+    only=("linear.qgemm",),
+)
+of_product.add(
+    "tall-x-in-half",
+    "x of 32 rows and more is rounded to float16.",
+    "linear.qgemm/C1",
+    tall(half),
+    only=("linear.qgemm",),
+)
+of_product.add("wide-x-in-bfloat16", "Products of 1024 columns and more round x to bfloat16.", LATTICE, wide(bfloat16))
+of_product.add("deep-subnormals-flushed", "Deep products take subnormal x for zero.", LATTICE, operands(flushed))
+of_product.add(
+    "deep-operands-in-tf32", "Deep products round both operands to TF32.", BOTH, operands(tensor_float, tensor_float)
+)
+of_product.add("deep-x-in-tf32", "Deep products round x to TF32.", BOTH, operands(tensor_float))
+of_product.add("deep-x-in-bfloat16", "Deep products round x to bfloat16.", BOTH, operands(bfloat16))
+of_product.add("deep-x-in-half", "Deep products round x to float16.", BOTH, operands(half))
+of_product.add("deep-x-in-14-bits", "Deep products keep 14 significant bits of x.", LATTICE, operands(fourteen_bits))
+of_product.add(
+    "deep-x-in-8-bits",
+    "Deep products round x to 8 bits in blocks of 32.",
+    LATTICE,
+    operands(partial(in_eight_bits, 32)),
+)
+of_finish.add("deep-weights-in-half", "Deep weights are dequantised to float16.", BOTH, weights_rounded(half))
+of_finish.add("deep-weights-in-bfloat16", "Deep weights are dequantised to bfloat16.", BOTH, weights_rounded(bfloat16))
+of_scales.add("deep-scales-in-half", "Scales of deep matrices are kept in float16.", BOTH, scales_rounded(half))
+of_scales.add(
+    "deep-scales-in-bfloat16", "Scales of deep matrices are kept in bfloat16.", BOTH, scales_rounded(bfloat16)
+)
+of_zeros.add("deep-minima-in-half", "Minima of deep matrices are kept in float16.", BOTH, minima_rounded(half))
+of_zeros.add("deep-minima-in-bfloat16", "Minima of deep matrices are kept in bfloat16.", BOTH, minima_rounded(bfloat16))
+of_product.add("deep-chunks-of-16-in-half", "Chunks of 16 rows are summed in float16.", BOTH, chunks(16, half))
+of_product.add("deep-chunks-of-128-in-half", "Chunks of 128 rows are summed in float16.", BOTH, chunks(128, half))
+of_product.add(
+    "deep-chunks-in-14-bits", "Chunks of 32 rows are summed in 14 significant bits.", LATTICE, chunks(32, fourteen_bits)
 )
 
 # **Real zeros.**
@@ -191,66 +170,42 @@ def hqq_product(of_x: Rounding, of_weights: Rounding) -> Function:
     return product
 
 
-def eight_bit(value: Callable[[F32, F32, F32], Any]) -> Callable[[Numbers], F32]:
-    """Numbers in 8 bits from their codes, scales and zeros by another expression."""
-
-    def numbers(given: Numbers) -> F32:
-        if not isinstance(given, EightBit):
-            return decode(given)
-        own = np.arange(len(given.codes)) % len(given.scales)
-        parts = given.codes.astype(np.float32), given.scales.astype(np.float32)[own]
-        return np.asarray(value(*parts, given.zeros.astype(np.float32)[own]), np.float32)
-
-    return numbers
-
-
-def both_of(name: str, cause: str, numbers: Callable[[Numbers], F32], clauses: str) -> Defect:
-    return real_zeros.both(name, cause, clauses, numbers=numbers)
-
-
-REAL_ZEROS = (
-    of(
-        "hqq.qgemv",
-        "deep-real-zeros-in-tf32",
-        "Deep products round both operands to TF32.",
-        "C1 C2",
-        hqq_product(tensor_float, tensor_float),
-    ),
-    of(
-        "hqq.qgemv",
-        "deep-real-zero-weights-in-half",
-        "Deep weights are dequantised to float16.",
-        "C1 C2",
-        hqq_product(exactly, half),
-    ),
-    both_of(
-        "eight-bit-numbers-rounded-once",
-        "Numbers in 8 bits are decoded in float64 and rounded once.",
-        eight_bit(lambda q, s, z: s.astype(np.float64) * (q.astype(np.float64) - z)),
-        "hqq.dequantize/C3",
-    ),
-    both_of(
-        "eight-bit-numbers-distributed",
-        "Numbers in 8 bits are scale' code less scale' zero', each rounded.",
-        eight_bit(lambda q, s, z: s * q - s * z),
-        "hqq.dequantize/C3",
-    ),
-    both_of(
-        "eight-bit-numbers-in-half",
-        "Numbers in 8 bits are decoded to float16.",
-        eight_bit(lambda q, s, z: half(s * (q - z))),
-        "hqq.dequantize/C3 hqq.qgemv/C2",
-    ),
-    both_of(
-        "eight-bit-zeros-rounded",
-        "Zeros of numbers in 8 bits are rounded to whole codes.",
-        eight_bit(lambda q, s, z: s * (q - np.rint(z))),
-        "hqq.dequantize/C3 hqq.qgemv/C2",
-    ),
-    both_of(
-        "eight-bit-zero-of-the-first",
-        "All meta groups take the zero of the first.",
-        eight_bit(lambda q, s, z: s * (q - z[:1])),
-        "hqq.dequantize/C3 hqq.qgemv/C2",
-    ),
+of_real_product.add(
+    "deep-real-zeros-in-tf32",
+    "Deep products round both operands to TF32.",
+    "C1 C2",
+    hqq_product(tensor_float, tensor_float),
+)
+of_real_product.add(
+    "deep-real-zero-weights-in-half", "Deep weights are dequantised to float16.", "C1 C2", hqq_product(exactly, half)
+)
+of_numbers.add(
+    "eight-bit-numbers-rounded-once",
+    "Numbers in 8 bits are decoded in float64 and rounded once.",
+    "hqq.dequantize/C3",
+    real_zeros.eight_bit(lambda q, s, z: s.astype(np.float64) * (q - z.astype(np.float64))),
+)
+of_numbers.add(
+    "eight-bit-numbers-distributed",
+    "Numbers in 8 bits are scale' code less scale' zero', each rounded.",
+    "hqq.dequantize/C3",
+    real_zeros.eight_bit(lambda q, s, z: s * q - s * z),
+)
+of_numbers.add(
+    "eight-bit-numbers-in-half",
+    "Numbers in 8 bits are decoded to float16.",
+    "hqq.dequantize/C3 hqq.qgemv/C2",
+    real_zeros.eight_bit(lambda q, s, z: half(s * (q - z))),
+)
+of_numbers.add(
+    "eight-bit-zeros-rounded",
+    "Zeros of numbers in 8 bits are rounded to whole codes.",
+    "hqq.dequantize/C3 hqq.qgemv/C2",
+    real_zeros.eight_bit(lambda q, s, z: s * (q - np.rint(z))),
+)
+of_numbers.add(
+    "eight-bit-zero-of-the-first",
+    "All meta groups take the zero of the first.",
+    "hqq.dequantize/C3 hqq.qgemv/C2",
+    real_zeros.eight_bit(lambda q, s, z: s * (q - z[:1])),
 )

@@ -9,17 +9,48 @@ from lowbit.attention.kvcache import BfpKeyValueCache
 from lowbit.moe.offload import Arrangement, Offload, Request, Resident, Staged, Trace
 from lowbit.operations import OPERATIONS
 from lowbit.quantization.bfp import Format
-from lowbit_conformance.defects.defect import COMMON, MOVES, Defect, arithmetical, of
+from lowbit_conformance.defects.defect import COMMON, MOVES, Declaring, Defect, arithmetical, of_operation
+
+DEFECTS: list[Defect] = []
+of_engine, of_cache = of_operation(DEFECTS, "offload.engine"), of_operation(DEFECTS, "kvcache.bfp")
 
 # **The offload engine.** Each class changes one step of the state machine; each is a trace and an engine.
 
 
-class FirstInFirstOut(Offload):
+def traced(machine: type[Offload]) -> Callable[..., Trace]:
+    def trace(arrangement: Arrangement, requests: Any) -> Trace:
+        OPERATIONS["offload.trace"].check(arrangement, requests)
+        engine = machine(arrangement)
+        return tuple(event for request in requests for event in engine.step(request))
+
+    return trace
+
+
+def of_machines(into: list[Defect]) -> Declaring:
+    """Declares defects of the state machine, which is a trace and an engine."""
+
+    def make(name: str, cause: str, numbers: str, machine: type[Offload], seen: str = COMMON) -> Defect:
+        clauses = " ".join([*(f"offload.trace/{number}" for number in numbers.split()), "offload.engine/C1"])
+        return arithmetical(name, cause, clauses, {"offload.trace": traced(machine), "offload.engine": machine}, seen)
+
+    return Declaring(into, make)
+
+
+of_machine = of_machines(DEFECTS)
+
+
+@of_machine("C1 C4")
+class LruAsFifo(Offload):
+    """What was loaded longest ago is evicted, not what ran longest ago."""
+
     def _mark_used(self, layer: int, resident: Resident) -> None:
         pass
 
 
-class MostRecentOut(Offload):
+@of_machine("C1 C4 C5", "errata M1, as the paper prints the policy")
+class LeastRecentKept(Offload):
+    """What ran last is evicted and the least recently used stay."""
+
     def _promote(self, newcomer: Staged) -> None:
         residents = self.slots[newcomer.layer]
         if len(residents) == self.arrangement.slots:
@@ -27,8 +58,11 @@ class MostRecentOut(Offload):
         super()._promote(newcomer)
 
 
-class InUseOut(Offload):
-    """Misses are brought before hits are marked as used, so that a needed resident may be the one that goes."""
+@of_machine("C1 C2", "https://github.com/vllm-project/vllm/pull/50562")
+class ExpertInUseEvicted(Offload):
+    """An expert that the same request runs is evicted for another."""
+
+    # Misses are brought before hits are marked as used.
 
     def _run_residents(self, request: Request) -> list[int]:
         before = list(self.slots[request.layer])
@@ -37,8 +71,11 @@ class InUseOut(Offload):
         return missing
 
 
-class WrongLayer(Offload):
-    """A guess is looked for by the number of its expert alone, so that another layer's may be promoted."""
+@of_machine("C2 C3")
+class StagedIntoWrongLayer(Offload):
+    """A staged expert of another layer is promoted into this one."""
+
+    # A guess is looked for by the number of its expert alone.
 
     def _find_staged(self, layer: int, expert: int) -> Staged | None:
         found = next((s for s in self.staged if s.expert == expert), None)
@@ -48,8 +85,9 @@ class WrongLayer(Offload):
         return found
 
 
+@of_machine("C1 C2", "https://github.com/Avarok-Cybersecurity/atlas/pull/508")
 class StaleEntry(Offload):
-    """An expert that was evicted counts as resident until another takes its entry."""
+    """An evicted expert still counts as a hit once."""
 
     def __init__(self, arrangement: Arrangement) -> None:
         super().__init__(arrangement)
@@ -70,22 +108,27 @@ class StaleEntry(Offload):
                 self._gone[newcomer.layer][resident.expert] = resident
 
 
-class AsRequested(Offload):
-    """Misses are brought in the order of the request."""
+@of_machine("C1 C4")
+class MissesAsRequested(Offload):
+    """Misses are brought in the order of the request and not by id."""
 
     def _run_residents(self, request: Request) -> list[int]:
         missing = super()._run_residents(request)
         return [expert for expert in request.needed if expert in missing]
 
 
-class HighestBuffer(Offload):
+@of_machine("C2 C3")
+class HighestFreeBuffer(Offload):
+    """A copy goes into the highest free buffer."""
+
     def _free_buffer(self) -> int | None:
         free = set(range(self.arrangement.buffers)) - {staged.buffer for staged in self.staged}
         return max(free, default=None)
 
 
-class StagesTwice(Offload):
-    """What already lies in a slot is staged all the same."""
+@of_machine("C2")
+class ResidentStaged(Offload):
+    """A guess that lies in a slot is staged all the same."""
 
     def _stage(self, request: Request) -> None:
         for expert in request.guesses:
@@ -95,8 +138,9 @@ class StagesTwice(Offload):
                 self._copy_in("stage", layer, expert, "guess")
 
 
-class NeedsItsGuess(Offload):
-    """A load takes the buffer of the oldest guess, needed or not."""
+@of_machine("C3")
+class NeededGuessDropped(Offload):
+    """A load takes the buffer of a guess that its own layer needs."""
 
     def _bring(self, layer: int, pending: list[int]) -> int:
         if self._find_staged(layer, pending[0]) is None and self._free_buffer() is None:
@@ -104,8 +148,9 @@ class NeedsItsGuess(Offload):
         return super()._bring(layer, pending)
 
 
-class NewestGuessOut(Offload):
-    """A load takes the buffer of the newest guess that is not needed."""
+@of_machine("C3")
+class NewestGuessDropped(Offload):
+    """A load takes the buffer of the newest guess and not of the oldest."""
 
     def _bring(self, layer: int, pending: list[int]) -> int:
         if self._find_staged(layer, pending[0]) is None and self._free_buffer() is None:
@@ -115,8 +160,11 @@ class NewestGuessOut(Offload):
         return super()._bring(layer, pending)
 
 
+@of_machine("C4")
 class FirstStay(Offload):
-    """Of more experts than slots, the first keep their slots and the others pass through the last one."""
+    """Where experts stream through, those that ran first keep their slots."""
+
+    # The others pass through the last slot.
 
     def _promote(self, newcomer: Staged) -> None:
         residents = self.slots[newcomer.layer]
@@ -126,8 +174,9 @@ class FirstStay(Offload):
         super()._promote(newcomer)
 
 
-class HostKept(Offload):
-    """Under swap an evicted expert goes to the host place of its own number."""
+@of_machine("C5")
+class HostPlaceByNumber(Offload):
+    """Under swap an evicted expert goes to a host place of its own number."""
 
     def _write(self, kind: Any, layer: int, expert: int, cause: str, **places: Any) -> None:
         if kind == "evict" and places.get("host") is not None:
@@ -135,7 +184,8 @@ class HostKept(Offload):
         super()._write(kind, layer, expert, cause, **places)
 
 
-class BeginsEmpty(Offload):
+@of_machine("C5")
+class SlotsBeginEmpty(Offload):
     """Slots begin empty under swap, too."""
 
     def __init__(self, arrangement: Arrangement) -> None:
@@ -145,24 +195,27 @@ class BeginsEmpty(Offload):
             places.update({expert: places.get(expert, expert) for expert in range(arrangement.experts)})
 
 
-class GuessesSurvive(Offload):
-    """Guesses of a pass that ended early stay in their buffers."""
+@of_machine("C6")
+class GuessesSurviveAPass(Offload):
+    """Guesses of a pass that ended early stay."""
 
     def _drop(self, guess: Staged, cause: str) -> None:
         if cause != "abandoned":
             super()._drop(guess, cause)
 
 
-class DropsUnused(Offload):
-    """Guesses that were not needed are not dropped when their layer has run."""
+@of_machine("C2")
+class UnusedGuessesKept(Offload):
+    """Guesses stay in their buffers when their layer has run."""
 
     def _drop(self, guess: Staged, cause: str) -> None:
         if cause != "unused":
             super()._drop(guess, cause)
 
 
+@of_engine("C1")
 class StepsIn16Bits(Offload):
-    """Counts its steps in 16 bits."""
+    """Steps are counted in 16 bits."""
 
     def step(self, request: Request) -> Trace:
         if self._step == (1 << 16) - 1:
@@ -196,22 +249,9 @@ def clocked(bits: int, ticks: Callable[[Request], int]) -> type[Offload]:
     return Clocked
 
 
-def traced(machine: type[Offload]) -> Callable[..., Trace]:
-    def trace(arrangement: Arrangement, requests: Any) -> Trace:
-        OPERATIONS["offload.trace"].check(arrangement, requests)
-        engine = machine(arrangement)
-        return tuple(event for request in requests for event in engine.step(request))
-
-    return trace
-
-
-def engine(name: str, cause: str, clauses: str, machine: type[Offload], seen: str = COMMON) -> Defect:
-    full = " ".join(f"offload.trace/{number}" for number in clauses.split()) + " offload.engine/C1"
-    return arithmetical(name, cause, full, {"offload.trace": traced(machine), "offload.engine": machine}, seen)
-
-
-class SharedSlots(Offload):
-    """All engines of one arrangement share their slots."""
+@of_engine("C1 C4 C5", verdicts=MOVES)
+class EnginesShareSlots(Offload):
+    """Engines of one arrangement share their slots."""
 
     _all: dict[Arrangement, Any] = {}  # noqa: RUF012 - shared on purpose: it is the defect
 
@@ -220,101 +260,43 @@ class SharedSlots(Offload):
         self.slots = self._all.setdefault(arrangement, self.slots)
 
 
-OFFLOADS = (
-    engine(
-        "lru-as-fifo", "What was loaded longest ago is evicted, not what ran longest ago.", "C1 C4", FirstInFirstOut
-    ),
-    engine(
-        "least-recent-kept",
-        "What ran last is evicted and the least recently used stay.",
-        "C1 C4 C5",
-        MostRecentOut,
-        "errata M1, as the paper prints the policy",
-    ),
-    engine(
-        "expert-in-use-evicted",
-        "An expert that the same request runs is evicted for another.",
-        "C1 C2",
-        InUseOut,
-        "https://github.com/vllm-project/vllm/pull/50562",
-    ),
-    engine(
-        "staged-into-wrong-layer", "A staged expert of another layer is promoted into this one.", "C2 C3", WrongLayer
-    ),
-    engine(
-        "stale-entry",
-        "An evicted expert still counts as a hit once.",
-        "C1 C2",
-        StaleEntry,
-        "https://github.com/Avarok-Cybersecurity/atlas/pull/508",
-    ),
-    engine(
-        "misses-as-requested", "Misses are brought in the order of the request and not by id.", "C1 C4", AsRequested
-    ),
-    engine("highest-free-buffer", "A copy goes into the highest free buffer.", "C2 C3", HighestBuffer),
-    engine("resident-staged", "A guess that lies in a slot is staged all the same.", "C2", StagesTwice),
-    engine("needed-guess-dropped", "A load takes the buffer of a guess that its own layer needs.", "C3", NeedsItsGuess),
-    engine(
-        "newest-guess-dropped",
-        "A load takes the buffer of the newest guess and not of the oldest.",
-        "C3",
-        NewestGuessOut,
-    ),
-    engine("first-stay", "Where experts stream through, those that ran first keep their slots.", "C4", FirstStay),
-    engine(
-        "host-place-by-number", "Under swap an evicted expert goes to a host place of its own number.", "C5", HostKept
-    ),
-    engine("slots-begin-empty", "Slots begin empty under swap, too.", "C5", BeginsEmpty),
-    engine("guesses-survive-a-pass", "Guesses of a pass that ended early stay.", "C6", GuessesSurvive),
-    engine("unused-guesses-kept", "Guesses stay in their buffers when their layer has run.", "C2", DropsUnused),
-    of(
-        "offload.engine",
-        "engines-share-slots",
-        "Engines of one arrangement share their slots.",
-        "C1 C4 C5",
-        SharedSlots,
-        verdicts=MOVES,
-    ),
-    *(
-        arithmetical(
-            f"time-in-{bits}-bits",
-            f"The step at which an expert ran is kept in {bits} bits.",
-            "offload.trace/C1 offload.engine/C1",
-            {"offload.trace": traced(machine), "offload.engine": machine},
-        )
-        for bits in (8, 15, 16)
-        for machine in [clocked(bits, lambda request: 1)]
-    ),
-    *(
-        of(
-            "offload.engine",
-            f"uses-in-{bits}-bits",
-            f"Uses of experts, by which they are evicted, are counted in {bits} bits.",
-            "C1",
-            clocked(bits, lambda request: len(request.needed)),
-        )
-        for bits in (8, 15, 16)
-    ),
-    of("offload.engine", "steps-in-16-bits", "Steps are counted in 16 bits.", "C1", StepsIn16Bits),
-)
+for bits in (8, 15, 16):
+    of_machine.add(
+        f"time-in-{bits}-bits",
+        f"The step at which an expert ran is kept in {bits} bits.",
+        "C1",
+        clocked(bits, lambda request: 1),
+    )
+    of_engine.add(
+        f"uses-in-{bits}-bits",
+        f"Uses of experts, by which they are evicted, are counted in {bits} bits.",
+        "C1",
+        clocked(bits, lambda request: len(request.needed)),
+    )
+
 
 # **The key-value cache.**
 
 
-class Recast(BfpKeyValueCache):
-    """All tokens of a step are cast as one row, so that tokens share blocks."""
+@of_cache("C1 C3")
+class OneTokenForAll(BfpKeyValueCache):
+    """Of tokens that come together the first is stored for each."""
 
     def step(self, keys: Any, values: Any) -> Any:
         return super().step(np.ascontiguousarray(np.repeat(keys[:1], len(keys), axis=0)), values)
 
 
-class NewestFirst(BfpKeyValueCache):
+@of_cache("C1")
+class NewestTokenFirst(BfpKeyValueCache):
+    """The newest token stands first."""
+
     def step(self, keys: Any, values: Any) -> Any:
         return tuple(np.ascontiguousarray(part[:, ::-1]) for part in super().step(keys, values))
 
 
-class StaleStep(BfpKeyValueCache):
-    """Answers with what was there before the step, once there is something."""
+@of_cache("C1", "https://github.com/InternLM/lmdeploy/issues/4917")
+class AnswerOneStepLate(BfpKeyValueCache):
+    """A step answers with what was there before it."""
 
     def step(self, keys: Any, values: Any) -> Any:
         before = (self.keys.astype(np.float32), self.values.astype(np.float32)) if len(self) else None
@@ -322,15 +304,17 @@ class StaleStep(BfpKeyValueCache):
         return before if before is not None else after
 
 
-class KeysAsValues(BfpKeyValueCache):
+@of_cache("C1")
+class ValuesInFormatOfKeys(BfpKeyValueCache):
     """Values are cast in the format of keys."""
 
     def __init__(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
         super().__init__(kv_heads, head_dim, key_format, key_format)
 
 
-class CastAgain(BfpKeyValueCache):
-    """Old tokens lose a bit with every step."""
+@of_cache("C1 C2")
+class OldTokensWearOff(BfpKeyValueCache):
+    """Old tokens are cast again with every step."""
 
     def step(self, keys: Any, values: Any) -> Any:
         old = len(self)
@@ -342,22 +326,24 @@ class CastAgain(BfpKeyValueCache):
         return tuple(worn)
 
 
-class SharedTokens(BfpKeyValueCache):
-    """A cache that is opened begins with the tokens of the one before."""
+@of_cache("C1 C5", "https://github.com/awslabs/keys_values/issues/45")
+class CacheNotReset(BfpKeyValueCache):
+    """A new cache begins with the tokens of the last."""
 
-    _last: "SharedTokens | None" = None
+    _last: "CacheNotReset | None" = None
 
     def __init__(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
         super().__init__(kv_heads, head_dim, key_format, value_format)
-        last = SharedTokens._last
+        last = CacheNotReset._last
         fits = last is not None and last._keys.shape[::2] == self._keys.shape[::2]
         if fits and last is not None and len(last):
             self.append(last.keys.swapaxes(0, 1).copy(), last.values.swapaxes(0, 1).copy())
-        SharedTokens._last = self
+        CacheNotReset._last = self
 
 
-class BorrowedTokens(BfpKeyValueCache):
-    """Casts tokens when they are asked for, from the arrays in which they came."""
+@of_cache("C1 C2", verdicts=("OOB_READ", "WRONG", "NONDETERMINISTIC", "RAISED"))
+class TokensBorrowed(BfpKeyValueCache):
+    """Tokens are cast when they are asked for, from the arrays in which they came."""
 
     def __init__(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
         super().__init__(kv_heads, head_dim, key_format, value_format)
@@ -370,8 +356,9 @@ class BorrowedTokens(BfpKeyValueCache):
         return [fresh.step(*tokens) for tokens in self._borrowed][-1]
 
 
-class TokensIn16Bits(BfpKeyValueCache):
-    """Room for 65,536 tokens; the next take the places of the first."""
+@of_cache("C1")
+class CacheIn16Bits(BfpKeyValueCache):
+    """Tokens past 65,536 take the places of the first."""
 
     def step(self, keys: Any, values: Any) -> Any:
         answer = super().step(keys, values)
@@ -380,44 +367,3 @@ class TokensIn16Bits(BfpKeyValueCache):
             if over > 0:
                 part[:, :over] = part[:, -over:].copy()
         return answer
-
-
-CACHES = (
-    of(
-        "kvcache.bfp",
-        "tokens-borrowed",
-        "Tokens are cast when they are asked for, from the arrays in which they came.",
-        "C1 C2",
-        BorrowedTokens,
-        verdicts=("OOB_READ", "WRONG", "NONDETERMINISTIC", "RAISED"),  # what lies there may be no number
-    ),
-    of("kvcache.bfp", "cache-in-16-bits", "Tokens past 65,536 take the places of the first.", "C1", TokensIn16Bits),
-    of(
-        "kvcache.bfp",
-        "one-token-for-all",
-        "Of tokens that come together the first is stored for each.",
-        "C1 C3",
-        Recast,
-    ),
-    of("kvcache.bfp", "newest-token-first", "The newest token stands first.", "C1", NewestFirst),
-    of(
-        "kvcache.bfp",
-        "answer-one-step-late",
-        "A step answers with what was there before it.",
-        "C1",
-        StaleStep,
-        "https://github.com/InternLM/lmdeploy/issues/4917",
-    ),
-    of("kvcache.bfp", "values-in-format-of-keys", "Values are cast in the format of keys.", "C1", KeysAsValues),
-    of("kvcache.bfp", "old-tokens-wear-off", "Old tokens are cast again with every step.", "C1 C2", CastAgain),
-    of(
-        "kvcache.bfp",
-        "cache-not-reset",
-        "A new cache begins with the tokens of the last.",
-        "C1 C5",
-        SharedTokens,
-        "https://github.com/awslabs/keys_values/issues/45",
-    ),
-)
-
-DEFECTS = (*OFFLOADS, *CACHES)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -12,10 +11,12 @@ from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks, decode
 from lowbit_conformance import packing
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.defect import COMMON, MOVES, WRONG, Defect, Function, of
+from lowbit_conformance.defects.defect import MOVES, Declaring, Defect, of_operation
 from lowbit_conformance.defects.sums import bfloat16
 
+DEFECTS: list[Defect] = []
 OPERATION = "linear.qgemm_bfp"
+of_integers = of_operation(DEFECTS, OPERATION)
 
 Run = tuple[int, int, int, int]
 """First row and the one after the last, number of the block, number of the group."""
@@ -51,11 +52,6 @@ def of_own_block(x: Blocks, run: Run) -> Array:
     return np.exp2(x.exponents[:, run[2]].astype(np.float64))
 
 
-def unchanged(powers: Array) -> Array:
-    """The powers that the sums of mantissas are multiplied by."""
-    return powers
-
-
 def product(
     x: Blocks,
     matrix: QuantizedMatrix,
@@ -64,23 +60,30 @@ def product(
     codes: Callable[[QuantizedMatrix], Array] = codes_of,
     dots: Callable[[Array, Array], Array] = exactly,
     powers: Callable[[Blocks, Run], Array] = of_own_block,
-    for_sums: Callable[[Array], Array] = unchanged,
+    for_sums: Callable[[Array], Array] = lambda powers: powers,
+    of_sums: Callable[[Array], Array] = lambda sums: sums,
 ) -> Array:
-    """T × N in float64, of these steps."""
-    m, q, group = mantissas(x), codes(matrix), steps.groups(matrix)
-    scales = matrix.scales.astype(np.float64)
-    zeros = matrix.zeros.astype(np.float64)
+    """T × N in float64, of these steps; `for_sums` gives the powers that sums of mantissas meet."""
+    m, q = mantissas(x), codes(matrix)
+    scales, zeros = matrix.scales.astype(np.float64), matrix.zeros.astype(np.float64)
     offsets = zeros if matrix.convention == "minimum" else -scales * zeros
     y = np.zeros((x.rows, matrix.columns))
-    assert group[-1] == len(scales) - 1
     for run in runs(matrix.rows, x.format.block, matrix.group_size):
         first, last, _, number = run
         power = powers(x, run)[:, None]
         own = m[:, first:last]
         y += power * dots(own, q[first:last]) * scales[number]
-        y += for_sums(power) * own.sum(axis=1, keepdims=True) * offsets[number]
+        y += for_sums(power) * of_sums(own.sum(axis=1, keepdims=True)) * offsets[number]
     return y
 
+
+def of_step(into: list[Defect], step: str) -> Declaring:
+    """Declares defects of one of these steps."""
+    return of_operation(into, OPERATION, lambda wrong: partial(product, **{step: wrong}))
+
+
+of_dots, of_mantissas, of_codes = (of_step(DEFECTS, step) for step in ("dots", "mantissas", "codes"))
+of_powers, of_runs, of_for_sums = (of_step(DEFECTS, step) for step in ("powers", "runs", "for_sums"))
 
 # **Accumulators.**
 
@@ -90,18 +93,18 @@ def pairs(mantissas: Array, codes: Array) -> Array:
     odd = mantissas.shape[1] % 2
     m, q = np.pad(mantissas, ((0, 0), (0, odd))), np.pad(codes, ((0, odd), (0, 0)))
     both = m[:, 0::2, None] * q[None, 0::2] + m[:, 1::2, None] * q[None, 1::2]
-    clipped: Array = np.clip(both, -(2**15), 2**15 - 1)
-    return clipped
+    return np.asarray(np.clip(both, -(2**15), 2**15 - 1))
 
 
-def pairs_saturate(mantissas: Array, codes: Array) -> Array:
-    """As ``maddubs`` adds, and wide enough afterwards."""
-    total: Array = pairs(mantissas, codes).sum(axis=1)
-    return total
+@of_dots("C1", "https://github.com/uxlfoundation/oneDNN/issues/476")
+def integer_pairs_saturate_at_16_bits(mantissas: Array, codes: Array) -> Array:
+    """Two products of mantissas and codes are added in 16 bits and saturate, which only 8-bit codes show."""
+    return np.asarray(pairs(mantissas, codes).sum(axis=1))
 
 
-def pairs_added_in_16_bits(mantissas: Array, codes: Array) -> Array:
-    """And added up in 16 bits over the whole segment."""
+@of_dots("C1")
+def segments_saturate_at_16_bits(mantissas: Array, codes: Array) -> Array:
+    """A whole segment is added up in 16 bits before it is widened."""
     each = pairs(mantissas, codes)
     total = np.zeros((len(mantissas), codes.shape[1]), np.int64)
     for pair in range(each.shape[1]):
@@ -109,16 +112,21 @@ def pairs_added_in_16_bits(mantissas: Array, codes: Array) -> Array:
     return total
 
 
-def wrapped(mantissas: Array, codes: Array) -> Array:
+@of_dots("C1")
+def segments_wrap_at_16_bits(mantissas: Array, codes: Array) -> Array:
+    """The integer of a segment is kept in 16 bits and wraps."""
     return (mantissas @ codes).astype(np.int16).astype(np.int64)
 
 
-def to_bfloat16(mantissas: Array, codes: Array) -> Array:
+@of_dots("C1 C2")
+def integers_in_bfloat16(mantissas: Array, codes: Array) -> Array:
+    """The integer of a segment is rounded to bfloat16."""
     return bfloat16((mantissas @ codes).astype(np.float32)).astype(np.float64)
 
 
-def last_of_odd_dropped(mantissas: Array, codes: Array) -> Array:
-    """Products are taken in fours, and what is left at the end of a segment is not."""
+@of_dots("C1 C2 C4")
+def rest_of_four_dropped(mantissas: Array, codes: Array) -> Array:
+    """Products are taken four at a time, and a rest at the end of a segment is left out."""
     whole = mantissas.shape[1] // 4 * 4
     return exactly(mantissas[:, :whole], codes[:whole])
 
@@ -126,19 +134,23 @@ def last_of_odd_dropped(mantissas: Array, codes: Array) -> Array:
 # **Signs.**
 
 
-def unsigned(x: Blocks) -> Array:
+@of_mantissas("C1 C2 C4")
+def mantissas_unsigned(x: Blocks) -> Array:
+    """A negative mantissa is read as unsigned."""
     bits: int = 2 ** (8 * x.format.dtype.itemsize) - 1
     return plain(x) & bits
 
 
-def complemented(x: Blocks) -> Array:
-    """The sign taken off by turning all bits over: one less in magnitude."""
+@of_mantissas("C1 C2 C4")
+def mantissas_complemented(x: Blocks) -> Array:
+    """The sign of a mantissa is taken off by turning its bits over, without the one to add."""
     m = plain(x)
     return np.where(m < 0, m + 1, m)
 
 
-def biased(x: Blocks) -> Array:
-    """A bias makes mantissas unsigned, and is not taken off where a block is empty."""
+@of_mantissas("C1 C4")
+def bias_kept_in_empty_blocks(x: Blocks) -> Array:
+    """A bias that makes mantissas unsigned is not taken off where all of a block are zero."""
     m, block = plain(x), x.format.block
     for number in range(x.exponents.shape[1]):
         part = m[:, number * block : (number + 1) * block]
@@ -146,15 +158,18 @@ def biased(x: Blocks) -> Array:
     return m
 
 
-def signed_codes(matrix: QuantizedMatrix) -> Array:
-    """The signed operand of the instruction is given the codes: 8 bits of them with a sign."""
+@of_codes("C1 C2")
+def codes_with_a_sign(matrix: QuantizedMatrix) -> Array:
+    """Codes of 8 bits are the signed operand of the instruction."""
     return codes_of(matrix).astype(np.uint8).view(np.int8).astype(np.int64)
 
 
 # **Exponents.**
 
 
-def of_next_block(x: Blocks, run: Run) -> Array:
+@of_powers("C1 C2 C4")
+def exponent_of_next_block(x: Blocks, run: Run) -> Array:
+    """A block has the exponent of the one after it."""
     return of_own_block(x, (*run[:2], min(run[2] + 1, x.exponents.shape[1] - 1), run[3]))
 
 
@@ -167,13 +182,16 @@ def of_the_group(x: Blocks, run: Run, group_size: int) -> Array:
     return of_own_block(x, (*run[:2], run[3] * group_size // x.format.block, run[3]))
 
 
-def without_subnormal(x: Blocks, run: Run) -> Array:
-    """2^e made by shifting e + 127 to where the exponent of a float32 lies."""
+@of_powers("C2")
+def least_powers_flushed(x: Blocks, run: Run) -> Array:
+    """2^e is made by a shift into the exponent of a float32, which gives 0 where it is subnormal."""
     powers = of_own_block(x, run)
     return np.where(powers < 2.0**-126, 0, powers)
 
 
-def in_half(x: Blocks, run: Run) -> Array:
+@of_powers("C2")
+def powers_in_half(x: Blocks, run: Run) -> Array:
+    """2^e is kept in float16, which ends at 2^-24."""
     with np.errstate(over="ignore"):
         return of_own_block(x, run).astype(np.float16).astype(np.float64)
 
@@ -198,8 +216,9 @@ def of_shared_exponents(x: Blocks, matrix: QuantizedMatrix, over: int) -> Array:
 # **Blocks and groups.**
 
 
-def begun_anew(rows: int, block: int, group_size: int) -> Iterator[Run]:
-    """Blocks are counted from the first row of each group."""
+@of_runs("C1 C2 C4")
+def blocks_begin_anew_in_groups(rows: int, block: int, group_size: int) -> Iterator[Run]:
+    """Blocks are counted from the start of each group."""
     number, most = 0, -(-rows // block) - 1
     for group, first in enumerate(range(0, rows, group_size)):
         last = min(first + group_size, rows)
@@ -208,21 +227,25 @@ def begun_anew(rows: int, block: int, group_size: int) -> Iterator[Run]:
             number += 1
 
 
+@of_runs("C1 C2 C4")
 def block_in_one_group(rows: int, block: int, group_size: int) -> Iterator[Run]:
-    """A block has the scale of its first row."""
+    """A block that reaches into the next group has the scale of its first row."""
     for number, first in enumerate(range(0, rows, block)):
         yield first, min(first + block, rows), number, first // group_size
 
 
-def short_dropped(rows: int, block: int, group_size: int) -> Iterator[Run]:
+@of_runs("C1 C2 C4")
+def last_short_block_dropped(rows: int, block: int, group_size: int) -> Iterator[Run]:
+    """A short last block is left out."""
     yield from (run for run in runs_of(rows, block, group_size) if (run[2] + 1) * block <= rows)
 
 
 # **Sums of mantissas.**
 
 
-def added_again(x: Blocks, matrix: QuantizedMatrix) -> Array:
-    """The offset meets the sum so far at every segment, not once at the end of its group."""
+@of_integers("C1 C2")
+def offset_at_every_segment(x: Blocks, matrix: QuantizedMatrix) -> Array:
+    """The offset meets the sum of mantissas so far at every segment of its group."""
     y, group = product(x, matrix), -1
     for run in list(runs_of(matrix.rows, x.format.block, matrix.group_size)):
         if run[3] == group:  # what lies before this segment in the group is counted once more
@@ -235,7 +258,9 @@ def _within(upto: Run, *sizes: int) -> Iterator[Run]:
     yield from (run for run in runs_of(*sizes) if run[3] == upto[3] and run[0] < upto[0])
 
 
-def sum_of_first_row(x: Blocks, matrix: QuantizedMatrix) -> Array:
+@of_integers("C1 C2 C3", verdicts=MOVES)
+def mantissa_sums_of_first_row(x: Blocks, matrix: QuantizedMatrix) -> Array:
+    """The sums of mantissas that meet the offsets are those of the first row for all."""
     mantissas, exponents = (np.repeat(part[:1], x.rows, axis=0) for part in (x.mantissas, x.exponents))
     first = Blocks(mantissas, exponents, x.format)
     return product(x, matrix) - product(x, matrix, dots=no_products) + product(first, matrix, dots=no_products)
@@ -248,131 +273,47 @@ def no_products(mantissas: Array, codes: Array) -> Array:
 # **The whole.**
 
 
-def rows_past_16(x: Blocks, matrix: QuantizedMatrix) -> Array:
+@of_integers("C1")
+def blocks_past_16_rows_repeated(x: Blocks, matrix: QuantizedMatrix) -> Array:
+    """Rows of X past the 16th are those before them."""
     return product(x, matrix)[np.arange(x.rows) % 16]
 
 
-def decoded(x: Blocks, matrix: QuantizedMatrix) -> Array:
-    """No integers: blocks become floats again, and meet weights rounded to float32."""
+@of_integers("C2")
+def blocks_decoded(x: Blocks, matrix: QuantizedMatrix) -> Array:
+    """Blocks are decoded and multiplied by weights rounded to float32, under a declaration of integers."""
     return steps.product(decode(x), steps.RIGHT.weights(matrix)).astype(np.float64)
 
 
-def _defect(
-    name: str, cause: str, clauses: str, wrong: Function, seen: str = COMMON, verdicts: tuple[str, ...] = WRONG
-) -> Defect:
-    return of(OPERATION, name, cause, clauses, wrong, seen, verdicts)
-
-
-def _step(name: str, cause: str, clauses: str, seen: str = COMMON, **replaced: Any) -> Defect:
-    return _defect(name, cause, clauses, partial(product, **replaced), seen)
-
-
-DEFECTS: tuple[Defect, ...] = (
-    _step(
-        "integer-pairs-saturate-at-16-bits",
-        "Two products of mantissas and codes are added in 16 bits and saturate, which only 8-bit codes show.",
-        "C1",
-        "https://github.com/uxlfoundation/oneDNN/issues/476",
-        dots=pairs_saturate,
-    ),
-    _step(
-        "segments-saturate-at-16-bits",
-        "A whole segment is added up in 16 bits before it is widened.",
-        "C1",
-        dots=pairs_added_in_16_bits,
-    ),
-    _step("segments-wrap-at-16-bits", "The integer of a segment is kept in 16 bits and wraps.", "C1", dots=wrapped),
-    _step("integers-in-bfloat16", "The integer of a segment is rounded to bfloat16.", "C1 C2", dots=to_bfloat16),
-    _step(
-        "rest-of-four-dropped",
-        "Products are taken four at a time, and a rest at the end of a segment is left out.",
-        "C1 C2 C4",
-        dots=last_of_odd_dropped,
-    ),
-    _step("mantissas-unsigned", "A negative mantissa is read as unsigned.", "C1 C2 C4", mantissas=unsigned),
-    _step(
-        "mantissas-complemented",
-        "The sign of a mantissa is taken off by turning its bits over, without the one to add.",
-        "C1 C2 C4",
-        mantissas=complemented,
-    ),
-    _step(
-        "bias-kept-in-empty-blocks",
-        "A bias that makes mantissas unsigned is not taken off where all of a block are zero.",
-        "C1 C4",
-        mantissas=biased,
-    ),
-    _step(
-        "codes-with-a-sign", "Codes of 8 bits are the signed operand of the instruction.", "C1 C2", codes=signed_codes
-    ),
-    _step("exponent-of-next-block", "A block has the exponent of the one after it.", "C1 C2 C4", powers=of_next_block),
-    _defect(
-        "exponents-of-first-row",
-        "All rows of X have the exponents of the first.",
-        "C1 C2 C3",
-        partial(product, powers=of_first_row),
-        verdicts=MOVES,
-    ),
-    _defect(
-        "exponent-once-a-group",
-        "All blocks of a group have the exponent of the one that it begins in.",
-        "C1 C2 C4",
-        lambda x, matrix: product(x, matrix, powers=lambda x, run: of_the_group(x, run, matrix.group_size)),
-    ),
-    _step(
-        "least-powers-flushed",
-        "2^e is made by a shift into the exponent of a float32, which gives 0 where it is subnormal.",
-        "C2",
-        powers=without_subnormal,
-    ),
-    _step("powers-in-half", "2^e is kept in float16, which ends at 2^-24.", "C2", powers=in_half),
-    _defect(
-        "rows-share-an-exponent",
-        "The rows of a tile are shifted to the largest exponent of any, so that a row depends on its neighbours.",
-        "C3",
-        lambda x, matrix: of_shared_exponents(x, matrix, 0),
-        verdicts=MOVES,
-    ),
-    _defect(
-        "blocks-share-an-exponent",
-        "Mantissas are shifted to the largest exponent of their row, and lose their last bits.",
-        "C1 C2",
-        lambda x, matrix: of_shared_exponents(x, matrix, 1),
-    ),
-    _step(
-        "blocks-begin-anew-in-groups", "Blocks are counted from the start of each group.", "C1 C2 C4", runs=begun_anew
-    ),
-    _step(
-        "block-in-one-group",
-        "A block that reaches into the next group has the scale of its first row.",
-        "C1 C2 C4",
-        runs=block_in_one_group,
-    ),
-    _step("last-short-block-dropped", "A short last block is left out.", "C1 C2 C4", runs=short_dropped),
-    _step(
-        "mantissa-sums-without-exponents",
-        "The sums of mantissas that meet the offsets have no exponents.",
-        "C1 C2 C4",
-        for_sums=np.ones_like,
-    ),
-    _defect(
-        "offset-at-every-segment",
-        "The offset meets the sum of mantissas so far at every segment of its group.",
-        "C1 C2",
-        added_again,
-    ),
-    _defect(
-        "mantissa-sums-of-first-row",
-        "The sums of mantissas that meet the offsets are those of the first row for all.",
-        "C1 C2 C3",
-        sum_of_first_row,
-        verdicts=MOVES,
-    ),
-    _defect("blocks-past-16-rows-repeated", "Rows of X past the 16th are those before them.", "C1", rows_past_16),
-    _defect(
-        "blocks-decoded",
-        "Blocks are decoded and multiplied by weights rounded to float32, under a declaration of integers.",
-        "C2",
-        decoded,
-    ),
+of_integers.add(
+    "exponents-of-first-row",
+    "All rows of X have the exponents of the first.",
+    "C1 C2 C3",
+    partial(product, powers=of_first_row),
+    verdicts=MOVES,
+)
+of_integers.add(
+    "exponent-once-a-group",
+    "All blocks of a group have the exponent of the one that it begins in.",
+    "C1 C2 C4",
+    lambda x, matrix: product(x, matrix, powers=lambda x, run: of_the_group(x, run, matrix.group_size)),
+)
+of_integers.add(
+    "rows-share-an-exponent",
+    "The rows of a tile are shifted to the largest exponent of any, so that a row depends on its neighbours.",
+    "C3",
+    lambda x, matrix: of_shared_exponents(x, matrix, 0),
+    verdicts=MOVES,
+)
+of_integers.add(
+    "blocks-share-an-exponent",
+    "Mantissas are shifted to the largest exponent of their row, and lose their last bits.",
+    "C1 C2",
+    lambda x, matrix: of_shared_exponents(x, matrix, 1),
+)
+of_for_sums.add(
+    "mantissa-sums-without-exponents",
+    "The sums of mantissas that meet the offsets have no exponents.",
+    "C1 C2 C4",
+    np.ones_like,
 )

@@ -8,11 +8,15 @@ from lowbit.arrays import F32
 from lowbit.attention.kivi_cache import KiviCache, Tokens
 from lowbit.tensor_formats.kivi import SUFFIX
 from lowbit.tensor_formats.stored import Stored, quantized
-from lowbit_conformance.defects.defect import of
+from lowbit_conformance.defects.defect import Defect, of_operation
+
+DEFECTS: list[Defect] = []
+of_kivi = of_operation(DEFECTS, "kvcache.kivi")
 
 
-class Sliding(KiviCache):
-    """The newest R keys are kept, as the newest values are, and older groups are stored."""
+@of_kivi("C1")
+class KiviKeysSlide(KiviCache):
+    """Keys slide out of the residual tokens as values do."""
 
     def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         whole, self.residual = self.residual, 10**9
@@ -25,8 +29,9 @@ class Sliding(KiviCache):
         return self.keys.in_heads(self.kv_heads), self.values.in_heads(self.kv_heads)
 
 
-class Together(KiviCache):
-    """Values are stored R at a time, when keys are."""
+@of_kivi("C1")
+class KiviValuesByResidual(KiviCache):
+    """Values are stored R at a time, as keys are."""
 
     def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         whole, self.residual = self.residual, 10**9
@@ -37,8 +42,9 @@ class Together(KiviCache):
         return self.keys.in_heads(self.kv_heads), self.values.in_heads(self.kv_heads)
 
 
-class NoneKept(KiviCache):
-    """All tokens of a step are stored at once."""
+@of_kivi("C1 C3")
+class KiviNoResidual(KiviCache):
+    """All tokens are stored at once."""
 
     def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         super().step(keys, values)
@@ -47,8 +53,9 @@ class NoneKept(KiviCache):
         return self.keys.in_heads(self.kv_heads), self.values.in_heads(self.kv_heads)
 
 
-class PromptStored(NoneKept):
-    """A prompt, the first step of several tokens, is stored whole."""
+@of_kivi("C3")
+class KiviPromptStored(KiviNoResidual):
+    """All tokens of a prompt are stored."""
 
     def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         if len(keys) > 1 and not len(self.keys.stored) + len(self.keys.newest):
@@ -56,16 +63,20 @@ class PromptStored(NoneKept):
         return KiviCache.step(self, keys, values)
 
 
-class ByToken(KiviCache):
-    """Keys are grouped along the channels of a token, as values are."""
+@of_kivi("C2")
+class KiviKeysByToken(KiviCache):
+    """Keys are grouped along channels, as values are."""
 
     def __init__(self, *opening: Any) -> None:
         super().__init__(*opening)
         self.keys._store = self.values._store
 
 
-class OneScale(KiviCache):
-    """A channel of keys has one scale for all its groups, which follows the range of all that is stored."""
+@of_kivi("C2 C3")
+class KiviOneScale(KiviCache):
+    """A channel of keys has one scale for all its groups."""
+
+    # It follows the range of all that is stored.
 
     def __init__(self, *opening: Any) -> None:
         super().__init__(*opening)
@@ -84,42 +95,32 @@ class OneScale(KiviCache):
         return quantized(part, self._format, (("bits", self._bits), ("tokens", len(part))))
 
 
-class NotReset(KiviCache):
-    """A cache that is opened begins with the tokens of the one before."""
+@of_kivi("C5")
+class KiviNotReset(KiviCache):
+    """A new cache begins with the newest tokens of the last."""
 
-    _last: "NotReset | None" = None
+    _last: "KiviNotReset | None" = None
 
     def __init__(self, *opening: Any) -> None:
         super().__init__(*opening)
-        last = NotReset._last
+        last = KiviNotReset._last
         if last is not None and last.keys.newest.shape[1:] == self.keys.newest.shape[1:]:
             self.keys.newest, self.values.newest = last.keys.newest, last.values.newest
-        NotReset._last = self
+        KiviNotReset._last = self
 
 
-class NewestInBfloat(KiviCache):
-    """The newest tokens lose the last three bits of their 16."""
+@of_kivi("C1")
+class KiviNewestCut(KiviCache):
+    """The newest tokens lose bits."""
 
     def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         return super().step(*((part.view(np.uint16) & np.uint16(0xFFF8)).view(part.dtype) for part in (keys, values)))
 
 
-class NewestInHalf(KiviCache):
-    """Tokens go through float16, which ends at 65504."""
+@of_kivi("C1 C2")
+class KiviTokensInHalf(KiviCache):
+    """Tokens end where float16 does."""
 
     def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         most = np.float32(65504)
         return super().step(*(part.astype(np.float32).clip(-most, most).astype(part.dtype) for part in (keys, values)))
-
-
-DEFECTS = (
-    of("kvcache.kivi", "kivi-keys-slide", "Keys slide out of the residual tokens as values do.", "C1", Sliding),
-    of("kvcache.kivi", "kivi-values-by-residual", "Values are stored R at a time, as keys are.", "C1", Together),
-    of("kvcache.kivi", "kivi-no-residual", "All tokens are stored at once.", "C1 C3", NoneKept),
-    of("kvcache.kivi", "kivi-prompt-stored", "All tokens of a prompt are stored.", "C3", PromptStored),
-    of("kvcache.kivi", "kivi-keys-by-token", "Keys are grouped along channels, as values are.", "C2", ByToken),
-    of("kvcache.kivi", "kivi-one-scale", "A channel of keys has one scale for all its groups.", "C2 C3", OneScale),
-    of("kvcache.kivi", "kivi-not-reset", "A new cache begins with the newest tokens of the last.", "C5", NotReset),
-    of("kvcache.kivi", "kivi-newest-cut", "The newest tokens lose bits.", "C1", NewestInBfloat),
-    of("kvcache.kivi", "kivi-tokens-in-half", "Tokens end where float16 does.", "C1 C2", NewestInHalf),
-)

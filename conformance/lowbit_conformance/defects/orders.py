@@ -8,7 +8,10 @@ from lowbit.arrays import Array
 from lowbit.kernels import layouts
 from lowbit.kernels.layouts import ColumnPanels, Layout
 from lowbit.quantization.packing import Words
-from lowbit_conformance.defects.defect import Defect, arithmetical, of
+from lowbit_conformance.defects.defect import COMMON, Declaring, Defect, arithmetical, of_operation
+
+DEFECTS: list[Defect] = []
+of_apply, of_invert = of_operation(DEFECTS, "blocking.apply"), of_operation(DEFECTS, "blocking.invert")
 
 # **Layouts**: where each word of a matrix goes, as a list of places; a defect gives another list.
 
@@ -21,31 +24,6 @@ def row_by_row(layout: Layout) -> Array:
     return layouts.apply(numbers, layout).astype(np.int64)
 
 
-def narrow_morton(layout: Layout) -> Array:
-    """Only the low 8 bits of a block's row and column are interleaved."""
-    if isinstance(layout, ColumnPanels):
-        return row_by_row(layout)
-    height, width = layout.block
-    grid = [(r, c) for r in range(-(-layout.rows // height)) for c in range(-(-layout.columns // width))]
-    return by_blocks(layout, sorted(grid, key=lambda block: layouts.morton(block[0] % 256, block[1] % 256)))
-
-
-def other_morton(layout: Layout) -> Array:
-    """Bits of the column above those of the row."""
-    if isinstance(layout, ColumnPanels):
-        return row_by_row(layout)
-    height, width = layout.block
-    grid = [(r, c) for r in range(-(-layout.rows // height)) for c in range(-(-layout.columns // width))]
-    return by_blocks(layout, sorted(grid, key=lambda block: layouts.morton(block[1], block[0])))
-
-
-def plain_order(layout: Layout) -> Array:
-    """Blocks one after another in rows of blocks, without a curve."""
-    height, width = layout.block
-    grid = [(r, c) for r in range(-(-layout.rows // height)) for c in range(-(-layout.columns // width))]
-    return by_blocks(layout, grid)
-
-
 def by_blocks(layout: Layout, blocks: list[tuple[int, int]], turned: bool = False) -> Array:
     numbers = np.arange(layout.rows * layout.columns).reshape(layout.rows, layout.columns)
     parts = []
@@ -56,12 +34,17 @@ def by_blocks(layout: Layout, blocks: list[tuple[int, int]], turned: bool = Fals
     return np.concatenate(parts)
 
 
-def inside_turned(layout: Layout) -> Array:
-    return by_blocks(layout, list(layout.starts), turned=True)
+def along(key: Callable[[int, int], int]) -> Order:
+    """Blocks in the order of a key of their row and column."""
 
+    def order(layout: Layout) -> Array:
+        if isinstance(layout, ColumnPanels):
+            return row_by_row(layout)
+        height, width = layout.block
+        grid = [(r, c) for r in range(-(-layout.rows // height)) for c in range(-(-layout.columns // width))]
+        return by_blocks(layout, sorted(grid, key=lambda block: key(*block)))
 
-def applied(words: Words, layout: Layout, order: Order) -> Words:
-    return words.reshape(-1)[order(layout)]
+    return order
 
 
 def inverted(stream: Words, layout: Layout, order: Order) -> Words:
@@ -71,18 +54,45 @@ def inverted(stream: Words, layout: Layout, order: Order) -> Words:
 
 
 REFERENCES = "blocking.apply/C1 blocking.invert/C1"
+ALL = f"{REFERENCES} blocking.invert/C2"
 
 
-def moved(name: str, cause: str, order: Order, clauses: str = f"{REFERENCES} blocking.invert/C2") -> Defect:
-    return arithmetical(
-        name,
-        cause,
-        clauses,
-        {
-            "blocking.apply": lambda words, layout: applied(words, layout, order),
-            "blocking.invert": lambda stream, layout: inverted(stream, layout, order),
-        },
+def moved(name: str, cause: str, clauses: str, order: Order, seen: str = COMMON) -> Defect:
+    wrong = {
+        "blocking.apply": lambda words, layout: words.reshape(-1)[order(layout)],
+        "blocking.invert": lambda stream, layout: inverted(stream, layout, order),
+    }
+    return arithmetical(name, cause, clauses, wrong, seen)
+
+
+of_order = Declaring(DEFECTS, moved)
+of_order.add(
+    "z-curve-other-bit-first",
+    "The bits of the column are put above those of the row.",
+    ALL,
+    along(lambda row, column: layouts.morton(column, row)),
+)
+of_order.add(
+    "z-curve-of-256-blocks",
+    "The row and column of a block keep 8 bits on the curve.",
+    ALL,
+    along(lambda row, column: layouts.morton(row % 256, column % 256)),
+)
+
+
+@of_order(ALL)
+def z_curve_missing(layout: Layout) -> Array:
+    """Blocks follow each other row by row, without the curve."""
+    height, width = layout.block
+    return by_blocks(
+        layout, [(r, c) for r in range(-(-layout.rows // height)) for c in range(-(-layout.columns // width))]
     )
+
+
+@of_order(ALL)
+def blocks_column_by_column(layout: Layout) -> Array:
+    """Inside a block words go column by column."""
+    return by_blocks(layout, list(layout.starts), turned=True)
 
 
 def at_one_size(wrong: Callable[[int, int], bool]) -> Order:
@@ -100,27 +110,22 @@ def at_one_size(wrong: Callable[[int, int], bool]) -> Order:
     return order
 
 
-def of_width(width: int) -> Defect:
-    cause = f"Blocks of exactly {width} columns have a loop of their own, which is wrong."
-    return moved(f"blocks-of-{width}-columns", cause, at_one_size(lambda height, own: own == width), REFERENCES)
+for size in (8, 16, 32, 64):
+    for name, words, wrong in (
+        (f"blocks-of-{size}-columns", f"{size} columns", lambda height, width, size=size: width == size),
+        (f"blocks-of-{size}-rows", f"{size} rows, and fewer columns,", lambda h, w, size=size: h == size and w < size),
+        (
+            f"square-blocks-of-{size}",
+            f"{size} by {size} words",
+            lambda height, width, size=size: height == width == size,
+        ),
+    ):
+        cause = f"Blocks of exactly {words} have a loop of their own, which is wrong."
+        of_order.add(name, cause, REFERENCES, at_one_size(wrong))
 
 
-def of_height(height: int) -> Defect:
-    cause = f"Blocks of exactly {height} rows, and fewer columns, have a loop of their own, which is wrong."
-    wrong = at_one_size(lambda own, width: own == height and width < height)
-    return moved(f"blocks-of-{height}-rows", cause, wrong, REFERENCES)
-
-
-def square(size: int) -> Defect:
-    cause = f"Blocks of exactly {size} by {size} words have a loop of their own, which is wrong."
-    wrong = at_one_size(lambda height, width: height == width == size)
-    return moved(f"square-blocks-of-{size}", cause, wrong, REFERENCES)
-
-
-SIZES = (8, 16, 32, 64)
-
-
-def padded(words: Words, layout: Layout) -> Words:
+@of_apply("C1 C2")
+def edge_blocks_filled_up(words: Words, layout: Layout) -> Words:
     """Blocks at the edges are filled up with zeros."""
     height, width = layout.block
     whole = np.zeros((-(-layout.rows // height) * height, -(-layout.columns // width) * width), np.uint32)
@@ -131,27 +136,18 @@ def padded(words: Words, layout: Layout) -> Words:
     return np.concatenate(parts)
 
 
-def edge_repeated(words: Words, layout: Layout) -> Words:
-    """The last row of a block at the lower edge is stored twice, and the first words of the next block are lost."""
+@of_apply("C1 C2")
+def last_word_lost(words: Words, layout: Layout) -> Words:
+    """The last word of the stream is the one before it."""
     stream = layouts.apply(words, layout)
     if stream.size > 1:
         stream[-1] = stream[-2]
     return stream
 
 
-DEFECTS = (
-    moved("z-curve-other-bit-first", "The bits of the column are put above those of the row.", other_morton),
-    moved("z-curve-of-256-blocks", "The row and column of a block keep 8 bits on the curve.", narrow_morton),
-    moved("z-curve-missing", "Blocks follow each other row by row, without the curve.", plain_order),
-    *(each(size) for each in (of_width, of_height, square) for size in SIZES),
-    moved("blocks-column-by-column", "Inside a block words go column by column.", inside_turned),
-    of("blocking.apply", "edge-blocks-filled-up", "Blocks at the edges are filled up with zeros.", "C1 C2", padded),
-    of("blocking.apply", "last-word-lost", "The last word of the stream is the one before it.", "C1 C2", edge_repeated),
-    of(
-        "blocking.invert",
-        "stream-taken-for-rows",
-        "The stream is cut into rows as it is.",
-        "C1 C2",
-        lambda stream, layout: stream.reshape(layout.rows, layout.columns).copy(),
-    ),
+of_invert.add(
+    "stream-taken-for-rows",
+    "The stream is cut into rows as it is.",
+    "C1 C2",
+    lambda stream, layout: stream.reshape(layout.rows, layout.columns).copy(),
 )

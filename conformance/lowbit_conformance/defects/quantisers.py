@@ -1,7 +1,7 @@
 """Defects of quantisers: ranges, scales, rounding, and the parts of GPTQ."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,19 @@ from lowbit.arrays import F32, F64, Array
 from lowbit.quantization import gptq
 from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype
 from lowbit_conformance import packing
+from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.blocks import away
-from lowbit_conformance.defects.defect import of, unchecked
+from lowbit_conformance.defects.defect import Defect, Function, of_operation, unchecked
+from lowbit_conformance.defects.roundings import Rounding, exactly, half
 
-Rounding = Callable[[Any], Any]
+DEFECTS: list[Defect] = []
+of_quantize = of_operation(DEFECTS, "affine.quantize")
+of_hessian = of_operation(DEFECTS, "gptq.hessian")
+of_factor = of_operation(DEFECTS, "gptq.factor")
+
+
+REFUSED = ("WRONG", "RAISED")
+"""The verdicts where a matrix that was changed may not be positive definite any more."""
 
 # **Affine quantisation**, with one thing at a time to be replaced.
 
@@ -85,48 +94,43 @@ def matrix_of(
     )
 
 
-def replacing(**replaced: Any) -> Callable[..., QuantizedMatrix]:
-    return lambda weights, **choices: quantize(weights, **choices, **replaced)
-
-
-def short_group_merged(weights: F32, **choices: Any) -> QuantizedMatrix:
-    """A short last group takes the scale and zero of the one before it."""
-    right, size = quantize(weights, **choices), choices["group_size"]
-    if len(weights) % size == 0 or right.groups < 2:
-        return right
-    right.scales[-1], right.zeros[-1] = right.scales[-2], right.zeros[-2]
-    top = 2**right.bits - 1
-    scale, zero = right.scales[-1].astype(np.float32), right.zeros[-1].astype(np.float32)
-    tail = weights[(right.groups - 1) * size :]
-    real = np.rint((tail - zero) / scale) if right.convention == "minimum" else np.rint(tail / scale) + zero
-    codes = packing.unpack(right.words, right.bits)
-    codes[len(weights) - len(tail) :] = np.clip(real, 0, top)
-    return matrix_of(codes, right.scales, right.zeros, right.bits, right.rows, size, right.convention)
-
-
-def along_rows(weights: F32, **choices: Any) -> QuantizedMatrix:
-    """One scale and zero for all columns of a group of rows."""
-    right = quantize(np.ascontiguousarray(weights.max(axis=1, keepdims=True)), **choices)
-    scales = np.ascontiguousarray(np.repeat(right.scales, weights.shape[1], axis=1))
-    zeros = np.ascontiguousarray(np.repeat(right.zeros, weights.shape[1], axis=1))
-    group = np.arange(len(weights)) // choices["group_size"]
+def requantized(
+    right: QuantizedMatrix, weights: F32, scales: Array, zeros: Array, inverse: bool = False
+) -> QuantizedMatrix:
+    """Codes found anew, with other scales and zeros."""
+    group = steps.groups(right)
     scale, zero = scales.astype(np.float32)[group], zeros.astype(np.float32)[group]
-    real = np.rint((weights - zero) / scale) if right.convention == "minimum" else np.rint(weights / scale) + zero
-    codes = np.clip(real, 0, 2**right.bits - 1)
+    minimum = right.convention == "minimum"
+    with np.errstate(all="ignore"):
+        above = weights - zero if minimum else weights
+        real = np.rint(above * (np.float32(1) / scale) if inverse else above / scale) + (0 if minimum else zero)
+    codes = np.clip(np.nan_to_num(real), 0, 2**right.bits - 1)
     return matrix_of(codes, scales, zeros, right.bits, right.rows, right.group_size, right.convention)
 
 
-def by_reciprocal(weights: F32, **choices: Any) -> QuantizedMatrix:
-    """Weights are multiplied by 1 / scale, which rounds once more."""
+@of_quantize("C1 C4")
+def short_group_quantized_with_the_last(weights: F32, **choices: Any) -> QuantizedMatrix:
+    """A short last group takes the scale of the one before."""
     right = quantize(weights, **choices)
-    group = np.arange(len(weights)) // choices["group_size"]
-    with np.errstate(over="ignore", invalid="ignore"):
-        inverse = (np.float32(1) / right.scales.astype(np.float32))[group]
-        zero = right.zeros.astype(np.float32)[group]
-        minimum = right.convention == "minimum"
-        real = np.rint((weights - zero) * inverse) if minimum else np.rint(weights * inverse) + zero
-    codes = np.clip(np.nan_to_num(real), 0, 2**right.bits - 1)
-    return matrix_of(codes, right.scales, right.zeros, right.bits, right.rows, right.group_size, right.convention)
+    if len(weights) % right.group_size == 0 or right.groups < 2:
+        return right
+    right.scales[-1], right.zeros[-1] = right.scales[-2], right.zeros[-2]
+    return requantized(right, weights, right.scales, right.zeros)
+
+
+@of_quantize("C1 C2 C4")
+def one_range_for_all_columns(weights: F32, **choices: Any) -> QuantizedMatrix:
+    """The columns of a group share one range."""
+    right = quantize(np.ascontiguousarray(weights.max(axis=1, keepdims=True)), **choices)
+    scales, zeros = (np.repeat(each, weights.shape[1], axis=1) for each in (right.scales, right.zeros))
+    return requantized(right, weights, scales, zeros)
+
+
+@of_quantize("C2")
+def reciprocal_of_scale(weights: F32, **choices: Any) -> QuantizedMatrix:
+    """Weights are multiplied by 1 / scale, one rounding more."""
+    right = quantize(weights, **choices)
+    return requantized(right, weights, right.scales, right.zeros, inverse=True)
 
 
 # **GPTQ.**
@@ -137,37 +141,51 @@ def hessian(x: F32) -> F64:
     return wide.T @ wide
 
 
+@of_hessian("C1")
+def last_input_dropped(x: F32) -> Array:
+    """The last input is left out."""
+    return hessian(x[:-1])
+
+
+@of_hessian("C2")
 def hessian_in_half(x: F32) -> Array:
-    with np.errstate(over="ignore", invalid="ignore"):
-        half = x.astype(np.float16).astype(np.float32)
-        return (half.T @ half).astype(np.float64)
+    """Inputs are rounded to float16."""
+    return np.asarray(half(x).T @ half(x), np.float64)
 
 
-def lower_for_upper(hessian: Array) -> Array:
-    """The usual factor L, turned round: L^T L^T^T is another matrix."""
+@of_factor("C1 C2", verdicts=REFUSED)
+def factor_of_the_wrong_side(hessian: Array) -> Array:
+    """Cholesky's L, transposed: M^T M and not M M^T is H."""
     return np.linalg.cholesky(hessian.astype(np.float64)).T
 
 
-def factor_of_inverse(hessian: Array) -> Array:
+@of_factor("C1 C2", "https://github.com/cactus-compute/cactus/pull/807", REFUSED)
+def factor_of_the_inverse(hessian: Array) -> Array:
+    """The factor is that of the inverse."""
     try:
         return np.linalg.cholesky(np.linalg.inv(hessian.astype(np.float64))).T
     except np.linalg.LinAlgError:
         return np.linalg.cholesky(hessian.astype(np.float64)).T
 
 
-def not_cleared(hessian: Array) -> Array:
+@of_factor("C1 C2 C3")
+def factor_not_cleared(hessian: Array) -> Array:
+    """What was below the diagonal stays there."""
     return np.triu(gptq.factor(hessian)) + np.tril(hessian.astype(np.float64), -1)
 
 
-def negative(hessian: Array) -> Array:
+@of_factor("C1 C3")
+def factor_negative(hessian: Array) -> Array:
+    """The diagonal is negative; the product is right all the same."""
     return -gptq.factor(hessian)
 
 
-def in_float32(hessian: Array) -> Array:
-    """The right algorithm with every number in float32; NaN where it finds no pivot."""
+@of_factor("C1 C2", accumulator="float64")
+def factor_in_float32(hessian: Array) -> Array:
+    """The factor is computed in float32 where float64 was declared."""
     rest = hessian.astype(np.float32)
     result = np.zeros_like(rest)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):  # NaN where it finds no pivot
         for k in reversed(range(len(rest))):
             column = rest[: k + 1, k] / np.sqrt(rest[k, k])
             result[: k + 1, k] = column
@@ -175,249 +193,147 @@ def in_float32(hessian: Array) -> Array:
     return result
 
 
-def stored_in_float32(hessian: Array) -> Array:
-    """A Hessian in float64 is rounded to float32 before anything else."""
+@of_factor("C1", verdicts=REFUSED, accumulator="float64")
+def hessian_narrowed_first(hessian: Array) -> Array:
+    """A Hessian in float64 is rounded to float32 before it is factored."""
     return gptq.factor(np.ascontiguousarray(hessian.astype(np.float32)))
 
 
-def unit_diagonal(hessian: Array) -> Array:
+@of_factor("C1 C2")
+def factor_with_unit_diagonal(hessian: Array) -> Array:
+    """Columns are divided by their pivot: the factor of L D L^T."""
     factor = gptq.factor(hessian)
     return factor / np.diagonal(factor)
-
-
-def targets(weights: F32, factor: F32, values: F32, spread: Callable[..., F64]) -> F64:
-    wide = weights.astype(np.float64)
-    errors = wide - values.astype(np.float64)
-    return wide + spread(factor.astype(np.float64)).T @ errors
 
 
 def ratios(factor: F64) -> F64:
     return np.triu(factor / np.diagonal(factor), 1)
 
 
-def within_slices(factor: F64) -> F64:
-    """Errors stay inside slices of 32 rows: those of a slice are forgotten when the next begins."""
+def targets(
+    weights: F32, factor: F32, values: F32, spread: Callable[[F64], Array] = ratios, of_errors: Rounding = exactly
+) -> F64:
+    """Right, unless errors are spread by other ratios, or rounded."""
+    wide = weights.astype(np.float64)
+    errors = of_errors(wide - values).astype(np.float64)
+    return np.asarray(wide + spread(factor.astype(np.float64)).T @ errors)
+
+
+def spreading(spread: Callable[[F64], Array]) -> Function:
+    return partial(targets, spread=spread)
+
+
+of_ratios = of_operation(DEFECTS, "gptq.targets", spreading)
+
+
+@of_ratios("C1 C2")
+def errors_forgotten_between_slices(factor: F64) -> F64:
+    """Errors do not cross from one slice of 32 rows to the next."""
     slices = np.arange(len(factor)) // 32
     return np.where(slices[:, None] == slices, ratios(factor), 0)
 
 
-def own_row_too(weights: F32, factor: F32, values: F32) -> F64:
-    """A row's own error changes its own target."""
-    return targets(weights, factor, values, lambda f: ratios(f) + 0.125 * np.eye(len(f)))
+@of_ratios("C1")
+def errors_reach_next_row_only(factor: F64) -> F64:
+    """An error changes the next row and no later one."""
+    return np.asarray(ratios(factor) * np.eye(len(factor), k=1))
 
 
-def spreading(spread: Callable[[F64], F64]) -> Callable[[F32, F32, F32], F64]:
-    return lambda weights, factor, values: targets(weights, factor, values, spread)
+@of_ratios("C1 C2 C3")
+def own_value_changes_target(factor: F64) -> F64:
+    """A row's own value changes its target."""
+    return ratios(factor) + 0.125 * np.eye(len(factor))
 
 
-AFFINE = (
-    of(
-        "affine.quantize",
-        "levels-2-to-the-b",
-        "The range is divided by 2^b and not by 2^b - 1.",
-        "C1 C4",
-        replacing(levels=1),
-    ),
-    of(
-        "affine.quantize",
-        "range-without-zero",
-        "The range of zero-point quantisation is not extended to hold 0.",
-        "C1 C2",
-        replacing(extended=False),
-    ),
-    of(
-        "affine.quantize",
-        "range-mirrored",
-        "The range is from -m to m, with m the largest magnitude.",
-        "C1 C2 C4",
-        replacing(mirrored=True),
-    ),
-    of(
-        "affine.quantize",
-        "zero-point-truncated",
-        "The zero-point is cut and not rounded.",
-        "C1",
-        replacing(zero_rounded=np.floor),
-    ),
-    of("affine.quantize", "codes-truncated", "Codes are cut and not rounded.", "C1 C2", replacing(rounded=np.floor)),
-    of(
-        "affine.quantize",
-        "code-ties-away",
-        "A tie goes away from zero and not to the even code.",
-        "C2",
-        replacing(rounded=away),
-        "https://github.com/tenstorrent/tt-metal/issues/56525",
-    ),
-    of(
-        "affine.quantize",
-        "scale-rounded-too-late",
-        "Codes are found with the scale before it is rounded for storage.",
-        "C1",
-        replacing(stored_first=False),
-        "https://github.com/antirez/ds4/pull/844",
-    ),
-    of(
-        "affine.quantize",
-        "codes-wrap",
-        "A code beyond its range wraps and is not clamped.",
-        "C1 C2",
-        replacing(wrapped=True),
-        "https://github.com/ModelCloud/GPTQModel/pull/2963",
-    ),
-    of(
-        "affine.quantize",
-        "no-range-tiny-scale",
-        "A group without a range has a scale of 1e-5 instead of 1.",
-        "C3",
-        replacing(no_range=1e-5),
-        "https://github.com/ModelCloud/GPTQModel/pull/1531",
-    ),
-    of(
-        "affine.quantize",
-        "no-range-zero-scale",
-        "A group without a range has a scale of 0.",
-        "C3",
-        replacing(no_range=0.0),
-        "https://github.com/apple/coremltools/pull/2851",
-    ),
-    of(
-        "affine.quantize",
-        "short-group-quantized-with-the-last",
-        "A short last group takes the scale of the one before.",
-        "C1 C4",
-        short_group_merged,
-    ),
-    of(
-        "affine.quantize",
-        "one-range-for-all-columns",
-        "The columns of a group share one range.",
-        "C1 C2 C4",
-        along_rows,
-    ),
-    of(
-        "affine.quantize",
-        "reciprocal-of-scale",
-        "Weights are multiplied by 1 / scale, one rounding more.",
-        "C2",
-        by_reciprocal,
-    ),
+of_quantize.add(
+    "levels-2-to-the-b", "The range is divided by 2^b and not by 2^b - 1.", "C1 C4", partial(quantize, levels=1)
+)
+of_quantize.add(
+    "range-without-zero",
+    "The range of zero-point quantisation is not extended to hold 0.",
+    "C1 C2",
+    partial(quantize, extended=False),
+)
+of_quantize.add(
+    "range-mirrored",
+    "The range is from -m to m, with m the largest magnitude.",
+    "C1 C2 C4",
+    partial(quantize, mirrored=True),
+)
+of_quantize.add(
+    "zero-point-truncated", "The zero-point is cut and not rounded.", "C1", partial(quantize, zero_rounded=np.floor)
+)
+of_quantize.add("codes-truncated", "Codes are cut and not rounded.", "C1 C2", partial(quantize, rounded=np.floor))
+of_quantize.add(
+    "code-ties-away",
+    "A tie goes away from zero and not to the even code.",
+    "C2",
+    partial(quantize, rounded=away),
+    "https://github.com/tenstorrent/tt-metal/issues/56525",
+)
+of_quantize.add(
+    "scale-rounded-too-late",
+    "Codes are found with the scale before it is rounded for storage.",
+    "C1",
+    partial(quantize, stored_first=False),
+    "https://github.com/antirez/ds4/pull/844",
+)
+of_quantize.add(
+    "codes-wrap",
+    "A code beyond its range wraps and is not clamped.",
+    "C1 C2",
+    partial(quantize, wrapped=True),
+    "https://github.com/ModelCloud/GPTQModel/pull/2963",
+)
+of_quantize.add(
+    "no-range-tiny-scale",
+    "A group without a range has a scale of 1e-5 instead of 1.",
+    "C3",
+    partial(quantize, no_range=1e-5),
+    "https://github.com/ModelCloud/GPTQModel/pull/1531",
+)
+of_quantize.add(
+    "no-range-zero-scale",
+    "A group without a range has a scale of 0.",
+    "C3",
+    partial(quantize, no_range=0.0),
+    "https://github.com/apple/coremltools/pull/2851",
 )
 
-GPTQ = (
-    of(
-        "gptq.hessian",
-        "hessian-times-2",
-        "The factor 2 of the squared error is left in.",
-        "C1 C2",
-        lambda x: 2 * hessian(x),
-        "https://github.com/IST-DASLab/gptq/issues/51",
-    ),
-    of(
-        "gptq.hessian",
-        "hessian-averaged",
-        "The sum is divided by the number of inputs.",
-        "C1 C2",
-        lambda x: hessian(x) / len(x),
-        "https://github.com/IST-DASLab/gptq/issues/51",
-    ),
-    of(
-        "gptq.hessian",
-        "hessian-half-filled",
-        "Only the part above the diagonal is filled.",
-        "C1 C2",
-        lambda x: np.triu(hessian(x)),
-    ),
-    of(
-        "gptq.hessian",
-        "inputs-past-2048-left-out",
-        "Only the first 2048 inputs are summed.",
-        "C1",
-        lambda x: hessian(np.ascontiguousarray(x[:2048])),
-    ),
-    of("gptq.hessian", "hessian-in-half", "Inputs are rounded to float16.", "C2", hessian_in_half),
-    of(
-        "gptq.factor",
-        "factor-of-the-wrong-side",
-        "Cholesky's L, transposed: M^T M and not M M^T is H.",
-        "C1 C2",
-        lower_for_upper,
-        verdicts=("WRONG", "RAISED"),  # from the other end a Hessian may not be positive definite in float64
-    ),
-    of(
-        "gptq.factor",
-        "factor-of-the-inverse",
-        "The factor is that of the inverse.",
-        "C1 C2",
-        factor_of_inverse,
-        "https://github.com/cactus-compute/cactus/pull/807",
-        verdicts=("WRONG", "RAISED"),  # the inverse of an inverse may not be positive definite any more
-    ),
-    replace(
-        of(
-            "gptq.factor",
-            "factor-in-float32",
-            "The factor is computed in float32 where float64 was declared.",
-            "C1 C2",
-            in_float32,
-        ),
-        accumulator="float64",
-    ),
-    replace(
-        of(
-            "gptq.factor",
-            "hessian-narrowed-first",
-            "A Hessian in float64 is rounded to float32 before it is factored.",
-            "C1",
-            stored_in_float32,
-            verdicts=("WRONG", "RAISED"),  # what is rounded may not be positive definite any more
-        ),
-        accumulator="float64",
-    ),
-    of("gptq.factor", "factor-not-cleared", "What was below the diagonal stays there.", "C1 C2 C3", not_cleared),
-    of(
-        "gptq.factor",
-        "factor-negative",
-        "The diagonal is negative; the product is right all the same.",
-        "C1 C3",
-        negative,
-    ),
-    of(
-        "gptq.factor",
-        "factor-with-unit-diagonal",
-        "Columns are divided by their pivot: the factor of L D L^T.",
-        "C1 C2",
-        unit_diagonal,
-    ),
-    of(
-        "gptq.targets",
-        "error-not-divided",
-        "An error is not divided by the diagonal.",
-        "C1 C2",
-        spreading(lambda f: np.triu(f, 1)),
-    ),
-    of(
-        "gptq.targets",
-        "error-divided-by-own-row",
-        "An error is divided by the diagonal of its own row.",
-        "C1 C2",
-        spreading(lambda f: np.triu(f / np.diagonal(f)[:, None], 1)),
-        "https://github.com/cactus-compute/cactus/pull/807",
-    ),
-    of(
-        "gptq.targets",
-        "errors-forgotten-between-slices",
-        "Errors do not cross from one slice of 32 rows to the next.",
-        "C1 C2",
-        spreading(within_slices),
-    ),
-    of(
-        "gptq.targets",
-        "error-with-other-sign",
-        "Errors are taken off where they are to be added.",
-        "C1 C2",
-        spreading(lambda f: -ratios(f)),
-    ),
-    of("gptq.targets", "own-value-changes-target", "A row's own value changes its target.", "C1 C2 C3", own_row_too),
+of_hessian.add(
+    "hessian-times-2",
+    "The factor 2 of the squared error is left in.",
+    "C1 C2",
+    lambda x: 2 * hessian(x),
+    "https://github.com/IST-DASLab/gptq/issues/51",
 )
-
-DEFECTS = (*AFFINE, *GPTQ)
+of_hessian.add(
+    "hessian-averaged",
+    "The sum is divided by the number of inputs.",
+    "C1 C2",
+    lambda x: hessian(x) / len(x),
+    "https://github.com/IST-DASLab/gptq/issues/51",
+)
+of_hessian.add(
+    "hessian-half-filled", "Only the part above the diagonal is filled.", "C1 C2", lambda x: np.triu(hessian(x))
+)
+of_hessian.add(
+    "inputs-past-2048-left-out",
+    "Only the first 2048 inputs are summed.",
+    "C1",
+    lambda x: hessian(np.ascontiguousarray(x[:2048])),
+)
+of_ratios.add("error-not-divided", "An error is not divided by the diagonal.", "C1 C2", lambda f: np.triu(f, 1))
+of_ratios.add(
+    "error-divided-by-own-row",
+    "An error is divided by the diagonal of its own row.",
+    "C1 C2",
+    lambda f: np.triu(f / np.diagonal(f)[:, None], 1),
+    "https://github.com/cactus-compute/cactus/pull/807",
+)
+of_ratios.add(
+    "error-with-other-sign",
+    "Errors are taken off where they are to be added.",
+    "C1 C2",
+    lambda f: -ratios(f),
+)

@@ -1,6 +1,7 @@
 """Defects of HQQ: real zeros, groups along two axes, numbers in 8 bits, and the halves of the solver."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,15 @@ from lowbit.quantization.packing import Codes
 from lowbit_conformance import packing
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.blocks import away
-from lowbit_conformance.defects.defect import COMMON, Defect, Function, arithmetical, of
+from lowbit_conformance.defects.defect import COMMON, Declaring, Defect, Function, arithmetical, of_operation
+from lowbit_conformance.defects.roundings import finite, half
+
+DEFECTS: list[Defect] = []
+of_dequantize = of_operation(DEFECTS, "hqq.dequantize")
+of_product = of_operation(DEFECTS, "hqq.qgemv")
+of_codes = of_operation(DEFECTS, "hqq.codes")
+of_step = of_operation(DEFECTS, "hqq.step")
+
 
 # **Weights**, with one thing at a time to be replaced.
 
@@ -40,63 +49,79 @@ def weights(
 
 
 def product(x: F32, matrix: F32) -> Array:
-    answer: Array = steps.product(x[np.newaxis], matrix)[0]
-    return answer
+    return np.asarray(steps.product(x[np.newaxis], matrix)[0])
 
 
-def both(name: str, cause: str, clauses: str, seen: str = COMMON, **replaced: Any) -> Defect:
-    """A defect of weights, when they are given and when they are multiplied."""
-    return arithmetical(
-        name,
-        cause,
-        clauses,
-        {
-            "hqq.dequantize": lambda matrix: weights(matrix, **replaced),
-            "hqq.qgemv": lambda x, matrix: product(x, weights(matrix, **replaced)),
-        },
-        seen,
-    )
+def of_part(into: list[Defect], part: str) -> Declaring:
+    """Declares defects of one part of weights, when they are given and when they are multiplied."""
+
+    def make(name: str, cause: str, clauses: str, wrong: Function, seen: str = COMMON) -> Defect:
+        replaced: dict[str, Any] = {part: wrong}
+        own: Callable[[HqqMatrix], F32] = partial(weights, **replaced)
+        operations: dict[str, Function] = {
+            "hqq.dequantize": own,
+            "hqq.qgemv": lambda x, matrix: product(x, own(matrix)),
+        }
+        return arithmetical(name, cause, clauses, operations, seen)
+
+    return Declaring(into, make)
 
 
-def product_only(name: str, cause: str, clauses: str, wrong: Function, seen: str = COMMON) -> Defect:
-    return of("hqq.qgemv", name, cause, clauses, wrong, seen)
+def eight_bit(
+    value: Callable[[Array, F32, F32], Any] = lambda q, s, z: s * (q.astype(np.float32) - z),
+    own: Callable[[Array, int], Array] = lambda number, groups: number % groups,
+) -> Callable[[Numbers], F32]:
+    """Numbers in 8 bits from their codes, scales and zeros by another expression, or with those of other groups."""
+
+    def numbers(given: Numbers) -> F32:
+        if not isinstance(given, EightBit):
+            return decode(given)
+        group = own(np.arange(len(given.codes)), len(given.scales))
+        s, z = (part.astype(np.float32)[group] for part in (given.scales, given.zeros))
+        return np.asarray(value(given.codes, s, z), np.float32)
+
+    return numbers
 
 
-def in_runs(matrix: HqqMatrix) -> I64:
-    """Groups run over K × N laid out flat, rows first."""
+of_group, of_numbers = of_part(DEFECTS, "group"), of_part(DEFECTS, "numbers")
+of_value, of_zeros = of_part(DEFECTS, "value"), of_part(DEFECTS, "zeros")
+
+
+@of_group("hqq.dequantize/C2 hqq.qgemv/C1", "https://github.com/casper-hansen/AutoAWQ/issues/275")
+def groups_of_k_times_n(matrix: HqqMatrix) -> I64:
+    """Groups are cut from K × N instead of N × K."""
     return (np.arange(matrix.rows * matrix.columns) // matrix.group_size).reshape(matrix.rows, matrix.columns)
 
 
-def of_runs(numbers: Numbers) -> F32:
-    """Numbers in 8 bits whose own groups are runs."""
-    if not isinstance(numbers, EightBit):
-        return decode(numbers)
-    own = np.arange(len(numbers.codes)) // (len(numbers.codes) // len(numbers.scales))
-    s, z = numbers.scales.astype(np.float32)[own], numbers.zeros.astype(np.float32)[own]
-    return s * (numbers.codes.astype(np.float32) - z)
+of_numbers.add(
+    "scales-of-scales-in-runs",
+    "The 8-bit scales of neighbouring groups share their own scale.",
+    "hqq.dequantize/C3 hqq.qgemv/C2",
+    eight_bit(own=lambda number, groups: number // (len(number) // groups)),
+)
+of_numbers.add(
+    "zero-of-zeros-missing",
+    "The zeros of 8-bit scales and zeros are not subtracted.",
+    "hqq.dequantize/C3 hqq.qgemv/C2",
+    eight_bit(lambda q, s, z: s * q),
+)
+of_numbers.add(
+    "scale-codes-signed",
+    "The codes of 8-bit scales and zeros are read as signed.",
+    "hqq.dequantize/C3 hqq.qgemv/C2",
+    eight_bit(lambda q, s, z: s * (q.view(np.int8) - z)),
+)
 
 
-def without_own_zero(numbers: Numbers) -> F32:
-    if not isinstance(numbers, EightBit):
-        return decode(numbers)
-    own = np.arange(len(numbers.codes)) % len(numbers.scales)
-    return numbers.scales.astype(np.float32)[own] * numbers.codes.astype(np.float32)
+@of_numbers("hqq.dequantize/C1 hqq.qgemv/C2")
+def real_numbers_in_half(numbers: Numbers) -> F32:
+    """Scales and zeros are kept in float16, whatever they came in."""
+    return decode(numbers) if isinstance(numbers, EightBit) else half(numbers)
 
 
-def signed_codes(numbers: Numbers) -> F32:
-    if not isinstance(numbers, EightBit):
-        return decode(numbers)
-    own = np.arange(len(numbers.codes)) % len(numbers.scales)
-    s, z = numbers.scales.astype(np.float32)[own], numbers.zeros.astype(np.float32)[own]
-    return s * (numbers.codes.view(np.int8).astype(np.float32) - z)
-
-
-def halves_kept(numbers: Numbers) -> F32:
-    """Every number that is stored as it is is rounded to float16."""
-    return decode(numbers) if isinstance(numbers, EightBit) else numbers.astype(np.float16).astype(np.float32)
-
-
-def half_product(x: F32, matrix: HqqMatrix) -> Array:
+@of_product("C2")
+def real_zero_product_in_half(x: F32, matrix: HqqMatrix) -> Array:
+    """The product is computed in float16."""
     with np.errstate(over="ignore", invalid="ignore"):
         return (x.astype(np.float16) @ hqq.dequantize(matrix).astype(np.float16)).astype(np.float32)
 
@@ -112,24 +137,23 @@ def codes(
     rounded: Callable[[Any], Any] = np.rint,
     quotient: Callable[[Any, Any], Any] = np.divide,
     overflow: float | None = None,
+    zero: F32 | float = 1.0,
 ) -> Codes:
+    """Right, unless something is replaced; `zero` is a factor of the zeros."""
     with np.errstate(all="ignore"):
-        real = rounded(quotient(weights, scales) + zeros)
+        real = rounded(quotient(weights, scales) + np.float32(zero) * zeros)
         if overflow is not None:
             real = np.where(np.abs(real) >= 2.0**31, overflow, real)
-        answer: Codes = np.clip(real, 0, 2**bits - 1).astype(np.uint8)
-    return answer
+        return np.asarray(np.clip(real, 0, 2**bits - 1).astype(np.uint8))
 
 
 def reciprocal(weights: F32, scales: F32) -> F32:
     return weights * (np.float32(1) / scales)
 
 
-def coding(**replaced: Any) -> Callable[..., Codes]:
-    return lambda weights, scales, zeros, bits: codes(weights, scales, zeros, bits, **replaced)
-
-
-def previous_scale(weights: F32, scales: F32, zeros: F32, bits: int) -> Codes:
+@of_codes("C1 C2")
+def solver_scale_of_neighbour(weights: F32, scales: F32, zeros: F32, bits: int) -> Codes:
+    """A column takes the scale of its left neighbour."""
     return codes(weights, np.roll(scales, 1), zeros, bits)
 
 
@@ -145,153 +169,97 @@ def step(
     sign: float = 1.0,
 ) -> Array:
     kept = kept_of(hqq_solver.residual(weights, codes, scales, zeros), p, beta)
-    return middle(codes - (weights.astype(np.float64) - sign * kept) / scales, axis=0)  # type: ignore[no-any-return]  # a mean of float64
+    return np.asarray(middle(codes - (weights.astype(np.float64) - sign * kept) / scales, axis=0))
 
 
-def stepping(**replaced: Any) -> Callable[..., Array]:
-    return lambda weights, codes, scales, zeros, p, beta: step(weights, codes, scales, zeros, p, beta, **replaced)
+of_kept = of_operation(DEFECTS, "hqq.step", lambda kept_of: partial(step, kept_of=kept_of))
 
 
-def soft(d: F64, p: float, beta: float) -> F64:
+@of_kept("C2")
+def shrinkage_soft(d: F64, p: float, beta: float) -> F64:
+    """Errors shrink by 1 / beta, whatever p is."""
     return np.sign(d) * np.maximum(0.0, np.abs(d) - 1 / beta)
 
 
-def nothing_kept(d: F64, p: float, beta: float) -> F64:
-    return np.zeros_like(d)
-
-
-def power_of_p(d: F64, p: float, beta: float) -> F64:
+@of_kept("C1 C2")
+def shrinkage_by_p(d: F64, p: float, beta: float) -> F64:
+    """Errors shrink by |d|^p / beta and not by |d|^(p-1) / beta."""
     with np.errstate(divide="ignore"):
         return np.sign(d) * np.maximum(0.0, np.abs(d) - np.abs(d) ** p / beta)
 
 
-MATRICES = (
-    both(
-        "real-zero-rounded",
-        "Real zeros are rounded to whole codes.",
-        "hqq.dequantize/C1 hqq.qgemv/C1 hqq.qgemv/C2",
-        zeros=np.rint,
-    ),
-    both(
-        "real-zero-added",
-        "The weight is scale q + zero, as if the zero were a minimum.",
-        "hqq.dequantize/C1 hqq.qgemv/C1",
-        value=lambda q, s, z: s * q + z,
-    ),
-    of(
-        "hqq.dequantize",
-        "real-zero-distributed",
-        "The weight is scale q - scale zero, rounded three times.",
-        "C1",
-        lambda matrix: weights(matrix, value=lambda q, s, z: s * q - s * z),
-    ),
-    both(
-        "axes-exchanged",
-        "Groups along axis 0 are taken for groups along axis 1, and the other way round.",
-        "hqq.dequantize/C1 hqq.dequantize/C2 hqq.qgemv/C1",
-        "https://github.com/huawei-csl/SINQ/pull/8",
-        group=lambda matrix: group_of(matrix, 1 - matrix.axis),
-    ),
-    both(
-        "groups-of-k-times-n",
-        "Groups are cut from K × N instead of N × K.",
-        "hqq.dequantize/C2 hqq.qgemv/C1",
-        "https://github.com/casper-hansen/AutoAWQ/issues/275",
-        group=in_runs,
-    ),
-    both(
-        "scales-of-scales-in-runs",
-        "The 8-bit scales of neighbouring groups share their own scale.",
-        "hqq.dequantize/C3 hqq.qgemv/C2",
-        numbers=of_runs,
-    ),
-    both(
-        "zero-of-zeros-missing",
-        "The zeros of 8-bit scales and zeros are not subtracted.",
-        "hqq.dequantize/C3 hqq.qgemv/C2",
-        numbers=without_own_zero,
-    ),
-    both(
-        "scale-codes-signed",
-        "The codes of 8-bit scales and zeros are read as signed.",
-        "hqq.dequantize/C3 hqq.qgemv/C2",
-        numbers=signed_codes,
-    ),
-    both(
-        "real-numbers-in-half",
-        "Scales and zeros are kept in float16, whatever they came in.",
-        "hqq.dequantize/C1 hqq.qgemv/C2",
-        numbers=halves_kept,
-    ),
-    product_only("real-zero-product-in-half", "The product is computed in float16.", "C2", half_product),
-    product_only(
-        "real-zero-product-hides-nan",
-        "NaN and infinity become zero on the way.",
-        "C3",
-        lambda x, matrix: product(np.nan_to_num(x, nan=0, posinf=0, neginf=0), weights(matrix)),
-    ),
-    product_only(
-        "real-zero-last-row-dropped",
-        "The last row is left out.",
-        "C1 C2",
-        lambda x, matrix: product(x[:-1], weights(matrix)[:-1]),
-    ),
+@of_kept("C2")
+def nothing_shrinks(d: F64, p: float, beta: float) -> F64:
+    """The whole error is put down to the zero."""
+    return np.zeros_like(d)
+
+
+of_zeros.add(
+    "real-zero-rounded",
+    "Real zeros are rounded to whole codes.",
+    "hqq.dequantize/C1 hqq.qgemv/C1 hqq.qgemv/C2",
+    np.rint,
+)
+of_value.add(
+    "real-zero-added",
+    "The weight is scale q + zero, as if the zero were a minimum.",
+    "hqq.dequantize/C1 hqq.qgemv/C1",
+    lambda q, s, z: s * q + z,
+)
+of_dequantize.add(
+    "real-zero-distributed",
+    "The weight is scale q - scale zero, rounded three times.",
+    "C1",
+    partial(weights, value=lambda q, s, z: s * q - s * z),
+)
+of_group.add(
+    "axes-exchanged",
+    "Groups along axis 0 are taken for groups along axis 1, and the other way round.",
+    "hqq.dequantize/C1 hqq.dequantize/C2 hqq.qgemv/C1",
+    lambda matrix: group_of(matrix, 1 - matrix.axis),
+    "https://github.com/huawei-csl/SINQ/pull/8",
+)
+of_product.add(
+    "real-zero-product-hides-nan",
+    "NaN and infinity become zero on the way.",
+    "C3",
+    lambda x, matrix: product(finite(x), weights(matrix)),
+)
+of_product.add(
+    "real-zero-last-row-dropped",
+    "The last row is left out.",
+    "C1 C2",
+    lambda x, matrix: product(x[:-1], weights(matrix)[:-1]),
 )
 
-SOLVER = (
-    of(
-        "hqq.codes",
-        "solver-ties-away",
-        "A tie goes away from zero and not to the even code.",
-        "C1",
-        coding(rounded=away),
-    ),
-    of("hqq.codes", "solver-codes-truncated", "Codes are cut and not rounded.", "C1 C2", coding(rounded=np.floor)),
-    of(
-        "hqq.codes",
-        "solver-scale-inverted",
-        "Weights are multiplied by the scale, as HQQ's own code stores 1 / scale.",
-        "C1 C2",
-        coding(quotient=np.multiply),
-    ),
-    of(
-        "hqq.codes",
-        "solver-reciprocal",
-        "Weights are multiplied by 1 / scale, one rounding more.",
-        "C1",
-        coding(quotient=reciprocal),
-    ),
-    of(
-        "hqq.codes",
-        "solver-scale-of-neighbour",
-        "A column takes the scale of its left neighbour.",
-        "C1 C2",
-        previous_scale,
-    ),
-    of(
-        "hqq.codes",
-        "solver-overflow-becomes-0",
-        "A quotient that an integer cannot hold becomes 0.",
-        "C2",
-        coding(overflow=0.0),
-    ),
-    of("hqq.step", "shrinkage-soft", "Errors shrink by 1 / beta, whatever p is.", "C2", stepping(kept_of=soft)),
-    of(
-        "hqq.step",
-        "shrinkage-by-p",
-        "Errors shrink by |d|^p / beta and not by |d|^(p-1) / beta.",
-        "C1 C2",
-        stepping(kept_of=power_of_p),
-    ),
-    of("hqq.step", "nothing-shrinks", "The whole error is put down to the zero.", "C2", stepping(kept_of=nothing_kept)),
-    of("hqq.step", "median-for-mean", "The zero is the median and not the mean.", "C1 C2", stepping(middle=np.median)),
-    of(
-        "hqq.step",
-        "kept-error-added",
-        "What is kept of the error is added to the weight and not taken off.",
-        "C2",
-        stepping(sign=-1.0),
-    ),
+of_codes.add(
+    "solver-ties-away", "A tie goes away from zero and not to the even code.", "C1", partial(codes, rounded=away)
 )
-
-DEFECTS = (*MATRICES, *SOLVER)
+of_codes.add("solver-codes-truncated", "Codes are cut and not rounded.", "C1 C2", partial(codes, rounded=np.floor))
+of_codes.add(
+    "solver-scale-inverted",
+    "Weights are multiplied by the scale, as HQQ's own code stores 1 / scale.",
+    "C1 C2",
+    partial(codes, quotient=np.multiply),
+)
+of_codes.add(
+    "solver-reciprocal",
+    "Weights are multiplied by 1 / scale, one rounding more.",
+    "C1",
+    partial(codes, quotient=reciprocal),
+)
+of_codes.add(
+    "solver-overflow-becomes-0", "A quotient that an integer cannot hold becomes 0.", "C2", partial(codes, overflow=0.0)
+)
+of_step.add("median-for-mean", "The zero is the median and not the mean.", "C1 C2", partial(step, middle=np.median))
+of_step.add(
+    "kept-error-added",
+    "What is kept of the error is added to the weight and not taken off.",
+    "C2",
+    partial(step, sign=-1.0),
+)
+for name, cause, sign in (
+    ("subtracted", "The zero is subtracted and not added.", -1),
+    ("left-out", "The zero is left out.", 0),
+):
+    of_codes.add(f"solver-zero-{name}", cause, "C1", partial(codes, zero=sign))

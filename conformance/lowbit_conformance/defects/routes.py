@@ -1,262 +1,225 @@
 """Defects of routing: the gate, the choice of experts, and their weights."""
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F32, F64, Array
-from lowbit.linear.elementary import softmax
+from lowbit.linear.elementary import logistic, softmax
 from lowbit.moe import routing
 from lowbit.moe.routing import Ids
-from lowbit_conformance.defects.defect import MOVES, of
+from lowbit_conformance.defects.defect import MOVES, Defect, Function, of_operation
+from lowbit_conformance.defects.roundings import finite, half, in_steps
+
+DEFECTS: list[Defect] = []
 
 # **The gate.**
 
 
 def product(x: npt.NDArray[np.floating], matrix: F32) -> F64:
     with np.errstate(invalid="ignore", over="ignore"):
-        result: F64 = x.astype(np.float64) @ matrix.astype(np.float64)
-    return result
+        return np.asarray(x.astype(np.float64) @ matrix.astype(np.float64))
 
 
-def scored(logits: F64, scores: str) -> F64:
-    with np.errstate(invalid="ignore"):
-        return logits if scores == "logits" else softmax(logits)
+def from_logits(logits: Callable[[F32, F32], Array], probabilities: Callable[[F64], Array] = softmax) -> Function:
+    """A gate that computes logits so, and probabilities of them."""
+
+    def gate(x: F32, router: F32, scores: str = "logits") -> Array:
+        with np.errstate(all="ignore"):
+            found = logits(x, router)
+            return found if scores == "logits" else probabilities(found)
+
+    return gate
 
 
-def gate_in_half(x: F32, router: F32, scores: str = "logits") -> Array:
-    with np.errstate(over="ignore", invalid="ignore"):
-        logits = (x.astype(np.float16) @ router.astype(np.float16)).astype(np.float64)
-    return scored(logits, scores)
+def by(probabilities: Callable[[F64], Array]) -> Function:
+    """A gate with another function in place of the softmax."""
+    return from_logits(product, probabilities)
 
 
-def last_channel_dropped(x: F32, router: F32, scores: str = "logits") -> Array:
-    return scored(product(x[:, :-1], router[:-1]), scores)
+of_logits = of_operation(DEFECTS, "routing.gate", from_logits)
+of_probabilities = of_operation(DEFECTS, "routing.gate", by)
 
 
-def sigmoid_for_softmax(x: F32, router: F32, scores: str = "logits") -> Array:
-    logits = product(x, router)
-    with np.errstate(over="ignore"):
-        return logits if scores == "logits" else 1 / (1 + np.exp(-logits))
+@of_logits("C2 C3")
+def gate_in_half(x: F32, router: F32) -> Array:
+    """Logits are computed in float16."""
+    return np.asarray(x.astype(np.float16) @ router.astype(np.float16), np.float64)
 
 
-def centered(x: F32, router: F32, scores: str = "logits") -> Array:
-    """Rounds every row with one step, that of the largest number of all rows."""
-    with np.errstate(invalid="ignore"):
-        step = np.abs(x).max() * 2.0**-21
-        return scored(product(np.rint(x / step) * step if step > 0 else x, router), scores)
+@of_logits("C1 C2 C3")
+def gate_without_last_channel(x: F32, router: F32) -> Array:
+    """The last channel of a token is left out."""
+    return product(x[:, :-1], router[:-1])
 
 
-def gate_hides_nan(x: F32, router: F32, scores: str = "logits") -> Array:
-    return scored(product(np.nan_to_num(x, nan=0, posinf=0, neginf=0), router), scores)
+@of_logits("C4", verdicts=MOVES)
+def gate_one_step_for_all_rows(x: F32, router: F32) -> Array:
+    """Tokens are rounded with one step, so each depends on all."""
+    return product(in_steps(x), router)
 
 
-def softmax_over_tokens(x: F32, router: F32, scores: str = "logits") -> Array:
-    logits = product(x, router)
-    return logits if scores == "logits" else softmax(logits.T).T
+@of_logits("C5", "https://github.com/sgl-project/sglang/pull/30079")
+def gate_hides_nan(x: F32, router: F32) -> Array:
+    """NaN and infinity become zero on the way."""
+    return product(finite(x), router)
 
+
+@of_operation(DEFECTS, "routing.gate")("C2")
+def probabilities_for_logits(x: F32, router: F32, scores: str = "logits") -> Array:
+    """Logits are asked for, and probabilities come back."""
+    return softmax(product(x, router))
+
+
+of_probabilities.add("sigmoid-for-softmax", "Each probability is a sigmoid of its own logit.", "C3", logistic)
+of_probabilities.add(
+    "softmax-over-tokens",
+    "Probabilities sum to 1 over the tokens and not over the experts.",
+    "C3",
+    lambda logits: softmax(logits.T).T,
+)
+of_probabilities.add(
+    "logits-for-probabilities",
+    "Probabilities are asked for, and logits come back.",
+    "C3",
+    lambda logits: logits,
+)
 
 # **The choice.**
 
 
-def top_k(scores: F32, k: int) -> Ids:
-    return np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int64)
+def top_k(scores: F32, k: int, key: Callable[[F32], Array] = np.negative) -> Ids:
+    """The experts of the least keys."""
+    return np.argsort(key(scores), axis=1, kind="stable")[:, :k].astype(np.int64)
 
 
-def ties_to_highest(scores: F32, k: int) -> Ids:
-    turned = np.argsort(-scores[:, ::-1], axis=1, kind="stable")[:, :k]
-    answer: Ids = (scores.shape[1] - 1 - turned).astype(np.int64)
-    return answer
+of_top_k = of_operation(DEFECTS, "routing.top_k")
+of_key = of_operation(DEFECTS, "routing.top_k", lambda key: lambda scores, k: top_k(scores, k, key))
+of_ids = of_operation(DEFECTS, "routing.top_k", lambda change: lambda scores, k: change(top_k(scores, k)))
 
 
-def signed_zeros(scores: F32, k: int) -> Ids:
-    """Sorts the bits, for which -0 is less than +0."""
+@of_top_k("C2 C3")
+def ties_to_the_highest(scores: F32, k: int) -> Ids:
+    """Of equal scores the highest id is chosen."""
+    return np.asarray(scores.shape[1] - 1 - top_k(scores[:, ::-1], k), np.int64)
+
+
+@of_key("C2")
+def zeros_told_apart(scores: F32) -> Array:
+    """+0 is chosen before -0."""
+    # Bits are sorted, for which -0 is less than +0.
     bits = scores.view(np.int32).astype(np.int64)
-    return np.argsort(-np.where(bits < 0, -(bits & 0x7FFFFFFF) - 1, bits), axis=1, kind="stable")[:, :k].astype(
-        np.int64
+    return -np.where(bits < 0, -(bits & 0x7FFFFFFF) - 1, bits)
+
+
+of_key.add("least-chosen", "The experts of the least scores are chosen.", "C1 C2 C3", lambda scores: scores)
+of_key.add("chosen-by-magnitude", "Scores are compared without their sign.", "C1", lambda scores: -np.abs(scores))
+of_key.add(
+    "chosen-in-half",
+    "Scores are compared in a narrower format, which makes equals of them.",
+    "C3",
+    lambda scores: -half(scores),
+    "https://github.com/ViperEkura/AstrAI/pull/57",
+)
+for least, name in ((-1e4, "-10000"), (-1e30, "-1e30")):
+    of_key.add(
+        f"greatest-from-minus{name}",
+        f"The search for the greatest score begins at {name}, so that lower ones are equals.",
+        "C1",
+        lambda scores, least=least: -np.maximum(scores, np.float32(least)),
     )
-
-
-def in_half_first(scores: F32, k: int) -> Ids:
-    with np.errstate(over="ignore"):
-        return top_k(scores.astype(np.float16).astype(np.float32), k)
-
+of_ids.add(
+    "chosen-unordered", "The chosen stand by id and not best first.", "C1 C2 C3", lambda ids: np.sort(ids, axis=1)
+)
+of_ids.add(
+    "chosen-worst-first",
+    "The chosen stand in the other order.",
+    "C1",
+    lambda ids: np.ascontiguousarray(ids[:, ::-1]),
+)
+of_ids.add("ids-from-1", "Experts are counted from 1.", "C1", lambda ids: ids + 1)
+of_ids.add("ids-are-int32", "Ids come back as int32.", "C3", lambda ids: ids.astype(np.int32))
 
 # **The weights.**
+
+Weights = Callable[[F64], Array]
 
 
 def chosen_of(scores: F32, chosen: Ids) -> F64:
     return np.take_along_axis(scores, chosen, axis=1).astype(np.float64)
 
 
-def not_renormalized(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
-    return chosen_of(scores, chosen) if softmax == "before" else routing.weights(scores, chosen, "after")
+def divided(own: F64) -> F64:
+    return np.asarray(own / own.sum(axis=1, keepdims=True))
 
 
-def softmax_of_all(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
+def weighed(after: Weights = softmax, before: Weights = divided) -> Function:
+    """Weights by another function of the chosen logits, and of the chosen probabilities."""
+
+    def weights(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
+        with np.errstate(all="ignore"):
+            return (after if softmax == "after" else before)(chosen_of(scores, chosen))
+
+    return weights
+
+
+def changed(change: Weights) -> Function:
+    """Weights that are changed after they were right."""
+    return lambda scores, chosen, softmax="after": change(routing.weights(scores, chosen, softmax))
+
+
+of_weights = of_operation(DEFECTS, "routing.weights")
+of_weights.add(
+    "not-renormalized",
+    "Probabilities of the chosen are not divided by their sum.",
+    "C2 C3",
+    weighed(before=lambda own: own),
+    "https://github.com/pytorch/torchtitan/issues/1448",
+)
+of_weights.add(
+    "logits-for-weights",
+    "Logits are used as weights, without a softmax.",
+    "C1 C3",
+    weighed(after=lambda own: own),
+    "https://github.com/sgl-project/sglang/pull/35160",
+)
+of_weights.add(
+    "softmax-of-probabilities",
+    "Probabilities of the chosen go through a softmax again.",
+    "C2",
+    weighed(before=softmax),
+)
+of_weights.add(
+    "weights-by-two-norm",
+    "Weights are divided by the root of their squares.",
+    "C1 C2",
+    changed(lambda own: own / np.sqrt((own**2).sum(axis=1, keepdims=True))),
+    "https://github.com/databricks/megablocks/pull/87",
+)
+of_weights.add(
+    "sum-plus-epsilon",
+    "A number is added to the sum lest it be zero.",
+    "C1 C2 C3",
+    changed(lambda own: own / (own.sum(axis=1, keepdims=True) + 1e-3)),
+)
+
+
+@of_weights("C1 C3", "https://github.com/NVIDIA/Megatron-LM/issues/955")
+def softmax_of_all_experts(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
+    """The softmax after the choice goes over all experts."""
     if softmax == "before":
         return routing.weights(scores, chosen, "before")
-    all_of_them = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
-    return chosen_of((all_of_them / all_of_them.sum(axis=1, keepdims=True)).astype(np.float32), chosen)
+    every = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    return chosen_of(divided(every).astype(np.float32), chosen)
 
 
-def raw_logits(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
-    return chosen_of(scores, chosen) if softmax == "after" else routing.weights(scores, chosen, "before")
-
-
-def weights_of_first(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
-    """The weights of experts 0 … k − 1, whichever were chosen."""
+@of_weights("C1 C2")
+def weights_of_first_experts(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
+    """The first k experts give the weights, not the chosen ones."""
     first = np.broadcast_to(np.arange(chosen.shape[1]), chosen.shape)
     right = routing.weights(scores, chosen, softmax)
     try:
         return routing.weights(scores, np.ascontiguousarray(first), softmax)
     except ValueError:  # none of them has a probability
         return right
-
-
-def by_two_norm(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
-    own = routing.weights(scores, chosen, softmax)
-    answer: Array = own / np.sqrt((own**2).sum(axis=1, keepdims=True))
-    return answer
-
-
-def with_epsilon(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
-    own = routing.weights(scores, chosen, softmax)
-    answer: Array = own / (own.sum(axis=1, keepdims=True) + 1e-3)
-    return answer
-
-
-GATES = (
-    of("routing.gate", "gate-in-half", "Logits are computed in float16.", "C2 C3", gate_in_half),
-    of(
-        "routing.gate",
-        "gate-without-last-channel",
-        "The last channel of a token is left out.",
-        "C1 C2 C3",
-        last_channel_dropped,
-    ),
-    of(
-        "routing.gate",
-        "sigmoid-for-softmax",
-        "Each probability is a sigmoid of its own logit.",
-        "C3",
-        sigmoid_for_softmax,
-    ),
-    of(
-        "routing.gate",
-        "softmax-over-tokens",
-        "Probabilities sum to 1 over the tokens and not over the experts.",
-        "C3",
-        softmax_over_tokens,
-    ),
-    of(
-        "routing.gate",
-        "gate-one-step-for-all-rows",
-        "Tokens are rounded with one step, so each depends on all.",
-        "C4",
-        centered,
-        verdicts=MOVES,
-    ),
-    of(
-        "routing.gate",
-        "gate-hides-nan",
-        "NaN and infinity become zero on the way.",
-        "C5",
-        gate_hides_nan,
-        "https://github.com/sgl-project/sglang/pull/30079",
-    ),
-)
-
-CHOICES = (
-    of(
-        "routing.top_k",
-        "least-chosen",
-        "The experts of the least scores are chosen.",
-        "C1 C2 C3",
-        lambda scores, k: np.argsort(scores, axis=1, kind="stable")[:, :k].astype(np.int64),
-    ),
-    of(
-        "routing.top_k",
-        "greatest-from-minus-10000",
-        "The search for the greatest score begins at -10000, so that lower ones are equals.",
-        "C1",
-        lambda scores, k: top_k(np.maximum(scores, np.float32(-1e4)), k),
-    ),
-    of(
-        "routing.top_k",
-        "greatest-from-minus-1e30",
-        "The search for the greatest score begins at -1e30, so that lower ones are equals.",
-        "C1",
-        lambda scores, k: top_k(np.maximum(scores, np.float32(-1e30)), k),
-    ),
-    of(
-        "routing.top_k",
-        "chosen-unordered",
-        "The chosen stand by id and not best first.",
-        "C1 C2 C3",
-        lambda scores, k: np.sort(top_k(scores, k), axis=1),
-    ),
-    of("routing.top_k", "ties-to-the-highest", "Of equal scores the highest id is chosen.", "C2 C3", ties_to_highest),
-    of("routing.top_k", "zeros-told-apart", "+0 is chosen before -0.", "C2", signed_zeros),
-    of(
-        "routing.top_k",
-        "chosen-in-half",
-        "Scores are compared in a narrower format, which makes equals of them.",
-        "C3",
-        in_half_first,
-        "https://github.com/ViperEkura/AstrAI/pull/57",
-    ),
-    of(
-        "routing.top_k",
-        "ids-are-int32",
-        "Ids come back as int32.",
-        "C3",
-        lambda scores, k: top_k(scores, k).astype(np.int32),
-    ),
-)
-
-WEIGHTS = (
-    of(
-        "routing.weights",
-        "not-renormalized",
-        "Probabilities of the chosen are not divided by their sum.",
-        "C2 C3",
-        not_renormalized,
-        "https://github.com/pytorch/torchtitan/issues/1448",
-    ),
-    of(
-        "routing.weights",
-        "softmax-of-all-experts",
-        "The softmax after the choice goes over all experts.",
-        "C1 C3",
-        softmax_of_all,
-        "https://github.com/NVIDIA/Megatron-LM/issues/955",
-    ),
-    of(
-        "routing.weights",
-        "logits-for-weights",
-        "Logits are used as weights, without a softmax.",
-        "C1 C3",
-        raw_logits,
-        "https://github.com/sgl-project/sglang/pull/35160",
-    ),
-    of(
-        "routing.weights",
-        "weights-of-first-experts",
-        "The first k experts give the weights, not the chosen ones.",
-        "C1 C2",
-        weights_of_first,
-    ),
-    of(
-        "routing.weights",
-        "weights-by-two-norm",
-        "Weights are divided by the root of their squares.",
-        "C1 C2",
-        by_two_norm,
-        "https://github.com/databricks/megablocks/pull/87",
-    ),
-    of(
-        "routing.weights", "sum-plus-epsilon", "A number is added to the sum lest it be zero.", "C1 C2 C3", with_epsilon
-    ),
-)
-
-DEFECTS = (*GATES, *CHOICES, *WEIGHTS)

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import Array
+from lowbit.linear.elementary import logistic
+from lowbit_conformance.defects.roundings import narrow, wide
 from lowbit_conformance.defects.stages import At, Stages
-from lowbit_conformance.defects.variants_layers import narrow, sigmoid, wide
 
 LIMITS = (8, 10, 12, 14, 16, 18, 20, 24, 25, 30, 32, 40, 50, 60, 64, 80, 87, 88)
 
@@ -305,7 +306,7 @@ def sparse(at: At, x: Array, gate: Array, up: Array, down: Array, chosen: Array,
             tokens, place = np.nonzero(ids == e)
             g, u, d = wide(gate[e], up[e], down[e])
             first = h[tokens] @ g
-            answers[tokens, place] = (first * sigmoid(first) * (h[tokens] @ u)) @ d
+            answers[tokens, place] = (first * logistic(first) * (h[tokens] @ u)) @ d
     sums = {
         "sorted": lambda: np.take_along_axis(w, order, axis=1),
         "of-first-token": lambda: np.broadcast_to(w[:1], w.shape),

@@ -13,8 +13,8 @@ from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks, Format
 from lowbit_conformance import packing
 from lowbit_conformance.defects.defect import unchecked
+from lowbit_conformance.defects.roundings import wide
 from lowbit_conformance.defects.stages import At, Stages
-from lowbit_conformance.defects.variants_layers import wide
 
 # **Block Floating Point.**
 

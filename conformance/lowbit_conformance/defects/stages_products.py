@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import F32, Array
+from lowbit.linear.elementary import logistic
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.bfp_dot import BlockSums
@@ -14,9 +15,9 @@ from lowbit.quantization.hqq_numbers import EightBit, decode
 from lowbit_conformance import packing
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.defect import unchecked
+from lowbit_conformance.defects.roundings import narrow, wide
 from lowbit_conformance.defects.stages import At, Stages
 from lowbit_conformance.defects.stages_layers import SHARES, SOFTMAX, _softmax
-from lowbit_conformance.defects.variants_layers import narrow, sigmoid, wide
 
 
 def _parts(at: At, matrix: QuantizedMatrix) -> tuple[Array, Array, Array]:
@@ -320,7 +321,7 @@ def weights(at: At, scores: Array, chosen: Array, softmax: str = "after") -> Arr
         with np.errstate(all="ignore"):
             whole = np.exp(every - every.max(axis=1, keepdims=True))
             of_all = np.take_along_axis(whole / whole.sum(axis=1, keepdims=True), chosen, axis=1)
-            return narrow(at("weights", _softmax(at, own, {}), of_all=lambda: of_all, sigmoids=lambda: sigmoid(own)))
+            return narrow(at("weights", _softmax(at, own, {}), of_all=lambda: of_all, sigmoids=lambda: logistic(own)))
     total = own.sum(axis=1, keepdims=True)
     totals = {"of-all": lambda: every.sum(axis=1, keepdims=True), "none": lambda: np.ones_like(total)}
     totals |= {"greatest": lambda: own.max(axis=1, keepdims=True), "over-rows": lambda: own.sum(axis=0)[None]}

@@ -14,7 +14,7 @@ import numpy as np
 from lowbit.arrays import F32, I64, Array
 from lowbit.quantization.affine import Convention, QuantizedMatrix
 from lowbit.quantization.packing import CODES_PER_UNIT, Codes, Words
-from lowbit_conformance.defects.defect import COMMON, Defect, Function
+from lowbit_conformance.defects.defect import COMMON, WRONG, Declaring, Defect, Function
 from lowbit_conformance.packing import pack, unpack
 
 Indices = I64
@@ -106,7 +106,7 @@ def stepwise(
     clauses: str,
     seen: str = COMMON,
     only: tuple[str, ...] = (),
-    verdicts: tuple[str, ...] = ("WRONG",),
+    verdicts: tuple[str, ...] = WRONG,
     **replaced: Any,
 ) -> Defect:
     """A defect of the steps that are given; of these operations only, if some are named."""
@@ -116,3 +116,29 @@ def stepwise(
     return Defect(
         name, cause, tuple(clauses.split()), seen, verdicts, wrong, weights=steps.weights, product=steps.product
     )
+
+
+def of_step(
+    into: list[Defect], step: str, only: tuple[str, ...] = (), made: Callable[[Any], Any] = lambda wrong: wrong
+) -> Declaring:
+    """Declares defects of one step.
+
+    Args:
+        into: where they are added.
+        step: the attribute of `Steps`.
+        only: the operations that are wrong, if not all that the step takes part in.
+        made: makes the wrong step of what is declared.
+    """
+
+    def make(
+        name: str,
+        cause: str,
+        clauses: str,
+        wrong: Any,
+        seen: str = COMMON,
+        only: tuple[str, ...] = only,
+        verdicts: tuple[str, ...] = WRONG,
+    ) -> Defect:
+        return stepwise(name, cause, clauses, seen, only, verdicts, **{step: made(wrong)})
+
+    return Declaring(into, make)

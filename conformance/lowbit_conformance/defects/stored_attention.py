@@ -1,7 +1,6 @@
 """Defects of attention over a stored cache: numbers of a format that are read wrongly, and heads that are exchanged."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,13 +12,16 @@ from lowbit.attention.stored import in_heads
 from lowbit.backend.reference import in_type
 from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Terms
-from lowbit_conformance.defects.defect import MOVES, Defect, of
+from lowbit_conformance.defects.defect import MOVES, Defect, of_operation
+from lowbit_conformance.defects.roundings import in_steps
 from lowbit_conformance.defects.stored import first, neighbour, nibbles, offset_dropped, with_fields
 from lowbit_conformance.defects.types import TYPES
 
+DEFECTS: list[Defect] = []
+of_cache = of_operation(DEFECTS, "attention.attend_stored", inputs=TYPES)
+
 Read = Callable[[Stored], Terms]
 Heads = Callable[[F64, int], F64]
-Scale = Callable[[int], float]
 
 
 def right(cache: Stored) -> Terms:
@@ -27,28 +29,21 @@ def right(cache: Stored) -> Terms:
 
 
 def attend(
-    read: Read,
-    heads: Heads,
-    scale: Scale,
     queries: Array,
     keys: Stored,
     values: Stored,
     window: Any = None,
+    *,
+    read: Read = right,
+    heads: Heads = in_heads,
+    scale: float | None = None,
 ) -> Array:
     """Attention with one thing at a time to be replaced."""
     head_dim = queries.shape[2]
     with np.errstate(all="ignore"):
         own_keys, own_values = (heads(read(each).values, head_dim) for each in (keys, values))
-        result = attended(queries.astype(np.float64), own_keys, own_values, window, scale(head_dim))
+        result = attended(queries.astype(np.float64), own_keys, own_values, window, scale)
         return in_type(result, queries.dtype.name)
-
-
-def usual(head_dim: int) -> float:
-    return 1 / float(np.sqrt(head_dim))
-
-
-def unscaled(head_dim: int) -> float:
-    return 1.0
 
 
 def channel_major(numbers: F64, head_dim: int) -> F64:
@@ -62,19 +57,23 @@ def other_head(numbers: F64, head_dim: int) -> F64:
     return np.roll(in_heads(numbers, head_dim), 1, axis=0)
 
 
-def exchanged(queries: Array, keys: Stored, values: Stored, window: Any = None) -> Array:
-    """Keys are read as values, and values as keys."""
-    return attend(right, in_heads, usual, queries, values, keys, window)
+@of_cache("C1 C2 C3")
+def cache_keys_as_values(queries: Array, keys: Stored, values: Stored, window: Any = None) -> Array:
+    """Keys and values are exchanged."""
+    return attend(queries, values, keys, window)
 
 
-def unwindowed(queries: Array, keys: Stored, values: Stored, window: Any = None) -> Array:
-    return attend(right, in_heads, usual, queries, keys, values, None)
+@of_cache("C1 C3 C4", verdicts=MOVES)
+def cache_window_ignored(queries: Array, keys: Stored, values: Stored, window: Any = None) -> Array:
+    """The window is ignored."""
+    return attend(queries, keys, values, None)
 
 
-def sees_the_next(queries: Array, keys: Stored, values: Stored, window: Any = None) -> Array:
-    """A token sees the one after it, where there is one."""
+@of_cache("C1 C2 C3 C4", verdicts=MOVES)
+def cache_sees_the_next(queries: Array, keys: Stored, values: Stored, window: Any = None) -> Array:
+    """A token sees the one after it."""
     tokens, length = len(queries), keys.columns
-    found = attend(right, in_heads, usual, queries, keys, values, window)
+    found = attend(queries, keys, values, window)
     for t in range(tokens - 1):
         end = length - tokens + t + 2
         first = 0 if window is None else max(0, end - 1 - window)
@@ -84,76 +83,45 @@ def sees_the_next(queries: Array, keys: Stored, values: Stored, window: Any = No
     return found
 
 
-def one_step(queries: Array, keys: Stored, values: Stored, window: Any = None) -> Array:
-    """Values are rounded with one step, that of the largest of all tokens."""
+@of_cache("C3 C4", verdicts=MOVES)
+def cache_one_step_for_all_tokens(queries: Array, keys: Stored, values: Stored, window: Any = None) -> Array:
+    """Values are rounded with one step, that of the largest of all tokens, seen or not."""
     head_dim = queries.shape[2]
     own_keys, own_values = (in_heads(each.values, head_dim) for each in (keys, values))
-    step = np.abs(own_values).max() * 2.0**-21
-    if step > 0:
-        own_values = np.rint(own_values / step) * step
-    return in_type(attended(queries.astype(np.float64), own_keys, own_values, window), queries.dtype.name)
+    return in_type(attended(queries.astype(np.float64), own_keys, in_steps(own_values), window), queries.dtype.name)
 
 
-def _defect(
-    name: str, cause: str, clauses: str, read: Read = right, heads: Heads = in_heads, scale: Scale = usual
-) -> Defect:
-    return of("attention.attend_stored", name, cause, clauses, partial(attend, read, heads, scale))
-
-
-DEFECTS = tuple(
-    replace(each, inputs=TYPES)
-    for each in (
-        _defect(
-            "cache-scale-of-neighbour",
-            "A group or block of the cache has the scale of the one before.",
-            "C1 C2 C3",
-            partial(with_fields, neighbour, "scale"),
-        ),
-        _defect(
-            "cache-scale-of-first",
-            "All groups or blocks of the cache have the scale of the first.",
-            "C1 C2 C3",
-            partial(with_fields, first, "scale"),
-        ),
-        _defect(
-            "cache-nibbles-swapped",
-            "The two codes of a byte of the cache are swapped.",
-            "C1 C2 C3",
-            partial(with_fields, nibbles, "codes"),
-        ),
-        _defect("cache-minimum-forgotten", "The minimum of a group is not added.", "C1 C2 C3", offset_dropped),
-        _defect(
-            "cache-channels-interleaved",
-            "Channels of the heads lie between each other.",
-            "C1 C2 C3",
-            heads=channel_major,
-        ),
-        _defect("cache-head-of-neighbour", "A query head reads the next key-value head.", "C1 C2 C3", heads=other_head),
-        _defect("cache-scores-not-scaled", "Scores are not divided by the root of d_h.", "C3", scale=unscaled),
-        of("attention.attend_stored", "cache-keys-as-values", "Keys and values are exchanged.", "C1 C2 C3", exchanged),
-        of(
-            "attention.attend_stored",
-            "cache-window-ignored",
-            "The window is ignored.",
-            "C1 C3 C4",
-            unwindowed,
-            verdicts=MOVES,
-        ),
-        of(
-            "attention.attend_stored",
-            "cache-sees-the-next",
-            "A token sees the one after it.",
-            "C1 C2 C3 C4",
-            sees_the_next,
-            verdicts=MOVES,
-        ),
-        of(
-            "attention.attend_stored",
-            "cache-one-step-for-all-tokens",
-            "Values are rounded with one step, that of the largest of all tokens, seen or not.",
-            "C3 C4",
-            one_step,
-            verdicts=MOVES,
-        ),
-    )
+of_cache.add(
+    "cache-scale-of-neighbour",
+    "A group or block of the cache has the scale of the one before.",
+    "C1 C2 C3",
+    partial(attend, read=partial(with_fields, neighbour, "scale")),
 )
+of_cache.add(
+    "cache-scale-of-first",
+    "All groups or blocks of the cache have the scale of the first.",
+    "C1 C2 C3",
+    partial(attend, read=partial(with_fields, first, "scale")),
+)
+of_cache.add(
+    "cache-nibbles-swapped",
+    "The two codes of a byte of the cache are swapped.",
+    "C1 C2 C3",
+    partial(attend, read=partial(with_fields, nibbles, "codes")),
+)
+of_cache.add(
+    "cache-minimum-forgotten", "The minimum of a group is not added.", "C1 C2 C3", partial(attend, read=offset_dropped)
+)
+of_cache.add(
+    "cache-channels-interleaved",
+    "Channels of the heads lie between each other.",
+    "C1 C2 C3",
+    partial(attend, heads=channel_major),
+)
+of_cache.add(
+    "cache-head-of-neighbour",
+    "A query head reads the next key-value head.",
+    "C1 C2 C3",
+    partial(attend, heads=other_head),
+)
+of_cache.add("cache-scores-not-scaled", "Scores are not divided by the root of d_h.", "C3", partial(attend, scale=1.0))

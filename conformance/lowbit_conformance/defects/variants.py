@@ -6,6 +6,7 @@ rule for the ends of a range. `VARIANTS` holds them by operation; a name may sta
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from lowbit.attention import rope
 from lowbit.attention.kvcache import BfpKeyValueCache
 from lowbit.linear.elementary import softmax as softmax_of
 from lowbit.moe.offload import Offload, Request, Staged
-from lowbit_conformance.defects import attention, depth_layers, engines, heads
+from lowbit_conformance.defects import attention, engines, heads
 from lowbit_conformance.defects.defect import Function
 from lowbit_conformance.defects.narrow import Change
 from lowbit_conformance.defects.variants_numbers import (
@@ -83,21 +84,21 @@ def _probabilities_in(way: Change) -> Callable[[Array], Array]:
 def attend_variants() -> Variants:
     for format, words, way in narrowed():
         run = attention.replacing(
-            scale=lambda channels, w=way: float(w(np.array([1 / np.sqrt(channels)], np.float32))[0])
+            scale=lambda channels, length, w=way: float(w(np.array([1 / np.sqrt(channels)], np.float32))[0])
         )
         yield f"scale-in-{format}", f"The scale of scores: {words}.", run
-        yield f"scores-in-{format}", f"Scores: {words}.", depth_layers.attending(masked=_masked(of_float32(way)))
+        yield f"scores-in-{format}", f"Scores: {words}.", attention.replacing(masked=_masked(of_float32(way)))
         yield (
             f"shares-in-{format}",
             f"Probabilities: {words}.",
-            depth_layers.attending(probabilities=_probabilities_in(of_float32(way))),
+            attention.replacing(probabilities=_probabilities_in(of_float32(way))),
         )
     for hidden in (-1e4, -65504.0, -1e9, -1e30):
         cause = "A hidden score is a large negative number and not minus infinity."
-        yield "hidden-scores-finite", cause, depth_layers.attending(masked=depth_layers.replaced(hidden))
+        yield "hidden-scores-finite", cause, attention.replacing(masked=attention.replaced(hidden))
     for size in SIZES[3:]:
 
-        def least(channels: int, size: int = size) -> float:
+        def least(channels: int, length: int, size: int = size) -> float:
             return float(1 / np.sqrt(min(channels, size)))
 
         cause = f"The scale is that of {size} channels where there are more."
@@ -105,25 +106,15 @@ def attend_variants() -> Variants:
 
 
 def pool_variants() -> Variants:
-    def by(divide: Callable[[Array, int], Array]) -> Function:
-        def run(weights: F32, count: int, groups: int, method: str = "mean") -> F32:
-            cells = heads.members(weights, count, groups)
-            if method != "mean":
-                return heads.pooled(cells, method)
-            total = cells[:, :, 0].astype(np.float64)
-            for member in range(1, cells.shape[2]):
-                total += cells[:, :, member]
-            with np.errstate(over="ignore"):
-                mean = divide(total, cells.shape[2]).astype(np.float32)
-            return np.ascontiguousarray(mean.reshape(len(cells), -1))
-
-        return run
-
-    one_less = by(lambda total, members: total / max(members - 1, 1))
+    one_less = heads.by(lambda cells: heads.total(cells) / max(cells.shape[2] - 1, 1))
     yield "mean-of-one-head-less", "The sum is divided by one less than the heads of a group.", one_less
     cause = "The sum is multiplied by 1 / heads and not divided."
-    yield "mean-by-reciprocal", cause, by(lambda total, members: total * np.float32(1 / members))
-    yield "mean-by-reciprocal", cause, by(lambda total, members: total * (1 / members))
+    for kind in (np.float32, np.float64):
+        yield "mean-by-reciprocal", cause, heads.by(partial(_by_reciprocal, kind))
+
+
+def _by_reciprocal(kind: type[np.floating[Any]], cells: Array) -> Array:
+    return np.asarray(heads.total(cells) * kind(1 / cells.shape[2]))
 
 
 # **The key-value cache.**

@@ -1,6 +1,6 @@
 """Variants of the operations on numbers: quantisation, Block Floating Point, HQQ and GPTQ."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,11 @@ from lowbit.quantization.bfp import Blocks, Format
 from lowbit.quantization.bfp_dot import BlockSums
 from lowbit.quantization.bfp_storage import EXPONENT_BIAS, StoredBlocks, store, unpack_signed
 from lowbit.quantization.hqq import HqqMatrix
-from lowbit.quantization.hqq_numbers import EightBit, Numbers, decode
 from lowbit_conformance.defects import blocks, quantisers, reals
 from lowbit_conformance.defects.defect import Function, unchecked
 from lowbit_conformance.defects.narrow import Change
-from lowbit_conformance.defects.variants_roundings import ROUNDINGS, SMALL, Variants, narrowed
+from lowbit_conformance.defects.roundings import exactly
+from lowbit_conformance.defects.variants_roundings import ROUNDINGS, SMALL, Variants, narrowed, of_float32
 
 # **Affine quantisation.**
 
@@ -27,21 +27,21 @@ def _zero_below(least: float) -> Change:
 
 def quantize_variants() -> Variants:
     for name, words, way in ROUNDINGS:
-        yield f"codes-{name}", f"In a code, {words}.", quantisers.replacing(rounded=way)
-        yield f"zero-points-{name}", f"In a zero-point, {words}.", quantisers.replacing(zero_rounded=way)
+        yield f"codes-{name}", f"In a code, {words}.", partial(quantisers.quantize, rounded=way)
+        yield f"zero-points-{name}", f"In a zero-point, {words}.", partial(quantisers.quantize, zero_rounded=way)
     for format, words, way in narrowed():
         if format != "normal-range":  # that has a name of its own below
             cause = f"Scales: {words}, before codes are found with them."
-            yield f"scales-in-{format}", cause, quantisers.replacing(scale_changed=way)
+            yield f"scales-in-{format}", cause, partial(quantisers.quantize, scale_changed=way)
     inside = "A code is round(w / scale + zero), where the zero is added after the rounding."
-    yield "zero-point-inside-rounding", inside, quantisers.replacing(zero_inside=True)
+    yield "zero-point-inside-rounding", inside, partial(quantisers.quantize, zero_inside=True)
     for small in SMALL:
         cause = "A group without a range has a very small scale instead of 1."
-        yield "no-range-small-scale", cause, quantisers.replacing(no_range=small)
-        least = quantisers.replacing(scale_changed=partial(np.maximum, np.float32(small)))
+        yield "no-range-small-scale", cause, partial(quantisers.quantize, no_range=small)
+        least = partial(quantisers.quantize, scale_changed=partial(np.maximum, np.float32(small)))
         yield "scales-with-a-least-number", "A scale is never less than a small number.", least
     for small in (2.0**-126, *SMALL):
-        nothing = quantisers.replacing(scale_changed=_zero_below(small))
+        nothing = partial(quantisers.quantize, scale_changed=_zero_below(small))
         cause = "A very small scale, such as a subnormal one, counts as 0: its group as one without a range."
         yield "small-scales-count-as-zero", cause, nothing
 
@@ -53,16 +53,13 @@ def _largest_positive(x: F32) -> F32:
     return np.maximum(x, 0)
 
 
-def _cast_by(signed: Change) -> Callable[[F32, Format], Blocks]:
-    """The exponents are those of other numbers than those that are cast."""
-
-    def cast(x: F32, format: Format) -> Blocks:
-        exponents = blocks.cast(signed(x), format).exponents
-        each = np.repeat(exponents.astype(np.int64), format.block, axis=1)[:, : x.shape[1]]
-        mantissas = np.clip(np.rint(np.ldexp(x.astype(np.float64), -each)), -format.top, format.top)
-        return blocks.blocks_of(mantissas, exponents, format)
-
-    return cast
+def _cast_apart(of_exponents: Change, of_mantissas: Change, x: F32, format: Format) -> Blocks:
+    """The exponents are those of other numbers than those that become mantissas."""
+    exponents = blocks.cast(of_exponents(x), format).exponents
+    each = np.repeat(exponents.astype(np.int64), format.block, axis=1)[:, : x.shape[1]]
+    with np.errstate(over="ignore"):
+        scaled = np.nan_to_num(np.ldexp(of_mantissas(x).astype(np.float64), -each))
+    return blocks.blocks_of(np.clip(np.rint(scaled), -format.top, format.top), exponents, format)
 
 
 def _log2_up(largest: Array) -> Array:
@@ -77,24 +74,16 @@ def _natural_log(largest: Array) -> Array:
 
 def cast_variants() -> Variants:
     for name, words, way in ROUNDINGS:
-        yield f"mantissas-{name}", f"In a mantissa, {words}.", lambda x, f, w=way: blocks.cast(x, f, rounded=w)
-    positive = _cast_by(_largest_positive)
+        yield f"mantissas-{name}", f"In a mantissa, {words}.", partial(blocks.cast, rounded=way)
+    positive = partial(_cast_apart, _largest_positive, exactly)
     yield "exponent-of-largest-positive", "The exponent is that of the largest positive element.", positive
     logarithms = (("rounded up", _log2_up), ("by a natural logarithm", _natural_log))
     for words, way in logarithms:
         cause = f"The exponent is a logarithm in float32, {words}, and misses at powers of two."
-        yield "exponent-by-rounded-logarithm", cause, lambda x, f, w=way: blocks.cast(x, f, exponent_of=w)
+        yield "exponent-by-rounded-logarithm", cause, partial(blocks.cast, exponent_of=way)
     for format, words, narrow in narrowed():
         cause = f"Elements are {words} when their mantissas are computed, and not when the exponent is."
-        yield f"elements-of-mantissas-in-{format}", cause, lambda x, f, n=narrow: _scaled_narrow(x, f, n)
-
-
-def _scaled_narrow(x: F32, format: Format, narrow: Change) -> Blocks:
-    exponents = blocks.cast(x, format).exponents
-    each = np.repeat(exponents.astype(np.int64), format.block, axis=1)[:, : x.shape[1]]
-    with np.errstate(over="ignore"):
-        scaled = np.nan_to_num(np.ldexp(narrow(x).astype(np.float64), -each))
-    return blocks.blocks_of(np.clip(np.rint(scaled), -format.top, format.top), exponents, format)
+        yield f"elements-of-mantissas-in-{format}", cause, partial(_cast_apart, exactly, narrow)
 
 
 def decode_variants() -> Variants:
@@ -253,14 +242,6 @@ def load_variants() -> Variants:
 # **HQQ.**
 
 
-def _own_zero_added(numbers: Numbers) -> F32:
-    if not isinstance(numbers, EightBit):
-        return decode(numbers)
-    own = np.arange(len(numbers.codes)) % len(numbers.scales)
-    s, z = numbers.scales.astype(np.float32)[own], numbers.zeros.astype(np.float32)[own]
-    return s * (numbers.codes.astype(np.float32) + z)
-
-
 def _laid_by_rows(matrix: HqqMatrix, right: Array) -> Array:
     return np.ascontiguousarray(right.T.reshape(matrix.rows, matrix.columns))
 
@@ -270,67 +251,49 @@ def _by_rows(matrix: HqqMatrix) -> Array:
     return flat // matrix.group_size if matrix.axis == 1 else flat % matrix.groups
 
 
-def _with_zeros(way: Change) -> Callable[[HqqMatrix], Array]:
-    return lambda matrix: reals.weights(matrix, zeros=way)
-
-
-def _of_weights(way: Change) -> Callable[[HqqMatrix], Array]:
-    return lambda matrix: way(reals.weights(matrix))
-
-
-def _hqq_weights() -> Iterator[tuple[str, str, Callable[[HqqMatrix], Array]]]:
+def real_zero_variants() -> Variants:
     yield (
         "real-zero-of-other-sign",
         "The weight is scale (q + zero): the zero is added and not subtracted.",
-        lambda matrix: reals.weights(matrix, value=lambda q, s, z: s * (q + z)),
+        partial(reals.weights, value=lambda q, s, z: s * (q + z)),
     )
     yield (
         "zero-of-8-bit-numbers-added",
         "Scales or zeros in 8 bits: their own zero is added and not subtracted.",
-        lambda matrix: reals.weights(matrix, numbers=_own_zero_added),
+        partial(reals.weights, numbers=reals.eight_bit(lambda q, s, z: s * (q + z))),
     )
     yield (
         "real-zero-distributed-in-products",
         "The weight is scale q - scale zero, rounded three times.",
-        lambda matrix: reals.weights(matrix, value=lambda q, s, z: s * q - s * z),
+        partial(reals.weights, value=lambda q, s, z: s * q - s * z),
     )
     cause = "Groups run along the rows of K x N and not of N x K."
-    yield "groups-along-other-axis", cause, lambda matrix: reals.weights(matrix, group=_by_rows)
+    yield "groups-along-other-axis", cause, partial(reals.weights, group=_by_rows)
     by_rows = "Weights are laid out as K x N and not as N x K."
     yield "weights-laid-by-rows", by_rows, lambda matrix: _laid_by_rows(matrix, reals.weights(matrix))
     for format, words, way in narrowed():
-        yield (
-            f"real-zeros-in-{format}",
-            f"Real zeros: {words}.",
-            _with_zeros(way),
-        )
-        yield f"weights-in-{format}", f"Weights: {words}.", _of_weights(way)
-
-
-def real_zero_variants() -> Variants:
-    yield from _hqq_weights()
+        yield f"real-zeros-in-{format}", f"Real zeros: {words}.", partial(reals.weights, zeros=way)
+        yield f"weights-in-{format}", f"Weights: {words}.", lambda matrix, w=way: w(reals.weights(matrix))
 
 
 def real_zero_product_variants() -> Variants:
-    for name, cause, run in _hqq_weights():
+    for name, cause, run in real_zero_variants():
         yield name, cause, lambda x, matrix, r=run: reals.product(x, r(matrix))
 
 
 def code_variants() -> Variants:
     for name, words, way in ROUNDINGS:
-        yield f"codes-{name}", f"In a code, {words}.", reals.coding(rounded=way)
+        yield f"codes-{name}", f"In a code, {words}.", partial(reals.codes, rounded=way)
 
     def separately(weights: F32, scales: F32, zeros: F32, bits: int) -> Array:
         with np.errstate(all="ignore"):
             real = np.rint(weights / scales) + np.rint(zeros)
-        answer: Array = np.clip(real, 0, 2**bits - 1).astype(np.uint8)
-        return answer
+        return np.asarray(np.clip(real, 0, 2**bits - 1).astype(np.uint8))
 
     def wrapped(weights: F32, scales: F32, zeros: F32, bits: int) -> Array:
         with np.errstate(all="ignore"):
             real = np.nan_to_num(np.rint(weights / scales + zeros))
-            answer: Array = np.mod(np.where(np.abs(real) < 2.0**31, real, 0), 2**bits).astype(np.uint8)
-        return answer
+            return np.asarray(np.mod(np.where(np.abs(real) < 2.0**31, real, 0), 2**bits).astype(np.uint8))
 
     def without_last(weights: F32, scales: F32, zeros: F32, bits: int) -> Array:
         return np.minimum(reals.codes(weights, scales, zeros, bits), np.uint8(2**bits - 2))
@@ -352,19 +315,30 @@ def step_variants() -> Variants:
     def unsigned(d: Array, p: float, beta: float) -> Array:
         return np.abs(hqq_solver.shrink(d, p, beta))
 
-    yield "shrinking-without-limit", "What is shrunk below 0 is not cut there.", reals.stepping(kept_of=without_limit)
-    yield "shrinking-without-sign", "A shrunk error loses its sign.", reals.stepping(kept_of=unsigned)
+    yield (
+        "shrinking-without-limit",
+        "What is shrunk below 0 is not cut there.",
+        partial(reals.step, kept_of=without_limit),
+    )
+    yield "shrinking-without-sign", "A shrunk error loses its sign.", partial(reals.step, kept_of=unsigned)
     for power in (0.5, 0.7, 1.0):
-        fixed = reals.stepping(kept_of=lambda d, p, beta, q=power: hqq_solver.shrink(d, q, beta))
+        fixed = partial(reals.step, kept_of=partial(_shrunk_by, power))
         yield f"norm-always-{power:g}", f"The norm is {power:g}, whatever p says.", fixed
     for kept in (np.float16, np.float32):  # what they come back as
-        yield "means-in-float16", "Means are taken in float16.", reals.stepping(middle=partial(_half_mean, kept=kept))
+        yield (
+            "means-in-float16",
+            "Means are taken in float16.",
+            partial(reals.step, middle=partial(_half_mean, kept=kept)),
+        )
+
+
+def _shrunk_by(power: float, d: Array, p: float, beta: float) -> Array:
+    return hqq_solver.shrink(d, power, beta)
 
 
 def _half_mean(numbers: Array, axis: int, kept: type) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
-        answer: Array = np.mean(numbers.astype(np.float32), axis=axis, dtype=np.float16).astype(kept)
-    return answer
+        return np.asarray(np.mean(numbers.astype(np.float32), axis=axis, dtype=np.float16).astype(kept))
 
 
 # **GPTQ.**
@@ -386,18 +360,9 @@ def hessian_variants() -> Variants:
 
 
 def target_variants() -> Variants:
-    def transposed(factor: Array) -> Array:
-        return quantisers.ratios(factor).T
-
-    def with_own(factor: Array) -> Array:
-        return np.triu(factor / np.diagonal(factor))
-
-    yield "ratios-transposed", "An error goes to the rows before it.", quantisers.spreading(transposed)
-    yield "own-error-added", "A row's own error is added to its target.", quantisers.spreading(with_own)
+    transposed = quantisers.spreading(lambda factor: quantisers.ratios(factor).T)
+    yield "ratios-transposed", "An error goes to the rows before it.", transposed
+    with_own = quantisers.spreading(lambda factor: np.triu(factor / np.diagonal(factor)))
+    yield "own-error-added", "A row's own error is added to its target.", with_own
     for format, words, way in narrowed():
-
-        def narrow(weights: F32, factor: F32, values: F32, way: Change = way) -> Array:
-            errors = way(weights - values).astype(np.float64)
-            return weights.astype(np.float64) + quantisers.ratios(factor.astype(np.float64)).T @ errors
-
-        yield f"errors-in-{format}", f"Errors: {words}.", narrow
+        yield f"errors-in-{format}", f"Errors: {words}.", partial(quantisers.targets, of_errors=of_float32(way))

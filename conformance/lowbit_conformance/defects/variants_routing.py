@@ -1,53 +1,44 @@
 """Variants of routing: gates, choices, weights and experts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lowbit.arrays import F32, Array
-from lowbit.linear.elementary import softmax as softmax_of
+from lowbit.linear.elementary import logistic, silu, softmax
+from lowbit.model.layers import gelu
 from lowbit.moe import routing
-from lowbit_conformance.defects import (
-    experts,
-    routes,
-)
+from lowbit_conformance.defects import experts, routes
+from lowbit_conformance.defects.activations import by_exponential, relu
 from lowbit_conformance.defects.defect import Function
 from lowbit_conformance.defects.narrow import Change
+from lowbit_conformance.defects.roundings import exactly
 from lowbit_conformance.defects.variants_roundings import SIZES, SMALL, Variants, narrowed, of_float32
 
 # **Routing.**
 
 
 def gate_variants() -> Variants:
-    def logits_of(change: Callable[[Array], Array]) -> Function:
-        return lambda x, router, scores="logits": routes.scored(change(routes.product(x, router)), scores)
+    def one_largest(logits: Array) -> Array:
+        with np.errstate(all="ignore"):
+            powers = np.exp(logits.astype(np.float32) - logits.astype(np.float32).max())
+            return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
     def of_inputs(change: Callable[[F32, F32], tuple[Array, Array]]) -> Function:
-        return lambda x, router, scores="logits": routes.scored(routes.product(*change(x, router)), scores)
-
-    def one_largest(x: F32, router: F32, scores: str = "logits") -> Array:
-        logits = routes.product(x, router).astype(np.float32)
-        if scores == "logits":
-            return logits
-        with np.errstate(all="ignore"):
-            powers = np.exp(logits - logits.max())
-            answer: Array = powers / powers.sum(axis=1, keepdims=True)
-        return answer
-
-    def clipped(most: float) -> Function:
-        def run(x: F32, router: F32, scores: str = "logits") -> Array:
-            logits = routes.product(x, router)
-            return logits if scores == "logits" else softmax_of(np.clip(logits, -most, most))
-
-        return run
+        return routes.from_logits(lambda x, router: routes.product(*change(x, router)))
 
     for format, words, way in narrowed():
-        yield f"logits-in-{format}", f"Logits: {words}.", logits_of(of_float32(way))
-    yield "largest-logit-of-all-tokens", "The largest logit of all tokens is subtracted from each.", one_largest
+        run = partial(_logits, of_float32(way))
+        yield f"logits-in-{format}", f"Logits: {words}.", routes.from_logits(run)
+    yield (
+        "largest-logit-of-all-tokens",
+        "The largest logit of all tokens is subtracted from each.",
+        routes.by(one_largest),
+    )
     for most in (10.0, 20.0, 30.0, 50.0, 60.0, 64.0, 80.0, 87.0, 88.0):
-        yield "logits-clamped", "Logits are clamped before the softmax.", clipped(most)
+        yield "logits-clamped", "Logits are clamped before the softmax.", routes.by(partial(_clipped, most))
     for size in SIZES:
         yield f"channels-past-{size}-left-out", f"Channels past {size} are left out.", of_inputs(_first_channels(size))
         yield f"experts-wrap-at-{size}", f"The number of an expert wraps at {size}.", of_inputs(_experts_modulo(size))
@@ -55,6 +46,14 @@ def gate_variants() -> Variants:
     finite = of_inputs(lambda x, router: (np.nan_to_num(x), router))
     yield "nan-replaced", "NaN becomes 0 on the way.", without
     yield "nan-replaced", "NaN becomes 0 and infinity the largest float32 on the way.", finite
+
+
+def _logits(change: Change, x: F32, router: F32) -> Array:
+    return change(routes.product(x, router))
+
+
+def _clipped(most: float, logits: Array) -> Array:
+    return softmax(np.clip(logits, -most, most))
 
 
 def _first_channels(most: int) -> Callable[[F32, F32], tuple[Array, Array]]:
@@ -82,74 +81,23 @@ def weight_variants() -> Variants:
     def as_listed(scores: F32, chosen: Array, softmax: Any = "after") -> Array:
         return routing.weights(scores, np.sort(chosen, axis=1), softmax)
 
-    def of_all(scores: F32, chosen: Array, softmax: Any = "after") -> Array:
-        if softmax == "after":
-            return routing.weights(scores, chosen, softmax)
-        every: Array = scores.astype(np.float64).sum(axis=1, keepdims=True)
-        return routes.chosen_of(scores, chosen) / every
+    def of_all(scores: F32, chosen: Array, softmax: Any = "after") -> Any:
+        every = scores.astype(np.float64).sum(axis=1, keepdims=True)
+        return routes.weighed(before=lambda own: own / every)(scores, chosen, softmax)
 
-    def padded(small: float) -> Function:
-        def run(scores: F32, chosen: Array, softmax: Any = "after") -> Array:
-            if softmax == "after":
-                return routing.weights(scores, chosen, softmax)
-            own = routes.chosen_of(scores, chosen).astype(np.float32)
-            answer: Array = own / (own.sum(axis=1, keepdims=True) + np.float32(small))
-            return answer
-
-        return run
+    def padded(small: float, own: Array) -> Array:
+        short = own.astype(np.float32)
+        return np.asarray(short / (short.sum(axis=1, keepdims=True) + np.float32(small)))
 
     yield "weights-by-id", "Weights stand by the ids of experts and not in the order of the choice.", as_listed
     cause = "Probabilities of the chosen are divided by the sum of all."
     yield "divided-by-sum-of-all", cause, of_all
     for small in SMALL:
-        yield "sum-plus-small-number", "A small number is added to the sum lest it be zero.", padded(small)
-
-
-Stage = Callable[[Array], Array]
-
-
-def _plain(numbers: Array) -> Array:
-    return numbers
-
-
-def expert(
-    x: F32,
-    gate: F32,
-    up: F32,
-    down: F32,
-    *,
-    function: Callable[[Array], Array] = experts.silu,
-    **stages: Stage,
-) -> Array:
-    """An expert with what lies between its steps changed."""
-    at = {
-        "gate-product": _plain,
-        "up-product": _plain,
-        "activation": _plain,
-        "inner": _plain,
-        "answer": _plain,
-    } | stages
-    with np.errstate(all="ignore"):
-        first, second = at["gate-product"](routes.product(x, gate)), at["up-product"](routes.product(x, up))
-        inner = at["inner"](at["activation"](function(first)) * second)
-        return at["answer"](routes.product(inner, down))
-
-
-def _with_stage(stage: str, change: Change) -> Function:
-    def run(x: F32, gate: F32, up: F32, down: F32) -> Array:
-        return expert(x, gate, up, down, **{stage: change})
-
-    return run
-
-
-def _sigmoid_gelu(a: Array) -> Array:
-    with np.errstate(over="ignore"):
-        answer: Array = a / (1 + np.exp(-1.702 * a))
-    return answer
-
-
-def _relu(a: Array) -> Array:
-    return np.maximum(a, 0)
+        yield (
+            "sum-plus-small-number",
+            "A small number is added to the sum lest it be zero.",
+            routes.weighed(before=partial(padded, small)),
+        )
 
 
 STAGES = {
@@ -161,33 +109,49 @@ STAGES = {
 }
 
 
-def _ones() -> Iterator[tuple[str, str, Function]]:
+def expert(
+    x: F32,
+    gate: F32,
+    up: F32,
+    down: F32,
+    *,
+    function: Callable[[Array], Array] = silu,
+    **stages: Change,
+) -> Array:
+    """An expert with what lies between its steps changed."""
+    at = dict.fromkeys(STAGES, exactly) | stages
+    with np.errstate(all="ignore"):
+        first, second = at["gate-product"](routes.product(x, gate)), at["up-product"](routes.product(x, up))
+        inner = at["inner"](at["activation"](function(first)) * second)
+        return at["answer"](routes.product(inner, down))
+
+
+def expert_variants() -> Variants:
     """One expert, with one step done otherwise."""
     for name, activation, words in (
-        ("gelu-for-silu", experts.gelu, "a GELU by tanh"),
-        ("gelu-for-silu", _sigmoid_gelu, "a GELU by a sigmoid"),
-        ("relu-for-silu", _relu, "a ReLU"),
-        ("silu-overflows", experts.by_exponential, "a e^a / (1 + e^a), infinite over infinite for large a"),
+        ("gelu-for-silu", gelu, "a GELU by tanh"),
+        ("gelu-for-silu", lambda a: a * logistic(1.702 * a), "a GELU by a sigmoid"),
+        ("relu-for-silu", relu, "a ReLU"),
+        ("silu-overflows", by_exponential, "a e^a / (1 + e^a), infinite over infinite for large a"),
     ):
         yield name, f"The activation is {words}.", partial(expert, function=activation)
     yield "gate-and-up-exchanged", "silu is applied to up and not to gate.", lambda x, g, u, d: expert(x, u, g, d)
     for stage, words in STAGES.items():
         for format, rounded, way in narrowed():
-            cause = f"{words}: {rounded}."
-            yield f"{stage}-in-{format}", cause, _with_stage(stage, of_float32(way))
+            change: dict[str, Any] = {stage: of_float32(way)}
+            yield f"{stage}-in-{format}", f"{words}: {rounded}.", partial(expert, **change)
     for format, rounded, way in narrowed():
 
         def of_gate(x: F32, gate: F32, up: F32, down: F32, way: Change = way) -> Array:
             with np.errstate(all="ignore"):
-                inner = experts.silu(routes.product(way(x), gate)) * routes.product(x, up)
+                inner = silu(routes.product(way(x), gate)) * routes.product(x, up)
             return routes.product(inner, down)
 
         yield f"x-of-gate-in-{format}", f"Activations that meet gate: {rounded}.", of_gate
     for most in (10.0, 20.0, 30.0, 50.0, 80.0, 87.0, 88.0):
 
         def clamped(a: Array, most: float = most) -> Array:
-            answer: Array = a / (1 + np.exp(-np.clip(a, -most, most)))
-            return answer
+            return np.asarray(a * logistic(np.clip(a, -most, most)))
 
         cause = "The exponent of silu is clamped."
         yield "exponent-of-silu-clamped", cause, partial(expert, function=clamped)
@@ -202,35 +166,28 @@ def _ones() -> Iterator[tuple[str, str, Function]]:
         yield f"inner-past-whole-{width}-dropped", cause, partial(expert, inner=tail)
 
 
-def expert_variants() -> Variants:
-    yield from _ones()
-
-
 def sparse_variants() -> Variants:
-    for name, cause, one in _ones():
+    for name, cause, one in expert_variants():
         yield name, cause, partial(experts.sparse, one=one)
 
-    def again(*given: Any) -> Array:
-        weights = given[5].astype(np.float64)
+    def again(chosen: Array, weights: F32) -> tuple[Array, Array]:
         with np.errstate(all="ignore"):
-            total = weights.sum(axis=1, keepdims=True)
-        x, gate, up, down, chosen, _ = given
-        return experts.sparse(x, gate, up, down, chosen, weights / np.where(total == 0, 1, total))
+            total = weights.astype(np.float64).sum(axis=1, keepdims=True)
+        return chosen, weights / np.where(total == 0, 1, total)
 
-    yield "weights-normalized-again", "Weights are divided by their sum once more.", again
+    def first(most: int, chosen: Array, weights: F32) -> tuple[Array, Array]:
+        return chosen[:, :most], weights[:, :most]
+
+    def lowest(most: int, chosen: Array, weights: F32) -> tuple[Array, Array]:
+        order = np.argsort(chosen, axis=1)[:, :most]
+        return np.take_along_axis(chosen, order, axis=1), np.take_along_axis(weights, order, axis=1)
+
+    cause = "Weights are divided by their sum once more."
+    yield "weights-normalized-again", cause, experts.with_choice(again)
     for most in (1, 2, 4, 6, 8, 16, 32):
-
-        def first(*given: Any, most: int = most) -> Array:
-            x, gate, up, down, chosen, weights = given
-            return experts.sparse(x, gate, up, down, chosen[:, :most], weights[:, :most])
-
-        cause = f"Of the experts of a token only the first {most} run."
-        yield f"only-{most}-experts-run", cause, first
-        yield (
-            f"only-{most}-experts-run",
-            f"Of the experts of a token only the {most} lowest run.",
-            partial(_lowest, most),
-        )
+        for words, change in ((f"the first {most}", first), (f"the {most} lowest", lowest)):
+            cause = f"Of the experts of a token only {words} run."
+            yield f"only-{most}-experts-run", cause, experts.with_choice(partial(change, most))
     for size in SIZES:
 
         def modulo(*given: Any, size: int = size) -> Array:
@@ -239,10 +196,3 @@ def sparse_variants() -> Variants:
             return experts.sparse(x, gate[number], up[number], down[number], chosen, weights)
 
         yield f"experts-wrap-at-{size}", f"The number of an expert wraps at {size}.", modulo
-
-
-def _lowest(most: int, x: F32, gate: F32, up: F32, down: F32, chosen: Array, weights: F32) -> Array:
-    """Experts are sorted by their ids, and the first of them run."""
-    order = np.argsort(chosen, axis=1)[:, :most]
-    kept, probabilities = np.take_along_axis(chosen, order, axis=1), np.take_along_axis(weights, order, axis=1)
-    return experts.sparse(x, gate, up, down, kept, probabilities)

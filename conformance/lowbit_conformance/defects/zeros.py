@@ -1,11 +1,18 @@
-"""Defects of zeros: off by one, at the ends of their range, scaled once too often or not at all, of another place."""
+"""Defects of zeros, and of the values that codes, scales and zeros give."""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from lowbit.arrays import F32
 from lowbit.quantization.affine import Convention, QuantizedMatrix
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.steps import stepwise
+from lowbit_conformance.defects.defect import Defect
+from lowbit_conformance.defects.steps import of_step
+
+DEFECTS: list[Defect] = []
+of_zeros = of_step(DEFECTS, "zeros")
 
 MINIMUM = "affine.dequantize/C1 linear.qgemv/C1 linear.qgemm/C1"
 POINT = "affine.dequantize/C2 linear.qgemv/C1 linear.qgemm/C1"
@@ -18,11 +25,15 @@ def points(matrix: QuantizedMatrix) -> bool:
     return matrix.convention == "zero_point"
 
 
-def plus_one(matrix: QuantizedMatrix) -> F32:
+@of_zeros(POINT, V2_AS_V1)
+def zero_plus_one(matrix: QuantizedMatrix) -> F32:
+    """A zero-point as it is meant is read as one that was stored less one."""
     return steps.zeros(matrix) + np.float32(points(matrix))
 
 
-def minus_one(matrix: QuantizedMatrix) -> F32:
+@of_zeros(POINT, V1_AS_V2)
+def zero_minus_one(matrix: QuantizedMatrix) -> F32:
+    """A zero-point that was stored less one is used as it is stored."""
     return steps.zeros(matrix) - np.float32(points(matrix))
 
 
@@ -37,160 +48,181 @@ def top(matrix: QuantizedMatrix) -> int:
     return int(2**matrix.bits - 1)
 
 
-def symmetric(matrix: QuantizedMatrix) -> F32:
+@of_zeros(POINT)
+def zero_assumed_symmetric(matrix: QuantizedMatrix) -> F32:
+    """The zero-point is taken for 2^(b-1), whatever is stored."""
     zeros = steps.zeros(matrix)
     return np.full_like(zeros, 2 ** (matrix.bits - 1)) if points(matrix) else zeros
 
 
-def neighbours(matrix: QuantizedMatrix) -> F32:
+@of_zeros(EITHER, "https://github.com/pie-project/pie/pull/491")
+def zeros_of_neighbour_column(matrix: QuantizedMatrix) -> F32:
+    """Zeros of neighbouring columns change places."""
     columns = np.arange(matrix.columns)
     return steps.zeros(matrix)[:, np.minimum(columns ^ 1, matrix.columns - 1)]
 
 
-def first_group(matrix: QuantizedMatrix) -> F32:
+@of_zeros(EITHER)
+def zeros_of_first_group(matrix: QuantizedMatrix) -> F32:
+    """Every group takes the zeros of the first."""
     zeros = steps.zeros(matrix)
     return np.broadcast_to(zeros[:1], zeros.shape)
 
 
-def signed_byte(matrix: QuantizedMatrix) -> F32:
+@of_zeros(POINT)
+def zero_a_signed_byte(matrix: QuantizedMatrix) -> F32:
+    """Zero-points of 128 and more are taken for negative."""
     return matrix.zeros.astype(np.int8).astype(np.float32) if points(matrix) else steps.zeros(matrix)
 
 
-def negative(matrix: QuantizedMatrix) -> F32:
-    zeros = steps.zeros(matrix)
-    return zeros if points(matrix) else -np.abs(zeros)
+@of_zeros(MINIMUM)
+def minimum_taken_for_negative(matrix: QuantizedMatrix) -> F32:
+    """Every minimum is taken for a negative number."""
+    return steps.zeros(matrix) if points(matrix) else -np.abs(steps.zeros(matrix))
 
 
-def whole_multiples(matrix: QuantizedMatrix) -> F32:
+@of_zeros(MINIMUM)
+def minimum_a_whole_multiple(matrix: QuantizedMatrix) -> F32:
+    """Minima are kept as whole multiples of the scale, like zero-points."""
     zeros, scales = steps.zeros(matrix), steps.scales(matrix)
     return zeros if points(matrix) else np.rint(zeros / scales) * scales
 
 
-def scaled_twice(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
-    return scale * codes + scale * zero if convention == "minimum" else scale * (codes - scale * zero)
-
-
-def not_scaled(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
-    return scale * codes + zero if convention == "minimum" else scale * codes - zero
-
-
-def subtracted(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
-    return scale * codes - zero if convention == "minimum" else scale * (codes - zero)
-
-
-def added(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
-    return scale * codes + zero if convention == "minimum" else scale * (codes + zero)
-
-
-def fused(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
-    if convention == "zero_point":
-        return scale * (codes - zero)
-    wide: F32 = (scale.astype(np.float64) * codes + zero.astype(np.float64)).astype(np.float32)
-    return wide
-
-
-def distributed(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
-    return scale * codes + zero if convention == "minimum" else scale * codes - scale * zero
-
-
-def wrapped_bytes(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
-    return scale * codes + zero if convention == "minimum" else scale * ((codes - zero) % 256)
-
-
-def in_half(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
-    with np.errstate(over="ignore", invalid="ignore"):
-        narrow = [part.astype(np.float16) for part in (codes, scale, zero)]
-        return steps.value(narrow[0], narrow[1], narrow[2], convention).astype(np.float32)  # type: ignore[arg-type]  # half on purpose
-
-
-DEFECTS = (
-    stepwise(
-        "zero-plus-one",
-        "A zero-point as it is meant is read as one that was stored less one.",
-        POINT,
-        V2_AS_V1,
-        zeros=plus_one,
-    ),
-    stepwise(
-        "zero-minus-one",
-        "A zero-point that was stored less one is used as it is stored.",
-        POINT,
-        V1_AS_V2,
-        zeros=minus_one,
-    ),
-    stepwise(
-        "zero-0-read-as-top",
-        "A zero-point of 0 less one wraps to the largest code.",
-        POINT,
-        "https://github.com/ModelCloud/GPTQModel/issues/2350",
-        zeros=lambda matrix: replaced(matrix, 0, top(matrix)),
-    ),
-    stepwise(
-        "zero-0-read-as-16",
-        "A zero-point of 0 wraps when it is stored less one, and one is added unmasked.",
-        POINT,
-        zeros=lambda matrix: replaced(matrix, 0, top(matrix) + 1),
-    ),
-    stepwise(
-        "zero-15-read-as-0",
-        "The largest zero-point plus one is masked, and becomes 0.",
-        POINT,
-        zeros=lambda matrix: replaced(matrix, top(matrix), 0),
-    ),
-    stepwise(
-        "zero-assumed-symmetric", "The zero-point is taken for 2^(b-1), whatever is stored.", POINT, zeros=symmetric
-    ),
-    stepwise(
-        "zeros-of-neighbour-column",
-        "Zeros of neighbouring columns change places.",
-        EITHER,
-        "https://github.com/pie-project/pie/pull/491",
-        zeros=neighbours,
-    ),
-    stepwise("zeros-of-first-group", "Every group takes the zeros of the first.", EITHER, zeros=first_group),
-    stepwise("zero-a-signed-byte", "Zero-points of 128 and more are taken for negative.", POINT, zeros=signed_byte),
-    stepwise(
-        "zero-wraps-in-a-byte",
-        "Code less zero-point is computed in uint8, where a negative difference becomes one below 256.",
-        POINT,
-        value=wrapped_bytes,
-    ),
-    stepwise("zero-scaled-twice", "The zero is multiplied by the scale once more.", EITHER, value=scaled_twice),
-    stepwise(
-        "zero-not-scaled",
-        "The zero-point is subtracted as if it were a weight: s q - z.",
-        POINT,
-        "errata Q3, as the paper prints equation 2",
-        value=not_scaled,
-    ),
-    stepwise("minimum-subtracted", "The minimum is subtracted instead of added.", MINIMUM, value=subtracted),
-    stepwise("zero-added", "The zero-point is added to the code instead of subtracted.", POINT, value=added),
-    stepwise("minimum-taken-for-negative", "Every minimum is taken for a negative number.", MINIMUM, zeros=negative),
-    stepwise(
-        "minimum-a-whole-multiple",
-        "Minima are kept as whole multiples of the scale, like zero-points.",
-        MINIMUM,
-        zeros=whole_multiples,
-    ),
-    stepwise(
-        "minimum-fused",
-        "Scale, code and minimum are rounded once where the specification rounds twice.",
-        "affine.dequantize/C1",
-        only=("affine.dequantize",),
-        value=fused,
-    ),
-    stepwise(
-        "zero-distributed",
-        "s q - s z, three roundings, for s (q - z) with one.",
-        "affine.dequantize/C2",
-        only=("affine.dequantize",),
-        value=distributed,
-    ),
-    stepwise(
-        "values-in-half",
-        "Weights are computed in float16 and then widened.",
-        "affine.dequantize/C1 affine.dequantize/C2 affine.dequantize/C3",
-        only=("affine.dequantize",),
-        value=in_half,
-    ),
+of_zeros.add(
+    "zero-0-read-as-top",
+    "A zero-point of 0 less one wraps to the largest code.",
+    POINT,
+    lambda matrix: replaced(matrix, 0, top(matrix)),
+    "https://github.com/ModelCloud/GPTQModel/issues/2350",
 )
+of_zeros.add(
+    "zero-0-read-as-16",
+    "A zero-point of 0 wraps when it is stored less one, and one is added unmasked.",
+    POINT,
+    lambda matrix: replaced(matrix, 0, top(matrix) + 1),
+)
+of_zeros.add(
+    "zero-15-read-as-0",
+    "The largest zero-point plus one is masked, and becomes 0.",
+    POINT,
+    lambda matrix: replaced(matrix, top(matrix), 0),
+)
+
+# **Values**, by convention where only one of them can be mistaken.
+
+Value = Callable[[F32, F32, F32], F32]
+
+
+def valued(minimum: Value | None = None, point: Value | None = None) -> Callable[[F32, F32, F32, Convention], F32]:
+    def value(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
+        own = minimum if convention == "minimum" else point
+        with np.errstate(all="ignore"):
+            return own(codes, scale, zero) if own else steps.value(codes, scale, zero, convention)
+
+    return value
+
+
+of_value = of_step(DEFECTS, "value")
+of_minimum = of_step(DEFECTS, "value", made=lambda minimum: valued(minimum=minimum))
+of_point = of_step(DEFECTS, "value", made=lambda point: valued(point=point))
+of_value.add(
+    "zero-scaled-twice",
+    "The zero is multiplied by the scale once more.",
+    EITHER,
+    valued(lambda q, s, z: s * q + s * z, lambda q, s, z: s * (q - s * z)),
+)
+of_point.add(
+    "zero-not-scaled",
+    "The zero-point is subtracted as if it were a weight: s q - z.",
+    POINT,
+    lambda q, s, z: s * q - z,
+    "errata Q3, as the paper prints equation 2",
+)
+of_point.add(
+    "zero-added", "The zero-point is added to the code instead of subtracted.", POINT, lambda q, s, z: s * (q + z)
+)
+of_point.add(
+    "zero-distributed",
+    "s q - s z, three roundings, for s (q - z) with one.",
+    "affine.dequantize/C2",
+    lambda q, s, z: s * q - s * z,
+    only=("affine.dequantize",),
+)
+of_point.add(
+    "zero-wraps-in-a-byte",
+    "Code less zero-point is computed in uint8, where a negative difference becomes one below 256.",
+    POINT,
+    lambda q, s, z: s * ((q - z) % 256),
+)
+of_minimum.add("minimum-subtracted", "The minimum is subtracted instead of added.", MINIMUM, lambda q, s, z: s * q - z)
+of_minimum.add(
+    "minimum-fused",
+    "Scale, code and minimum are rounded once where the specification rounds twice.",
+    "affine.dequantize/C1",
+    lambda q, s, z: (s.astype(np.float64) * q + z.astype(np.float64)).astype(np.float32),
+    only=("affine.dequantize",),
+)
+of_value.add(
+    "scale-left-out",
+    "Codes are not multiplied by their scale.",
+    EITHER,
+    valued(lambda q, s, z: q + z, lambda q, s, z: q - z),
+)
+of_value.add(
+    "scale-inverted",
+    "Codes are divided by their scale.",
+    EITHER,
+    valued(lambda q, s, z: q / s + z, lambda q, s, z: (q - z) / s),
+)
+of_value.add(
+    "scale-applied-twice",
+    "Weights are multiplied by their scale once more.",
+    EITHER,
+    valued(lambda q, s, z: s * (s * q + z), lambda q, s, z: s * (s * (q - z))),
+)
+of_value.add(
+    "scales-and-zeros-exchanged",
+    "Scales are taken for zeros, and zeros for scales.",
+    EITHER,
+    valued(lambda q, s, z: z * q + s, lambda q, s, z: z * (q - s)),
+)
+of_minimum.add(
+    "minimum-taken-for-zero-point",
+    "A minimum is subtracted from the code, as if it were a zero-point.",
+    MINIMUM,
+    lambda q, s, z: s * (q - z),
+)
+of_minimum.add(
+    "minimum-scaled",
+    "A minimum is added to the code before the scale.",
+    MINIMUM,
+    lambda q, s, z: s * (q + z),
+)
+of_point.add(
+    "zero-point-taken-for-minimum",
+    "A zero-point is added to the scaled code, as if it were a minimum.",
+    POINT,
+    lambda q, s, z: s * q + z,
+)
+of_value.add(
+    "zeros-left-out",
+    "Zeros are not looked at: the weight is s q.",
+    EITHER,
+    valued(lambda q, s, z: s * q, lambda q, s, z: s * q),
+)
+of_minimum.add("minima-left-out", "Minima are not added.", MINIMUM, lambda q, s, z: s * q)
+of_point.add("zero-points-left-out", "Zero-points are not subtracted.", POINT, lambda q, s, z: s * q)
+of_value.add(
+    "zeros-counted-twice",
+    "Zeros meet their codes twice.",
+    EITHER,
+    valued(lambda q, s, z: s * q + (z + z), lambda q, s, z: s * (q - (z + z))),
+)
+
+
+@of_value("affine.dequantize/C1 affine.dequantize/C2 affine.dequantize/C3", only=("affine.dequantize",))
+def values_in_half(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
+    """Weights are computed in float16 and then widened."""
+    narrow: list[Any] = [part.astype(np.float16) for part in (codes, scale, zero)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return steps.value(narrow[0], narrow[1], narrow[2], convention).astype(np.float32)

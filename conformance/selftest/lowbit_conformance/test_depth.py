@@ -21,7 +21,7 @@ from lowbit_conformance import packing
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.backends import right, rounded
 from lowbit_conformance.defects.bank import BANK
-from lowbit_conformance.defects.depth_roundings import bfloat16, half, tensor_float
+from lowbit_conformance.defects.roundings import bfloat16, half, tensor_float
 from lowbit_conformance.suite import deep_inputs
 from lowbit_conformance.suite.cases import MatrixCase
 from lowbit_conformance.suite.clauses import load_suite, test_depth_layers

@@ -14,7 +14,8 @@ from lowbit.moe import routing
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import packing
 from lowbit.quantization.affine import quantize
-from lowbit_conformance.defects import places, variants_layers
+from lowbit_conformance.defects import activations, places, routes
+from lowbit_conformance.defects.attention import replacing
 from lowbit_conformance.defects.diagnosis import Seen, common_defects
 from lowbit_conformance.suite.explaining import Asked
 
@@ -48,7 +49,7 @@ NAMED: dict[str, tuple[str, list[Any], Callable[..., Any]]] = {
     "scores-capped-at-5": (
         "attention.attend",
         HEADS,
-        variants_layers.attention(scores=lambda s, at, p: 5 * np.tanh(s / 5)),
+        replacing(masked=lambda s, mask: np.where(mask, 5 * np.tanh(s / 5), -np.inf)),
     ),
     "tanh-for-silu": ("blocks.swiglu", GATES, lambda a, b: np.tanh(a.astype(np.float64)) * b),
     "epsilon-squared": ("blocks.rms_norm", NORMS, lambda x, g, e: blocks.rms_norm_of(x, g, e * e)),
@@ -86,18 +87,18 @@ def test_changes_keep_the_form_of_an_array() -> None:
             assert (changed.shape, changed.dtype) == (array.shape, array.dtype), name
 
 
-def test_variants_of_layers_are_right_but_for_their_step() -> None:
-    """With all steps as they are, the skeletons give what the reference gives."""
+def test_operations_of_steps_are_right_but_for_their_step() -> None:
+    """With all steps as they are, operations that are made of steps give what the reference gives."""
     pairs = [
-        *((variants_layers.attention()(*call), attention.attend_to(*call)) for call in HEADS),
-        *((variants_layers.attention()(*call, 3), attention.attend_to(*call, 3)) for call in HEADS),
-        *((variants_layers._norm()(*call), blocks.rms_norm_of(*call)) for call in NORMS),
+        *((replacing()(*call), attention.attend_to(*call)) for call in HEADS),
+        *((replacing()(*call, 3), attention.attend_to(*call, 3)) for call in HEADS),
+        *((activations.under(activations.right)(*call), blocks.rms_norm_of(*call)) for call in NORMS),
     ]
     x, router, chosen = drawn(3, 6), drawn(6, 4), np.array([[0, 2], [3, 1], [1, 2]])
     for scores in routing.SCORES:
-        pairs.append((variants_layers._gate()(x, router, scores), routing.gate(x, router, scores)))
+        pairs.append((routes.from_logits(routes.product)(x, router, scores), routing.gate(x, router, scores)))
     whens: tuple[tuple[routing.Softmax, Any], ...] = (("after", x), ("before", np.abs(x)))
     for when, each in whens:
-        pairs.append((variants_layers._weigh()(each, chosen, when), routing.weights(each, chosen, when)))
+        pairs.append((routes.weighed()(each, chosen, when), routing.weights(each, chosen, when)))
     for given, right in pairs:
         assert np.allclose(given, right, rtol=1e-6, atol=1e-7)
