@@ -66,7 +66,7 @@ def group_rows(numbers: Array) -> Array:
 
 
 def offsets_of_code(matrix: QuantizedMatrix, code: int) -> F32:
-    """What a code stands for in each group, N × G: float64 arithmetic, rounded to float32 once."""
+    """The value of a code in each group, N × G: float64 arithmetic, rounded to float32 once."""
     scales, zeros = matrix.scales.astype(np.float64), matrix.zeros.astype(np.float64)
     values = zeros + scales * code if matrix.convention == "minimum" else scales * (code - zeros)
     return group_rows(values.astype(np.float32))

@@ -50,7 +50,7 @@ def float_zeros(matrix: QuantizedMatrix) -> F32:
 
 
 def float_zero_roundings(rows: int, group_size: int) -> int:
-    """Those of a dot product in any order, and for the offset: of the zero, of its product and of the sum."""
+    """Roundings of a dot product in any order, and three of the offset: the zero, its product and the sum."""
     return any_order(rows, group_size) + 3
 
 

@@ -33,7 +33,7 @@ GROUPS = (32, 64, 128, 256)
 
 
 def roundings(rows: int, group_size: int) -> int:
-    """Those of a dot product in any order; of z, or of the product of scale and code; and of their sum."""
+    """Roundings of a dot product in any order; of z, or of the product of scale and code; and of their sum."""
     return any_order(rows, group_size) + 2
 
 
@@ -51,7 +51,7 @@ def scales_and_zeros(matrix: QuantizedMatrix) -> F32:
 
 
 def tensor_over(array: F32) -> Any:
-    """A tensor on the memory of an array, be it read-only: the product only reads it."""
+    """A tensor that shares the memory of an array, even a read-only one: the product only reads it."""
     import torch
 
     memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)

@@ -152,7 +152,7 @@ class Child:
             pass
         status = self._process.returncode
         ended = f", and has ended {_status(status)}" if status is not None else ""
-        said = f"; its last words: {shown(self._said[-400:])}" if self._said.strip() else ""
+        said = f"; the end of its standard error: {shown(self._said[-400:])}" if self._said.strip() else ""
         return BrokenLineError(f"{self.name} {what}{ended}{said}")
 
     def _err_waits(self) -> bool:

@@ -114,7 +114,7 @@ class CommandBackend(ForeignBackend):
                 except (BrokenLineError, RuntimeError, ArgumentError, NotDeclaredError) as error:
                     if isinstance(error, UnavailableError):
                         raise
-                    raise UnavailableError(what, on_one_line(error), "it must say its capabilities first") from None
+                    raise UnavailableError(what, on_one_line(error), "it must declare its capabilities first") from None
                 said = read(answer)
                 capabilities = replace(said.capabilities, concurrent=False)  # one line at a time
                 self._declared = replace(said, capabilities=capabilities)

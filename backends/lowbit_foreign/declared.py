@@ -142,7 +142,7 @@ def _roundings(said: object) -> Roundings:
 
 @contextmanager
 def _named(place: str) -> Iterator[None]:
-    """Refusals inside say where in the declaration the argument stands."""
+    """Add to errors raised inside where in the declaration the argument is."""
     try:
         yield
     except ArgumentError as error:

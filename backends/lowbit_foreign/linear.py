@@ -21,7 +21,7 @@ def copied(matrix: QuantizedMatrix) -> QuantizedMatrix:
 
 
 def first_product(declared: Mapping[str, Declaration]) -> str:
-    """The product in whose name a matrix is prepared: the first that is declared."""
+    """The operation for which a matrix is prepared: the first product that is declared."""
     return next(name for name in PRODUCTS if name in declared)
 
 

@@ -36,7 +36,7 @@ ROTATION = 2**29
 THREADS = ("LOWBIT_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 VERDICTS = ("quick", "full", "none")
 NOT_TIMED = ("reference",)
-"""Not taken by default: the specification is not made to be fast."""
+"""Left out by default: the specification is not written for speed."""
 
 
 def bench(
@@ -51,19 +51,19 @@ def bench(
     ] = None,
     op: Annotated[str, typer.Option(help="The operation, such as linear.gemv or attention.attend.")] = "linear.qgemv",
     format: Annotated[str, typer.Option(help="The format of what is stored, such as q4_k or gptq-v2.")] = "",
-    activations: Annotated[str, typer.Option(help="Their type, or of linear.gemm_cast their format.")] = "",
+    activations: Annotated[str, typer.Option(help="Their type; for linear.gemm_cast, their format.")] = "",
     result: Annotated[str, typer.Option(help="The type of the result; by default that of activations.")] = "",
-    option: Annotated[list[str] | None, typer.Option(help="Of the matrix, such as bits=4 or group_size=64.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="An option of the format, such as bits=4.")] = None,
     shape: Annotated[list[str] | None, typer.Option(help="K x N of a matrix, such as 4096x11008; repeatable.")] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help=f"Of a product, instead of shapes: {', '.join(PRESETS)}; of others: {', '.join(MODELS)}."),
+        typer.Option(help=f"Sizes of a model. Products: {', '.join(PRESETS)}; other operations: {', '.join(MODELS)}."),
     ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Tokens, the rows of activations; repeatable.")] = None,
     context: Annotated[list[int] | None, typer.Option(help="Tokens that are attended to; repeatable.")] = None,
     threads: Annotated[int | None, typer.Option(help="By default as many as this process may use.")] = None,
     rounds: Annotated[int, typer.Option(help="Rounds in which nothing else runs.")] = 20,
-    verdict: Annotated[str, typer.Option(help="How the suite is asked: quick, full or none.")] = "quick",
+    verdict: Annotated[str, typer.Option(help="The suite's run: quick, full or none.")] = "quick",
     out: Annotated[Path | None, typer.Option(help="A folder for bench.json, bench.png and bench.html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
@@ -106,7 +106,7 @@ def bench(
 
 
 def defaults(op: str, activations: str, result: str) -> tuple[str, str]:
-    """The types that are meant where none are given."""
+    """The types of activations and result, with the defaults of the operation."""
     if op == "linear.gemm_cast":
         return activations or "q8_0", result or "float32"
     activations = activations or (types_of(op)[0] if op in OTHERS else "float32")
@@ -167,7 +167,7 @@ def others_of(
 
 @dataclass
 class Heard:
-    """What the process has said so far."""
+    """What the process has reported so far."""
 
     problems: list[dict[str, Any]] = field(default_factory=list)
     absent: list[dict[str, str]] = field(default_factory=list)
@@ -237,7 +237,7 @@ def measured(targets: Sequence[Target], problems: Sequence[Problem], threads: in
 
 
 def take(event: Mapping[str, Any], heard: Heard) -> None:
-    """Note a line of the process."""
+    """Record one line of the process's output."""
     rest = {name: value for name, value in event.items() if name != "event"}
     if event["event"] == "entering":
         heard.running = rest["name"]
@@ -253,7 +253,7 @@ def take(event: Mapping[str, Any], heard: Heard) -> None:
 def verdicts(
     answer: Mapping[str, Any], targets: Sequence[Target], op: str, *, quick: bool
 ) -> Iterator[tuple[str, str]]:
-    """For each backend that was measured, what the suite says of it at the operation, and the id of the report."""
+    """For each backend that was measured, the suite's verdict on the operation and the id of the report."""
     timed = {row["backend"] for each in answer["problems"] for row in each["rows"]}
     settings = {"seeds": 1, "first_seed": 0, "ops": [op], "profiles": [], "case": None, "model": None, "quick": quick}
     for target in targets:

@@ -3,7 +3,7 @@
 A product has a matrix K × N and rows of activations; any other operation (`lowbit_bench.layers`) has the sizes that it
 has in a model.
 
-The bits of a matrix do not matter for speed, but that numbers are usual ones does: subnormal numbers are slow on some
+The values of a matrix do not affect speed as long as they are usual numbers: subnormal numbers are slow on some
 processors. So matrices are drawn as the conformance suite draws them, and activations are normal numbers.
 """
 
@@ -42,7 +42,7 @@ OWN = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
 STORED = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
 PRODUCTS = (*OWN, *STORED)
 USUAL = MappingProxyType({"bits": 4, "group_size": 128, "blocksize": 64, "block_size": 32, "scale_group": 64})
-"""Options of formats that are not given."""
+"""Defaults for the options of formats."""
 TILE = 512
 """Columns that are drawn; wider matrices repeat them, which no kernel notices."""
 
@@ -161,7 +161,7 @@ def drawn_matrix(format: str, rows: int, columns: int, options: tuple[tuple[str,
 
 
 def wide(array: Array, columns: int) -> Array:
-    """Columns repeated until there are so many."""
+    """Columns, repeated up to this number."""
     return np.ascontiguousarray(np.tile(array, -(-columns // array.shape[1]))[:, :columns])
 
 

@@ -105,7 +105,7 @@ FULL: Mapping[str, tuple[tuple[str, ...], Make]] = MappingProxyType(
         "gptq.hessian": (("hidden", "batch"), lambda i: (i.normal(i.batch, i.hidden),)),
     }
 )
-"""By operation the sizes that it has, and its arguments."""
+"""For each operation, the names of its sizes and a function that makes its arguments."""
 
 OTHERS = tuple(FULL)
 WITH_FORMAT = ("attention.attend_stored", "formats.dequantize", "formats.quantize")

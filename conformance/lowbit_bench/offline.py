@@ -35,7 +35,7 @@ def factor(i: Inputs) -> Array:
 
 
 def hessian(i: Inputs) -> Array:
-    """Of twice as many normal rows as columns, and so definite."""
+    """A Hessian of twice as many normal rows as columns, which makes it positive definite."""
     x = i.normal(2 * i.hidden, i.hidden)
     return np.asarray(x.T @ x, np.float32)
 
@@ -107,7 +107,7 @@ OFFLINE: Mapping[str, Offline] = MappingProxyType(
         "kvcache.kivi": (CACHE, lambda i: (i.kv_heads, i.head_dim, BITS, 32, 32, i.problem.activations)),
     }
 )
-"""By operation the sizes that it has, and its arguments."""
+"""For each operation, the names of its sizes and a function that makes its arguments."""
 
 STEPS: Mapping[str, Callable[[Inputs], list[tuple[Any, ...]]]] = MappingProxyType(
     {

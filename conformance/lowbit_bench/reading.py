@@ -1,8 +1,8 @@
 """The speed of memory: numpy reads more bytes than caches hold, on every thread, a new part each time.
 
 A product with one vector of activations reads each byte of its matrix once, so no kernel can be faster than this
-reading, but by what caches keep. numpy's sum of integers is a plain loop that compilers vectorise. It needs no compiler
-on the user's machine; a reader that prefetches can be some percent faster, and ``bench/`` has such readers.
+reading, except for what caches keep. numpy's sum of integers is a plain loop that compilers vectorise. It needs no
+compiler on the user's machine; a reader that prefetches can be some percent faster, and ``bench/`` has such readers.
 """
 
 import time
@@ -30,7 +30,7 @@ class Reader:
         self._pool = ThreadPoolExecutor(threads)
 
     def seconds(self, nbytes: int) -> float:
-        """Seconds to read so many bytes, at the speed of a reading of at least `LEAST`.
+        """Seconds to read this many bytes, at the speed of a reading of at least `LEAST`.
 
         Handing a part to a thread takes microseconds, which a short reading would not make up for.
         """

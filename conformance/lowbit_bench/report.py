@@ -1,4 +1,4 @@
-"""What is shown of a comparison: a table, JSON, a picture and a page.
+"""The output of a comparison: a table, JSON, a picture and a page.
 
 The picture has two parts: the time of each backend relative to the fastest, shape by shape; and its bytes a second
 beside those of plain reading, the roofline of products with one vector. With three sizes or more there is a second one,

@@ -2,8 +2,8 @@
 
 In a turn the reader reads as many bytes as the contestant is about to move, then the contestant runs on a copy of its
 matrix that no cache holds. So every time has a reading beside it, a moment earlier on the same machine. The order
-changes from round to round. A round is *busy* where other processes had more than a twentieth of the machine's time, as
-far as the system says; rounds go on until enough were free, or twice as many were made, and then all count.
+changes from round to round. A round is *busy* if other processes used more than a twentieth of the machine's time, as
+far as the system reports it. Rounds continue until enough were free, or until twice as many were made; then all count.
 """
 
 import os
@@ -18,7 +18,7 @@ from lowbit_bench.reading import Reader
 
 STAT = Path("/proc/stat")
 BUSY = 0.05
-"""Of the machine's time: more of it in other hands, and a round is busy."""
+"""The fraction of the machine's time, used by other processes, above which a round is busy."""
 SLACK = 0.02
 """Seconds: two ticks of the machine's clock."""
 
@@ -62,7 +62,7 @@ def moment() -> Moment | None:
 
 
 def others_share(before: Moment | None, after: Moment | None, processors: int) -> float:
-    """The share of the machine's time that others had; 0 where nobody knows.
+    """The fraction of the machine's time that other processes used; 0 where the system does not report it.
 
     >>> round(others_share(Moment(0, 0, 0), Moment(1, 1.52, 1), 2), 3)
     0.25
@@ -83,10 +83,10 @@ def measure(
     """Fill in the times of all contestants; for each round whether it was free.
 
     Args:
-        contestants: who takes part.
+        contestants: the backends.
         reader: the speed of memory.
-        rounds: how many free ones are wanted.
-        entering: called with the name of who runs next, so that who ends the process is known.
+        rounds: the number of free rounds wanted.
+        entering: called with the name of the backend that runs next, which may end the process.
         progress: called with the free rounds that were made and those wanted.
     """
     free, order = list[bool](), np.random.default_rng(rounds)

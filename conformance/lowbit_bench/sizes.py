@@ -63,19 +63,19 @@ class Inputs:
         return numbers.astype(FLOATS[self.problem.activations].dtype)
 
     def weights(self, *shape: int) -> Array:
-        """Of a size that leaves results near 1."""
+        """Normal numbers, scaled so that results stay near 1."""
         return self.normal(*shape, deviation=shape[-2] ** -0.5)
 
     def words(self, *shape: int) -> Array:
-        """Any bits."""
+        """Random words."""
         return self._rng.integers(0, 2**32, shape, np.uint32)
 
     def patterns(self, count: int) -> Array:
-        """Any numbers of 7 bits: finite and positive in e4m3fn, but for one."""
+        """Random numbers of 7 bits: finite and positive in e4m3fn, except for 0."""
         return self._rng.integers(0, 127, count, np.uint8)
 
     def some_experts(self) -> Array:
-        """Those that one token needs in one layer."""
+        """The experts that one token needs in one layer."""
         return self._rng.permutation(self.experts)[: self.chosen]
 
     def codes(self) -> Array:

@@ -1,8 +1,8 @@
 """The process that measures: it loads the backends, and reports line by line.
 
 ``python -m lowbit_bench.worker`` reads one JSON object from standard input and writes one a line to what was its
-standard output; what backends print goes to standard error. That it is a process of its own gives the memory of each
-comparison back, and where a backend ends it, `lowbit_bench.command` knows which one it was and goes on without it.
+standard output; what backends print goes to standard error. Because the process is a separate one, the memory of each
+comparison is released, and if a backend ends it, `lowbit_bench.command` knows which one and continues without it.
 """
 
 import json
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def sayer() -> Say:
-    """What writes a line to the standard output of this process, which backends then can no longer reach."""
+    """A function that writes to the standard output of this process, which backends can then no longer reach."""
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -54,7 +54,7 @@ def sayer() -> Say:
 
 
 def usable(targets: Iterable[Target], opened: ExitStack, say: Say) -> Iterable[tuple[str, Backend]]:
-    """The backends that can run here; of the others, why not."""
+    """The backends that can run here; for each of the others, the reason is reported."""
     for target in targets:
         say("entering", name=target.shown)
         try:
@@ -95,7 +95,7 @@ def compare(
 
 
 def builder(problem: Problem, rotation: int) -> Callable[[str, Backend], Contestant]:
-    """What makes a contestant of a backend; the inputs are drawn once."""
+    """A function that makes a contestant of a backend; the inputs are drawn once."""
     if problem.operation in PRODUCTS:
         weights, x = weights_of(problem), activations_of(problem)
         return lambda name, backend: contestant(name, backend, problem, weights, x, rotation)
@@ -106,7 +106,7 @@ def builder(problem: Problem, rotation: int) -> Callable[[str, Backend], Contest
 def other_contestant(
     name: str, backend: Backend, problem: Problem, arguments: tuple[Any, ...], rotation: int
 ) -> Contestant:
-    """A backend with copies of the arguments of an operation that is no product, after one call that must end well.
+    """A backend with copies of the arguments of an operation that is no product, after one call that must succeed.
 
     Raises:
         LowbitError: the backend does not declare the problem.
@@ -119,7 +119,7 @@ def other_contestant(
 
 
 def contestant(name: str, backend: Backend, problem: Problem, weights: Any, x: Any, rotation: int) -> Contestant:
-    """A backend with as many copies of the matrix as fill the rotation, after one call that must end well.
+    """A backend with as many copies of the matrix as fill the rotation, after one call that must succeed.
 
     Raises:
         LowbitError: the backend does not declare the problem.
@@ -131,7 +131,7 @@ def contestant(name: str, backend: Backend, problem: Problem, weights: Any, x: A
         raise ValueError("the result is not finite")
     copies = min(max(rotation // max(nbytes, 1), 1), MOST_COPIES)
     calls = [first]
-    if matrix is not weights:  # what has no form of its own is read as it is
+    if matrix is not weights:  # without a prepared form, each call reads the same matrix
         calls += [call_of(backend, problem, prepared(backend, problem, weights)[0], x) for _ in range(copies - 1)]
     return Contestant(name, calls, nbytes)
 

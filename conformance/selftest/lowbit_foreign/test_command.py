@@ -66,7 +66,7 @@ def test_it_is_started_when_needed_and_ended(odd: CommandBackend) -> None:
 
 BROKEN = {
     "dies": "closes its standard output, and has ended by signal 9",
-    "leaves": "has ended with status 3; its last words: no more of this",
+    "leaves": "has ended with status 3; the end of its standard error: no more of this",
     "closes": "closes its standard output",
     "garbage": "a line: content is .*JSON in UTF-8: Traceback",
     "bytes": "JSON in UTF-8",
