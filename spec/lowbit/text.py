@@ -63,5 +63,5 @@ def quoted(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """A text of at most so many characters; one that was longer ends in dots."""
+    """A text of at most `most` characters; one that was longer ends in dots."""
     return text if len(text) <= most else text[: most - 3] + "..."

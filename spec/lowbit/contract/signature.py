@@ -106,7 +106,7 @@ class Contents:
 
 
 class Mark:
-    """A mark that says all by its name."""
+    """A mark without parameters, which its name describes."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -49,7 +49,6 @@ def gauge(x: F32, codes: Codes, matrix: QuantizedMatrix, form: Form) -> F64:
     Args:
         x: float32, K.
         codes: uint8, K × N, the codes of `matrix`.
-        matrix: K × N.
         form: ``dequantised``, ``factored`` or ``offset``.
 
     Returns:

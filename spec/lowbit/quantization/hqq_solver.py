@@ -82,7 +82,7 @@ class Solver:
         p: of the norm, above 0 and at most 1.
         beta: weight of the penalty at first, above 0.
         kappa: its growth from step to step, above 0.
-        steps: at most so many; with 0 the zero stays where the range of the group puts it.
+        steps: the most steps; with 0 the zero stays where the range of the group puts it.
 
     Raises:
         ArgumentError: a number outside these.
@@ -178,9 +178,8 @@ def step(
     """The next zeros, given the codes: the mean over each group of ``q - (W - W_e) / scale``.
 
     Args:
-        weights: float32, g × G, finite.
+        weights, scales: as `codes`.
         codes: uint8, g × G.
-        scales: float32, G, finite and above 0.
         zeros: float32, G, finite: those with which the codes were found.
         p: of the norm, above 0 and at most 1.
         beta: weight of the penalty, above 0.
@@ -239,10 +238,8 @@ def solve(
     (array([-0.343], dtype=float32), [0.267, 0.166, 0.155, 0.154, 0.152])
 
     Args:
-        weights: float32, g × G, finite.
-        scales: float32, G, finite and above 0.
-        zeros: float32, G: where to begin.
-        bits: 2, 3, 4 or 8.
+        weights, scales, bits: as `codes`.
+        zeros: float32, G, finite: where to begin.
         solver: the numbers of the method; `Solver` by default.
 
     Raises:

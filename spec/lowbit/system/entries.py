@@ -40,11 +40,7 @@ class Found:
 
 
 def entries(group: str) -> list[EntryPoint]:
-    """All entries of a group, sorted by name; a package whose list of entries cannot be read has none.
-
-    Args:
-        group: such as ``lowbit.backends``.
-    """
+    """All entries of a group such as ``lowbit.backends``, sorted by name; a package whose list is broken has none."""
     return read(group).entries
 
 
@@ -78,7 +74,6 @@ class _Checked(Distribution):
             return None
 
     def locate_file(self, path: Any) -> Any:
-        """As the distribution says."""
         return self._distribution.locate_file(path)
 
 

@@ -81,12 +81,7 @@ def read_fields(path: Path, most_bytes: int = MOST_CONFIG_BYTES) -> Fields:
 
 
 def read_bytes(path: Path, most_bytes: int, argument: str = "model") -> bytes:
-    """All of a plain file that is not too large.
-
-    Args:
-        path: where it is.
-        most_bytes: its largest size.
-        argument: the argument that named the directory, for messages.
+    """All of a plain file of at most `most_bytes`; `argument` named the directory, for messages.
 
     Raises:
         ArgumentError: there is no readable file at `path`.

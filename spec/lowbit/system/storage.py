@@ -98,11 +98,7 @@ def written(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file, all of it or nothing, with a mode less the bits of the umask.
-
-    Raises:
-        OSError: the folder does not exist or cannot be written, or the disk is full.
-    """
+    """Write a file, all of it or nothing; arguments and errors as `written`."""
     with written(path, mode) as stream:
         stream.write(content)
 
