@@ -12,7 +12,6 @@ for a run of stored matrices alone).
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from verdicts import Verdicts
 
+from lowbit.system.interpreters import signal_name
 from lowbit.system.storage import write_whole
 
 HERE = Path(__file__).parent
@@ -143,7 +143,7 @@ def events(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
 
 def how_it_ended(status: int, said: IO[str]) -> str:
     """In words, with the last line that was printed."""
-    name = signal.Signals(-status).name if status < 0 else f"status {status}"
+    name = signal_name(-status) if status < 0 else f"status {status}"
     last = [line.strip() for line in said.read().splitlines() if line.strip()][-1:]
     return f"the process ended with {name}" + (f": {last[0][:200]}" if last else "")
 

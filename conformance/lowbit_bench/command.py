@@ -5,7 +5,6 @@ Exit status: 0 something was measured, 1 nothing was, 2 a wrong argument.
 
 import json
 import os
-import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from lowbit.backend.registry import names as installed
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError, LowbitError
-from lowbit.system.interpreters import python_command, python_environment
+from lowbit.system.interpreters import python_command, python_environment, signal_name
 from lowbit.system.interrupts import deferred
 from lowbit.system.threads import usable_processors
 from lowbit_bench import report
@@ -198,7 +197,7 @@ def compared(targets: Sequence[Target], problems: Sequence[Problem], threads: in
 
 
 def signal_of(status: int) -> str:
-    return signal.Signals(-status).name if status < 0 else f"status {status}"
+    return signal_name(-status) if status < 0 else f"status {status}"
 
 
 def measured(targets: Sequence[Target], problems: Sequence[Problem], threads: int, rounds: int, heard: Heard) -> int:

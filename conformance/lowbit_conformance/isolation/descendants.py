@@ -18,18 +18,6 @@ LONGEST = 10.0  # seconds of killing what keeps starting processes
 PAUSE = 0.001
 
 
-def signal_name(number: int) -> str:
-    """The name of a signal; a real-time signal has a number only.
-
-    >>> signal_name(11), signal_name(40)
-    ('SIGSEGV', 'SIG40')
-    """
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIG{number}"
-
-
 def adopt_orphans(adopt: bool = True) -> bool:
     """Let this process become the parent of orphans below it, or no longer; whether it was so before."""
     if sys.platform != "linux":

@@ -16,11 +16,11 @@ from importlib.resources import files
 from typing import IO
 
 from lowbit.backend.wire import Tree
-from lowbit.system.interpreters import python_command, python_environment
+from lowbit.system.interpreters import python_command, python_environment, signal_name
 from lowbit_conformance.isolation import faults
 from lowbit_conformance.isolation import methods as isolation
 from lowbit_conformance.isolation.arena import ARGUMENTS, CONTROL, Arena
-from lowbit_conformance.isolation.descendants import adopt_orphans, children, end_orphans, kill, signal_name
+from lowbit_conformance.isolation.descendants import adopt_orphans, children, end_orphans, kill
 
 Message = dict[str, Tree]
 MOST_REPLY = 1 << 24  # bytes; arrays do not travel in replies, so that only a hostile one is as long

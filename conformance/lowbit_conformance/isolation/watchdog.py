@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from lowbit_conformance.isolation.descendants import end_below, kill, signal_name, state
+from lowbit.system.interpreters import signal_name
+from lowbit_conformance.isolation.descendants import end_below, kill, state
 from lowbit_conformance.isolation.events import Event, EventReader
 
 STOPPED = 5.0  # seconds

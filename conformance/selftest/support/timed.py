@@ -9,12 +9,12 @@ from lowbit_numpy import NumpyBackend
 
 
 class Dies(NumpyBackend):
-    """It ends its process when it is given a matrix."""
+    """It ends its process by a real-time signal, which has no name, when it is given a matrix."""
 
     name = "dies"
 
     def prepare(self, matrix: Any) -> Any:
-        os.abort()
+        os.kill(os.getpid(), 40)
 
 
 class Narrow(Backend):

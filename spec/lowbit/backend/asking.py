@@ -20,7 +20,7 @@ from typing import Any
 from lowbit.backend.base import Backend
 from lowbit.backend.registry import find
 from lowbit.errors import ArgumentError, UnavailableError, words_of
-from lowbit.system.interpreters import python_command, python_environment
+from lowbit.system.interpreters import python_command, python_environment, signal_name
 from lowbit.system.threads import usable_processors
 
 Description = dict[str, Any]
@@ -148,7 +148,7 @@ class _Question:
                 found = json.loads(self._answer)
                 if _is_description(found):
                     return dict(found)
-            how = f"by {_signal_name(-status)}" if status is not None and status < 0 else f"with status {status}"
+            how = f"by {signal_name(-status)}" if status is not None and status < 0 else f"with status {status}"
             problem = f"its process ended {how} and gave no answer"
         return {"usable": False, "reason": problem, "remedy": REMEDY}
 
@@ -163,14 +163,6 @@ class _Question:
         assert self._process.stdout is not None
         self._process.stdout.close()
         self.open = []
-
-
-def _signal_name(number: int) -> str:
-    """The name of a signal; a real-time signal has a number only."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _is_description(found: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Child processes: starting Python without importing from the current folder.
+"""Child processes: starting Python without importing from the current folder, and how one ended.
 
 ``python -m`` and ``python -c`` put the current folder first on the path of imports, so that a file ``pip.py`` or
 ``ctypes.py`` lying there would run in place of the real module. Python's flag ``-P`` turns that off, and the
@@ -11,6 +11,7 @@ that the user names is started with `program_environment`, which removes the var
 """
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 
@@ -43,3 +44,15 @@ def python_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
 def program_environment() -> dict[str, str]:
     """The variables for a program that the user names: this process's own, as the user set them."""
     return {name: value for name, value in os.environ.items() if (name, value) != (SAFE_PATH, OWN_VALUE)}
+
+
+def signal_name(number: int) -> str:
+    """The name of the signal that ended a child; a real-time signal has a number only.
+
+    >>> signal_name(11), signal_name(40)
+    ('SIGSEGV', 'SIG40')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
