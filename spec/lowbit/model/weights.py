@@ -282,20 +282,8 @@ class LlamaWeights:
         _check_matrix("head", self.head, (config.hidden, config.vocabulary))
         if len(self.layers) != config.layers:
             raise ArgumentError("number of layers", len(self.layers), str(config.layers))
-        shapes = linear_shapes(config)
         for number, layer in enumerate(self.layers):
-            linears = layer.linears()
-            if linears.keys() != shapes.keys():
-                name = min(linears.keys() ^ shapes.keys())
-                given = "missing" if name in shapes else "present"
-                kind = "a dense block" if config.routing is None else f"a block of {config.routing.experts} experts"
-                raise ArgumentError(f"layers[{number}].{name}", given, f"the matrices of {kind}")
-            for name, shape in shapes.items():
-                _check_matrix(f"layers[{number}].{name}", linears[name], shape)
-            for name, size in vector_sizes(config).items():
-                vector = getattr(layer, name)
-                if vector is not None or name in NORMS:
-                    check_array(f"layers[{number}].{name}", vector, np.float32, (size,))
+            _check_layer(f"layers[{number}]", layer, config)
 
     def layer(self, number: int) -> LayerWeights:
         """One block, counted from 0.
@@ -416,6 +404,21 @@ def linear_shapes(config: LlamaConfig) -> dict[str, tuple[int, int]]:
         for name, shape in gated.items()
     }
     return attention | {"feed_forward.router": (config.hidden, config.routing.experts)} | experts
+
+
+def _check_layer(where: str, layer: LayerWeights, config: LlamaConfig) -> None:
+    linears, shapes = layer.linears(), linear_shapes(config)
+    if linears.keys() != shapes.keys():
+        name = min(linears.keys() ^ shapes.keys())
+        given = "missing" if name in shapes else "present"
+        kind = "a dense block" if config.routing is None else f"a block of {config.routing.experts} experts"
+        raise ArgumentError(f"{where}.{name}", given, f"the matrices of {kind}")
+    for name, shape in shapes.items():
+        _check_matrix(f"{where}.{name}", linears[name], shape)
+    for name, size in vector_sizes(config).items():
+        vector = getattr(layer, name)
+        if vector is not None or name in NORMS:
+            check_array(f"{where}.{name}", vector, np.float32, (size,))
 
 
 def _check_matrix(name: str, matrix: Matrix, shape: tuple[int, int]) -> None:
