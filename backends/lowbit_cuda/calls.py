@@ -60,32 +60,26 @@ class Calls:
         self._idle = False
         self.free_released()
         self.arena.load(kernel)
-        arguments: dict[str, Span | Number] = dict(numbers)
-        results: list[tuple[Array, Span, Span]] = []
         arrays = {name: array for name, array in given.items() if not isinstance(array, Span)}
-        memory = {
-            name: self._memory_of(name).of(array.nbytes) for name, array in arrays.items()
-        }  # before anything runs
-        for parameter in kernel.parameters:
-            if parameter.access is None:
-                continue
-            array = given[parameter.name]
-            if isinstance(array, Span):
-                arguments[parameter.name] = array
-                continue
-            there, here = memory[parameter.name]
-            if parameter.access != "write":
+        # All memory is there before anything runs.
+        memory = {name: self._memory_of(name).of(array.nbytes) for name, array in arrays.items()}
+        access = {parameter.name: parameter.access for parameter in kernel.parameters}
+        for name, array in arrays.items():
+            there, here = memory[name]
+            if access[name] != "write":
                 self.arena.port.write(here, np.ascontiguousarray(array))
                 self.arena.copy(there, here)
-            if parameter.access != "read":
-                results.append((array, there, here))
-            arguments[parameter.name] = there
-        self.arena.port.launch(kernel, arguments, self.arena.stream)
-        for _, there, here in results:
+        spans = {name: part for name, part in given.items() if isinstance(part, Span)}
+        spans |= {name: there for name, (there, _) in memory.items()}
+        self.arena.launch(kernel, **spans, **numbers)
+        results = [name for name in arrays if access[name] != "read"]
+        for name in results:
+            there, here = memory[name]
             self.arena.copy(here, there)
         self.arena.wait()
-        for array, _, here in results:
-            array[...] = self.arena.port.read(here, array.dtype, array.shape)
+        for name in results:
+            array = arrays[name]
+            array[...] = self.arena.port.read(memory[name][1], array.dtype, array.shape)
         self._idle = True
 
     def release(self, memory: Memory) -> None:

@@ -121,9 +121,14 @@ class ExpertLayout:
         return cls(layout_of(expert.gate), layout_of(expert.up), layout_of(expert.down))
 
     @property
+    def parts(self) -> tuple[Layout, Layout, Layout]:
+        """The layouts of the three matrices, in the order in which they are stored."""
+        return self.gate, self.up, self.down
+
+    @property
     def nbytes(self) -> int:
         """Bytes of an expert."""
-        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+        return sum(part.nbytes for part in self.parts)
 
     @property
     def inner(self) -> int:
@@ -153,8 +158,8 @@ class ExpertLayout:
         Raises:
             ArgumentError: its matrices have other layouts.
         """
-        parts = zip((self.gate, self.up, self.down), expert.linears().values(), strict=True)
-        return np.concatenate([packed_bytes(layout, matrix) for layout, matrix in parts])
+        matrices = expert.linears().values()
+        return np.concatenate([packed_bytes(*each) for each in zip(self.parts, matrices, strict=True)])
 
     def wider(self, others: "ExpertLayout") -> "ExpertLayout":
         """The layout that can hold both experts: float32 where one of them needs it.
@@ -162,15 +167,13 @@ class ExpertLayout:
         Raises:
             ArgumentError: they are quantised differently.
         """
-        pairs = zip((self.gate, self.up, self.down), (others.gate, others.up, others.down), strict=True)
-        return ExpertLayout(*(_wider(one, other) for one, other in pairs))
+        return ExpertLayout(*map(_wider, self.parts, others.parts))
 
     def restore(self, packed: U8) -> GatedWeights:
         """The expert that was packed, the inverse of `apply`."""
-        ends = np.cumsum([self.gate.nbytes, self.up.nbytes, self.down.nbytes])
-        parts = np.split(packed, ends[:-1])
-        layouts = self.gate, self.up, self.down
-        return GatedWeights(*(layout.restore(part) for layout, part in zip(layouts, parts, strict=True)))
+        ends = np.cumsum([part.nbytes for part in self.parts])
+        split = zip(self.parts, np.split(packed, ends[:-1]), strict=True)
+        return GatedWeights(*(layout.restore(part) for layout, part in split))
 
     def run(self, arena: Arena, packed: Span, y: Span, x: Span, inner: Span, spare: Span | None, tokens: int) -> None:
         """Y (T × hidden) = (silu(X gate) ⊗ X up) down.
