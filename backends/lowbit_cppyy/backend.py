@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -29,7 +30,7 @@ from lowbit_cppyy.runtime import processor
 from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.runtime.compiler import TINY, Linear, Pool, Route, preparing, raise_failure, runtime
 from lowbit_cppyy.runtime.decode_operations import DecodeOperations
-from lowbit_cppyy.runtime.products import Product
+from lowbit_cppyy.runtime.products import Product, Routes, integer_purpose
 from lowbit_cppyy.runtime.routing_operations import RoutingOperations
 from lowbit_cppyy.runtime.toolchain import check_toolchain
 from lowbit_cppyy.step.decoder import CompiledDecoder
@@ -68,66 +69,59 @@ class CppyyLinear(PreparedLinear):
 
     def __init__(self, matrix: QuantizedMatrix, layout: PanelLayout, table: InstructionSet, pool: Pool) -> None:
         super().__init__("cppyy", matrix.rows, matrix.columns, layout.nbytes)
-        self._layout, self._table = layout, table
+        self._panel = layout.panel
         self._linear = Linear(layout, layout.apply(matrix), pool)
-        self._handle = self._linear.handle
-        self._routes: dict[tuple[Purpose, bool], Route] = {}
+        self._handle, self._routes = self._linear.handle, Routes(partial(_route, layout, table))
         compiled = runtime()
         self._multiply, self._cast, self._blocks = compiled.multiply, compiled.multiply_cast, compiled.multiply_blocks
-        self._vector = self._route("vector").handle
+        self._vector = self._routes.of("vector").handle
 
     def _qgemv(self, x: F32, out: F32) -> None:
         if status := self._multiply(self._handle, self._vector, x, out, 1):
             self._failed(status, "vector", x, out, 1)
 
     def _qgemm(self, x: F32, out: F32) -> None:
-        purpose: Purpose = "rows" if len(x) <= FEW_ROWS else "many rows"
-        if status := self._multiply(self._handle, self._route(purpose).handle, x, out, len(x)):
+        purpose = _purpose(len(x))
+        if status := self._multiply(self._handle, self._routes.of(purpose).handle, x, out, len(x)):
             self._failed(status, purpose, x, out, len(x))
 
     def _qgemm_bfp(self, x: bfp.Blocks, out: F32) -> None:
-        route = self._integer_route(x.rows)
+        route = self._routes.of(integer_purpose(x.rows)).handle
         if status := self._blocks(self._handle, route, x.mantissas.view(np.uint8), x.exponents, out, x.rows):
             raise_failure(status)
 
     def _qgemm_cast(self, x: F32, out: F32) -> None:
-        if status := self._cast(self._handle, self._integer_route(len(x)), x, out, len(x)):
+        if status := self._cast(self._handle, self._routes.of(integer_purpose(len(x))).handle, x, out, len(x)):
             raise_failure(status)
 
     def product(self, tokens: int, activations: str | None, *, exact: bool = False) -> Product:
         """What a compiled step is given for a number of tokens: as the operations choose it; `activations` are None for
         the float32 contract."""
         if activations is not None:
-            route = self._route("integer vector" if tokens == 1 else "integer rows")
+            route = self._routes.of(integer_purpose(tokens))
         else:
-            few: Purpose = "rows" if tokens <= FEW_ROWS else "many rows"
-            route = self._route("vector" if tokens == 1 else few, exact=exact)
-        return Product(self._handle, route, False, -1, self.nbytes, self._layout.panel)
-
-    def _integer_route(self, rows: int) -> int:
-        return self._route("integer vector" if rows == 1 else "integer rows").handle
+            route = self._routes.of("vector" if tokens == 1 else _purpose(tokens), exact=exact)
+        return Product(self._handle, route, False, -1, self.nbytes, self._panel)
 
     def _failed(self, status: int, purpose: Purpose, x: F32, out: F32, rows: int) -> None:
         """Use the kernel without powers of two if an activation is too small for them; otherwise raise the error."""
         if status == TINY:
-            exact = self._route(purpose, exact=True).handle
+            exact = self._routes.of(purpose, exact=True).handle
             status = self._multiply(self._handle, exact, x, out, rows)
         if status:
             raise_failure(status)
 
-    def _route(self, purpose: Purpose, *, exact: bool = False) -> Route:
-        """The kernel for a purpose, with the stream that it reads; made when it is first requested."""
-        route = self._routes.get((purpose, exact))
-        if route is None:
-            recipe = recipe_for(purpose, self._layout, self._table)
-            if exact:
-                recipe = replace(recipe, method="shift")
-            with preparing:
-                if (purpose, exact) not in self._routes:
-                    stream = ActivationStream(recipe, self._layout)
-                    self._routes[purpose, exact] = Route(Kernel(recipe, self._table), stream)
-                route = self._routes[purpose, exact]
-        return route
+
+def _route(layout: PanelLayout, table: InstructionSet, purpose: Purpose, exact: bool) -> Route:
+    recipe = recipe_for(purpose, layout, table)
+    if exact:
+        recipe = replace(recipe, method="shift")
+    return Route(Kernel(recipe, table), ActivationStream(recipe, layout))
+
+
+def _purpose(rows: int) -> Purpose:
+    """What multiplies several rows of x, and one row where its bits must not depend on how many there are."""
+    return "rows" if rows <= FEW_ROWS else "many rows"
 
 
 class CppyyBackend(DecodeOperations, RoutingOperations, StoredProducts, Casts, Backend):

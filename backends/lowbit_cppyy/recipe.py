@@ -64,33 +64,52 @@ SEGMENT = 32
 """Elements of a block of activations, by `lowbit.linear.integer.ACTIVATIONS`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """The choices that every kernel of a matrix has.
+
+    Attributes:
+        rows: rows of x at once.
+        registers: t_u, registers side by side.
+        chains: independent sums of a group, or of a run of rows that is summed by itself.
+        panel: P, columns of a panel.
+        ahead: prefetch distance in elements; 0 for no prefetch.
+    """
+
+    rows: int = 1
+    registers: int = 4
+    chains: int = 1
+    panel: int = 64
+    ahead: int = 2048
+
+    @property
+    def unit_words(self) -> int:
+        """Rows of words of a unit."""
+        raise NotImplementedError
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The registers of y: rows of x by registers of columns."""
+        return [(r, j) for r in range(self.rows) for j in range(self.registers)]
+
+
 @dataclass(frozen=True)
-class Recipe:
-    """The choices of one micro-kernel.
+class Recipe(Tile):
+    """The choices of one micro-kernel, beside its tile.
 
     Attributes:
         bits: b, the width of a code.
         scales: dtype of scales and minima in memory.
         convention: whether zeros are minima or zero-points.
         method: how codes become products.
-        rows: rows of x at once.
-        registers: t_u, registers side by side.
-        chains: independent sums of a group.
         unroll: units in a loop iteration; m_u in units.
-        panel: P, columns of a panel.
-        ahead: prefetch distance in elements; 0 for no prefetch.
     """
 
     bits: int
     scales: ScaleDtype
     convention: Convention
     method: Method
-    rows: int = 1
-    registers: int = 4
-    chains: int = 1
     unroll: int = 1
-    panel: int = 64
-    ahead: int = 2048
 
     @property
     def integer(self) -> bool:
@@ -104,7 +123,6 @@ class Recipe:
 
     @property
     def unit_words(self) -> int:
-        """Rows of words of a unit."""
         return WORDS_PER_UNIT[self.bits]
 
     @property

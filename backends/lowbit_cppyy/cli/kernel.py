@@ -21,9 +21,10 @@ from lowbit.quantization.packing import BITS
 from lowbit_cppyy.cli.tune import layout_of
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel, kernel_source
+from lowbit_cppyy.codegen.lowering import Compilable
 from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.names import kernel_of
-from lowbit_cppyy.recipe import PURPOSES
+from lowbit_cppyy.recipe import PURPOSES, Purpose
 from lowbit_cppyy.stored.formats import structure_of
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.linear import PANEL
@@ -46,7 +47,6 @@ FormatName = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 ROWS, COLUMNS = 4096, 11008
-Printed = Kernel | StoredKernel
 
 
 @app.command()
@@ -63,7 +63,7 @@ def show(
     assembly: Annotated[bool, typer.Option(help="The assembly of the command c++, not of cppyy.")] = False,
 ) -> None:
     """Print a kernel's C++, by its name or by choices."""
-    kernel: Printed = _kernel(name, _layout(bits, group, scales, convention), isa, purpose)
+    kernel: Compilable = _kernel(name, _layout(bits, group, scales, convention), isa, purpose)
     if format is not None:
         kernel = _stored(format, bits, isa, purpose)
     if assembly:
@@ -90,7 +90,8 @@ def program(
         return
     kernel = _kernel(name, _layout(bits, group, scales, convention), isa, purpose)
     layout = _layout(kernel.recipe.bits, group, kernel.recipe.scales, kernel.recipe.convention)
-    words, predicted = _counted(kernel, layout)
+    words = dict(words_of_a_group(kernel.recipe, layout, kernel.program))
+    predicted = predict(kernel.recipe, layout, kernel.table)
     lines = list(program_lines(kernel.program.body))
     if as_json:
         answer = {"kernel": kernel.name, "program": lines, "words_of_a_group": words, "predicted": vars(predicted)}
@@ -149,18 +150,20 @@ def _kernel(name: str | None, layout: PanelLayout, isa: str, purpose: str) -> Ke
     """The kernel of a name, or the default for these choices."""
     if name is not None:
         return kernel_of(name)
-    check_choice("--isa", isa, tuple(TABLES))
-    check_choice("--purpose", purpose, PURPOSES)
-    table: InstructionSet = TABLES[isa]
-    return Kernel(default_recipe(next(each for each in PURPOSES if each == purpose), layout, table), table)
+    table, chosen = _chosen(isa, purpose)
+    return Kernel(default_recipe(chosen, layout, table), table)
 
 
 def _stored(format: str, bits: int, isa: str, purpose: str) -> StoredKernel:
     """The default kernel for a stored matrix; `bits` is for formats of several widths."""
+    table, chosen = _chosen(isa, purpose)
+    return StoredKernel(default_stored(structure_of(format, bits), table, chosen, PANEL), table)
+
+
+def _chosen(isa: str, purpose: str) -> tuple[InstructionSet, Purpose]:
     check_choice("--isa", isa, tuple(TABLES))
     check_choice("--purpose", purpose, PURPOSES)
-    chosen = next(each for each in PURPOSES if each == purpose)
-    return StoredKernel(default_stored(structure_of(format, bits), TABLES[isa], chosen, PANEL), TABLES[isa])
+    return TABLES[isa], next(each for each in PURPOSES if each == purpose)
 
 
 def _show_stored_program(kernel: StoredKernel, as_json: bool) -> None:
@@ -170,11 +173,6 @@ def _show_stored_program(kernel: StoredKernel, as_json: bool) -> None:
         return
     _print("\n".join(lines) + "\n", "text")
     print(f"\n{kernel.name}: {live} values live at once; there are {kernel.table.registers} registers")
-
-
-def _counted(kernel: Kernel, layout: PanelLayout) -> tuple[dict[str, int], Prediction]:
-    words = words_of_a_group(kernel.recipe, layout, kernel.program)
-    return dict(words), predict(kernel.recipe, layout, kernel.table)
 
 
 def _told(predicted: Prediction, registers: int) -> Iterator[str]:
@@ -214,7 +212,7 @@ def _print(text: str, language: str) -> None:
         sys.stdout.write(text)
 
 
-def assembly_of(kernel: Printed) -> str:
+def assembly_of(kernel: Compilable) -> str:
     """The instructions that the system's C++ compiler makes of a kernel.
 
     Raises:

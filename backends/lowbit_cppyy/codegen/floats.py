@@ -13,10 +13,10 @@ from lowbit.kernels.program import Address, Advance, Comment, Element, Instructi
 from lowbit_cppyy.codegen.steps import (
     TABLE,
     advance,
+    combined,
     epilogue,
     load_words,
     prefetched,
-    tile_of,
     words_of,
     x_elements,
     zero,
@@ -31,14 +31,11 @@ def groups_loop(recipe: Recipe, lanes: int) -> Loop:
 
 
 def _group(recipe: Recipe, lanes: int) -> Iterator[Step]:
-    tile = tile_of(recipe)
-    for r, j in tile:
+    for r, j in recipe.places:
         for c in range(recipe.chains):
             yield zero(f"acc_{r}_{j}_{c}")
     yield Loop("u", Element("turns", "g"), tuple(_iteration(recipe, lanes)))
-    for c in range(1, recipe.chains):
-        for r, j in tile:
-            yield Instruction("add", f"acc_{r}_{j}_0", (f"acc_{r}_{j}_0", f"acc_{r}_{j}_{c}"))
+    yield from combined(recipe)
     yield from epilogue(recipe, lanes)
 
 
@@ -49,7 +46,7 @@ def _iteration(recipe: Recipe, lanes: int) -> Iterator[Step]:
     for number in range(recipe.unroll):
         unit = chain(load_words(recipe, lanes, number), products(recipe, number))
         yield from prefetched(recipe, unit, number * elements, elements)
-    yield from advance(recipe.unroll * recipe.unit_words * recipe.panel)
+    yield from advance(recipe.unroll * elements)
     yield Advance("x", x_elements(recipe) * recipe.unroll * recipe.rows)
 
 

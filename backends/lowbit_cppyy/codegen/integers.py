@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from lowbit.kernels.program import Address, Advance, Comment, Element, Instruction, Loop, Step
-from lowbit_cppyy.codegen.steps import advance, epilogue, load_words, prefetched, tile_of, words_of, x_elements, zero
+from lowbit_cppyy.codegen.steps import advance, epilogue, load_words, prefetched, words_of, x_elements, zero
 from lowbit_cppyy.codegen.unpacking import four_codes
 from lowbit_cppyy.recipe import Recipe
 
@@ -31,10 +31,10 @@ PAIR_OF_ONES = 0x00010001
 
 def segments_loop(recipe: Recipe, lanes: int) -> Loop:
     """All segments; where a segment ends a group, the epilogue follows it."""
-    tile = tile_of(recipe)
+    tile = recipe.places
     steps: list[Step] = [Instruction("broadcast_int", f"d_{r}_{j}", (0,)) for r, j in tile]
     steps.append(Loop("u", Element("turns", "i"), tuple(_iteration(recipe, lanes))))
-    steps += _scaled(recipe, tile)
+    steps += _scaled(recipe)
     steps.append(Loop("b", Element("back", "i"), tuple(advance(-recipe.unit_words * recipe.panel))))
     end = [*epilogue(recipe, lanes), *(zero(f"acc_{r}_{j}_0") for r, j in tile)]
     steps.append(Loop("e", Element("ends", "i"), tuple(end)))
@@ -74,17 +74,17 @@ def _dot(recipe: Recipe, total: str, codes: str, mantissas: str) -> Iterator[Ste
         yield Instruction("add_pairs", total, (total, "p"))
 
 
-def _scaled(recipe: Recipe, tile: list[tuple[int, int]]) -> Iterator[Step]:
+def _scaled(recipe: Recipe) -> Iterator[Step]:
     """The end of a segment: its integer sums are scaled and added to those of the group."""
     yield Comment("acc += 2^e * d")
     if recipe.method == "pairs":
         yield Instruction("broadcast_int", "none", (0,))
         yield Instruction("broadcast_int", "ones", (PAIR_OF_ONES,))
-        for r, j in tile:
+        for r, j in recipe.places:
             yield Instruction("dot2", f"d_{r}_{j}", ("none", f"d_{r}_{j}", "ones"))
     for r in range(recipe.rows):
         yield Instruction("broadcast_float", f"e_{r}", (Address("x", r),))
-    for r, j in tile:
+    for r, j in recipe.places:
         yield Instruction("cvt_signed_float", f"f_{j}", (f"d_{r}_{j}",))
         yield Instruction("fmadd", f"acc_{r}_{j}_0", (f"f_{j}", f"e_{r}", f"acc_{r}_{j}_0"))
     yield Advance("x", recipe.rows)

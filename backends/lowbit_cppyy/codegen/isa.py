@@ -105,6 +105,12 @@ AVX2 = InstructionSet(
     },
 )
 
+
+def _widened(body: str) -> str:
+    """A word of AVX2 in the instructions for 512 bits, which have the same names but for the width."""
+    return body.replace("256", "512")
+
+
 _EVEN = "_mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0)"
 _ODD = "_mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1)"
 """Lane numbers in two registers, the second after the first."""
@@ -120,45 +126,15 @@ AVX512 = InstructionSet(
     types="using vint = __m512i;\nusing vfloat = __m512;",
     attribute='__attribute__((target("avx512f,avx512bw,avx512vl")))',
     words={
-        "load_int": "return _mm512_loadu_si512(a);",
-        "load_float": "return _mm512_loadu_ps(a);",
+        **{word: _widened(body) for word, body in AVX2.words.items()},
         "load_half": "return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(a)));",
         "load_byte": "return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(a)));",
-        "store": "_mm512_storeu_ps(a, b);",
-        "broadcast_int": "return _mm512_set1_epi32(static_cast<int>(a));",
-        "broadcast_float": "return _mm512_set1_ps(a);",
-        "fmadd": "return _mm512_fmadd_ps(a, b, c);",
-        "add": "return _mm512_add_ps(a, b);",
-        "multiply": "return _mm512_mul_ps(a, b);",
-        "divide": "return _mm512_div_ps(a, b);",
-        "maximum": "return _mm512_max_ps(a, b);",
         "add_neighbours": f"return _mm512_add_ps(_mm512_permutex2var_ps(a, {_EVEN}, b), "
         f"_mm512_permutex2var_ps(a, {_ODD}, b));",
         "permute": "return _mm512_permutexvar_ps(b, a);",
-        "srli": "return _mm512_srli_epi32(a, static_cast<unsigned>(i));",
-        "slli": "return _mm512_slli_epi32(a, static_cast<unsigned>(i));",
-        "and": "return _mm512_and_si512(a, b);",
-        "or": "return _mm512_or_si512(a, b);",
         "and_or": "return _mm512_ternarylogic_epi32(a, b, c, 0xEA);",
-        "add_int": "return _mm512_add_epi32(a, b);",
-        "subtract_int": "return _mm512_sub_epi32(a, b);",
         "add_neighbours_int": f"return _mm512_add_epi32(_mm512_permutex2var_epi32(a, {_EVEN}, b), "
         f"_mm512_permutex2var_epi32(a, {_ODD}, b));",
-        "dot4": "const vint even = _mm512_madd_epi16(_mm512_and_si512(b, _mm512_set1_epi16(255)), "
-        "_mm512_srai_epi16(_mm512_slli_epi16(c, 8), 8)); "
-        "const vint odd = _mm512_madd_epi16(_mm512_srli_epi16(b, 8), _mm512_srai_epi16(c, 8)); "
-        "return _mm512_add_epi32(a, _mm512_add_epi32(even, odd));",
-        "dot4_pairs": "return _mm512_maddubs_epi16(a, b);",
-        "add_pairs": "return _mm512_add_epi16(a, b);",
-        "dot2": "return _mm512_add_epi32(a, _mm512_madd_epi16(b, c));",
-        "srai": "return _mm512_srai_epi32(a, static_cast<unsigned>(i));",
-        "lookup_bytes": "return _mm512_shuffle_epi8(a, b);",
-        "as_int": "return _mm512_castps_si512(a);",
-        "as_float": "return _mm512_castsi512_ps(a);",
-        "cvt_int_float": "return _mm512_cvtepi32_ps(a);",
-        "cvt_signed_float": "return _mm512_cvtepi32_ps(a);",
-        "prefetch": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_T0);",
-        "prefetch_once": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_NTA);",
     },
 )
 

@@ -20,13 +20,12 @@ The size of groups is an argument of the call. Kernels differ only in what their
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from lowbit.errors import ArgumentError
 from lowbit.kernels.program import Program
 from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.isa import InstructionSet
-from lowbit_cppyy.codegen.lowering import function, prelude
+from lowbit_cppyy.codegen.lowering import Compilable, function, prelude
 from lowbit_cppyy.codegen.microkernel import micro_kernel
 from lowbit_cppyy.recipe import Recipe
 
@@ -71,24 +70,11 @@ class Kernel:
     @property
     def source(self) -> str:
         """Its C++, which follows the prelude of its instruction set."""
-        recipe = self.recipe
-        summary = _SUMMARY.format(
-            name=self.name, rows=recipe.rows, columns=self.columns, bits=recipe.bits, panel=recipe.panel
-        )
+        summary = _SUMMARY.format(name=self.name, columns=self.columns, **vars(self.recipe))
         return function(self.program, self.table, self.name, summary)
 
 
-class Printed(Protocol):
-    """A kernel with C++."""
-
-    @property
-    def table(self) -> InstructionSet: ...
-
-    @property
-    def source(self) -> str: ...
-
-
-def kernel_source(kernel: Printed) -> str:
+def kernel_source(kernel: Compilable) -> str:
     """The C++ of a kernel, complete with the functions that it calls; no compiler is needed to see it.
 
     >>> from lowbit_cppyy.codegen.isa import TABLES

@@ -5,6 +5,7 @@ every instruction set, and like the paper's Algorithms 2 and 3. The same program
 """
 
 from collections.abc import Iterator
+from typing import Protocol
 
 from lowbit.kernels.program import Address, Advance, Argument, Comment, Element, Instruction, Loop, Program, Step
 from lowbit.kernels.vector import VOCABULARY, Operand, Word
@@ -30,6 +31,19 @@ LOWBIT_INLINE std::uint32_t bits(float a) { std::uint32_t d; std::memcpy(&d, &a,
 
 _FLOATS = ("x", "y")
 """Pointers to float; `w`, `s` and `z` point to 32-bit elements."""
+
+
+class Compilable(Protocol):
+    """A kernel for a compiler: a function of this name in the namespace of its table."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def table(self) -> InstructionSet: ...
+
+    @property
+    def source(self) -> str: ...
 
 
 def prelude(table: InstructionSet) -> str:

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from lowbit.kernels.program import Address, Advance, Instruction, Program, Step
 from lowbit_cppyy.codegen.floats import groups_loop
 from lowbit_cppyy.codegen.integers import segments_loop
-from lowbit_cppyy.codegen.steps import TABLE, tile_of, zero
+from lowbit_cppyy.codegen.steps import TABLE, added_to_results, zero
 from lowbit_cppyy.codegen.unpacking import constants
 from lowbit_cppyy.recipe import Recipe
 
@@ -42,14 +42,11 @@ def micro_kernel(recipe: Recipe, lanes: int) -> Program:
         lanes: numbers in one vector register.
     """
     assert not recipe.fits(lanes)
-    tile = tile_of(recipe)
-    addresses = {(r, j): Address("y", r * recipe.panel + j * lanes) for r, j in tile}
-    steps: list[Step] = [Instruction("load_float", f"y_{r}_{j}", (addresses[r, j],)) for r, j in tile]
     if recipe.integer:
-        steps += [*(zero(f"acc_{r}_{j}_0") for r, j in tile), segments_loop(recipe, lanes)]
+        body: list[Step] = [*(zero(f"acc_{r}_{j}_0") for r, j in recipe.places), segments_loop(recipe, lanes)]
     else:
-        steps.append(groups_loop(recipe, lanes))
-    steps += [Instruction("store", "", (addresses[r, j], f"y_{r}_{j}")) for r, j in tile]
+        body = [groups_loop(recipe, lanes)]
+    steps = added_to_results(recipe, lanes, body)
     return Program(lanes, (*_code_table(recipe), *constants(steps), *steps))
 
 

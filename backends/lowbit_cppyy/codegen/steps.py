@@ -5,19 +5,27 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 from lowbit.kernels.program import Address, Advance, Comment, Instruction, Step
 from lowbit_cppyy.layout.panels import LINE, row_elements
-from lowbit_cppyy.recipe import Recipe
+from lowbit_cppyy.recipe import Recipe, Tile
 
 TABLE = 16
 """Elements of a table: of the sixteen sums of method `sums`, or of the sixteen codes of method `table`."""
 
 
-def tile_of(recipe: Recipe) -> list[tuple[int, int]]:
-    """The registers of y: rows of x by registers of columns."""
-    return [(r, j) for r in range(recipe.rows) for j in range(recipe.registers)]
+def added_to_results(tile: Tile, lanes: int, body: Iterable[Step]) -> list[Step]:
+    """Steps that add to the registers ``y_{r}_{j}``, between those that load and that store them."""
+    addresses = {f"y_{r}_{j}": Address("y", r * tile.panel + j * lanes) for r, j in tile.places}
+    loads = [Instruction("load_float", register, (address,)) for register, address in addresses.items()]
+    return [*loads, *body, *(Instruction("store", "", (address, name)) for name, address in addresses.items())]
+
+
+def combined(tile: Tile) -> Iterator[Step]:
+    """The chains of each sum ``acc_{r}_{j}``, added up in the first."""
+    for chain in range(1, tile.chains):
+        for r, j in tile.places:
+            yield Instruction("add", f"acc_{r}_{j}_0", (f"acc_{r}_{j}_0", f"acc_{r}_{j}_{chain}"))
 
 
 def zero(register: str) -> Instruction:
@@ -42,33 +50,20 @@ def x_elements(recipe: Recipe) -> int:
     return recipe.unit_codes // 4 if recipe.integer else recipe.unit_codes
 
 
-def load_words(recipe: Recipe, lanes: int, number: int) -> Iterator[Step]:
+def load_words(tile: Tile, lanes: int, number: int = 0) -> Iterator[Step]:
     """Load the words of one unit of the iteration into registers ``w{row}_{j}``."""
-    for row in range(recipe.unit_words):
-        for j in range(recipe.registers):
-            offset = (number * recipe.unit_words + row) * recipe.panel + j * lanes
+    for row in range(tile.unit_words):
+        for j in range(tile.registers):
+            offset = (number * tile.unit_words + row) * tile.panel + j * lanes
             yield Instruction("load_int", f"w{row}_{j}", (Address("w", offset),))
 
 
-def words_of(recipe: Recipe, j: int) -> list[str]:
+def words_of(tile: Tile, j: int) -> list[str]:
     """The registers that `load_words` fills for a column of registers."""
-    return [f"w{row}_{j}" for row in range(recipe.unit_words)]
+    return [f"w{row}_{j}" for row in range(tile.unit_words)]
 
 
-class Streamed(Protocol):
-    """What prefetching needs to know of a recipe."""
-
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def panel(self) -> int: ...
-
-    @property
-    def ahead(self) -> int: ...
-
-
-def prefetched(recipe: Streamed, steps: Iterable[Step], first: int, elements: int) -> Iterator[Step]:
+def prefetched(tile: Tile, steps: Iterable[Step], first: int, elements: int) -> Iterator[Step]:
     """Steps, and between them prefetches of the lines that lie a fixed distance behind the elements that they read.
 
     They are needed because the processor's own prefetcher stops at a page. Whole rows of the panel are prefetched, also
@@ -79,18 +74,18 @@ def prefetched(recipe: Streamed, steps: Iterable[Step], first: int, elements: in
     the loads behind them would wait.
 
     Args:
-        recipe: any.
+        tile: of the kernel.
         steps: without loops.
         first, elements: of the stream of weights, from the pointer on.
     """
-    word, body = "prefetch_once" if recipe.rows == 1 else "prefetch", list(steps)
-    lines = range(first, first + elements, LINE) if recipe.ahead else range(0)
+    word, body = "prefetch_once" if tile.rows == 1 else "prefetch", list(steps)
+    lines = range(first, first + elements, LINE) if tile.ahead else range(0)
     due = defaultdict[int, list[int]](list)
     for number, line in enumerate(lines):
         due[number * len(body) // len(lines)].append(line)
     for place, step in enumerate(body):
         for line in due[place]:
-            yield Instruction(word, "", (Address("w", line + recipe.ahead),))
+            yield Instruction(word, "", (Address("w", line + tile.ahead),))
         yield step
 
 
@@ -98,12 +93,7 @@ def prefetched(recipe: Streamed, steps: Iterable[Step], first: int, elements: in
 
 
 def epilogue(recipe: Recipe, lanes: int) -> Iterator[Step]:
-    """``y += acc * s + X * o`` for the sums ``acc_{r}_{j}_0``; then the pointers move past the group.
-
-    Args:
-        recipe: any.
-        lanes: L.
-    """
+    """``y += acc * s + X * o`` for the sums ``acc_{r}_{j}_0``; then the pointers move past the group."""
     yield Comment("y += acc * s + X * o")
     for r in range(recipe.rows):
         yield Instruction("broadcast_float", f"X_{r}", (Address("x", r),))

@@ -9,10 +9,10 @@ namespace lowbit {
 
 // The sizes that a kernel is given: the number of groups or segments, and for each the iterations of the inner loop.
 struct Sizes {
-  std::int64_t groups, segments;
-  const std::int32_t* turns;
-  const std::int32_t* back;  // of a segment: 1 where the next one begins in its last unit
-  const std::int32_t* ends;  // of a segment: 1 where a group ends
+  std::int64_t groups, segments = 0;
+  const std::int32_t* turns = nullptr;
+  const std::int32_t* back = nullptr;  // of a segment: 1 where the next one begins in its last unit
+  const std::int32_t* ends = nullptr;  // of a segment: 1 where a group ends
 };
 
 // Adds the product of `rows` rows of x and a tile of columns of one block of a panel to y. `w`, `s` and `z` point into
@@ -48,6 +48,31 @@ struct Groups {
   std::int64_t units(std::int64_t g) const { return (held(g) + unit_codes - 1) / unit_codes; }
 };
 
+inline float from_bits(std::uint32_t a) {
+  float d;
+  std::memcpy(&d, &a, sizeof d);
+  return d;
+}
+
+inline std::uint32_t to_bits(float a) {
+  std::uint32_t d;
+  std::memcpy(&d, &a, sizeof d);
+  return d;
+}
+
+// The bits of the largest magnitude; magnitudes compare as their bits do, also as signed numbers, whose maximum the
+// oldest vector instructions have.
+inline std::uint32_t largest_bits(const float* x, std::int64_t n) {
+  std::int32_t most = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int32_t bits = static_cast<std::int32_t>(to_bits(x[i]) & 0x7FFFFFFFu);
+    most = bits > most ? bits : most;
+  }
+  return static_cast<std::uint32_t>(most);
+}
+
+constexpr float rounder = 12582912.0f;  // 1.5 * 2^23: a float near it is an integer
+
 // The sum of n floats: eight running sums side by side, then a tree. The order is the same on every processor.
 inline float group_sum(const float* x, std::int64_t n) {
   float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
@@ -63,11 +88,8 @@ inline float group_sum(const float* x, std::int64_t n) {
 inline bool any_tiny(const float* x, std::int64_t n) {
   constexpr std::uint32_t least = 29u << 23;  // 2^-98 = 2^-126 * 2^28
   std::uint32_t found = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    std::uint32_t a;
-    std::memcpy(&a, x + i, sizeof a);
-    found |= static_cast<std::uint32_t>((a & 0x7FFFFFFFu) - 1 < least - 1);
-  }
+  for (std::int64_t i = 0; i < n; ++i)
+    found |= static_cast<std::uint32_t>((to_bits(x[i]) & 0x7FFFFFFFu) - 1 < least - 1);
   return found != 0;
 }
 
@@ -129,10 +151,7 @@ inline void lay_sums(const Groups& shape, const Route& route, const float* x, fl
 
 // One number of 2^e, for -149 <= e <= 127.
 inline float power_of_two(std::int64_t e) {
-  const std::uint32_t a = e < -126 ? 1u << (e + 149) : static_cast<std::uint32_t>(e + 127) << 23;
-  float d;
-  std::memcpy(&d, &a, sizeof d);
-  return d;
+  return from_bits(e < -126 ? 1u << (e + 149) : static_cast<std::uint32_t>(e + 127) << 23);
 }
 
 constexpr std::int64_t activation_block = 32;  // elements that share an exponent (lowbit.linear.integer.ACTIVATIONS)
@@ -173,27 +192,20 @@ inline void lay_mantissas(const Groups& shape, const Route& route, const std::in
 }
 
 // Activations in blocks of 32 with 8-bit mantissas (lowbit.quantization.bfp.cast): e from the largest magnitude, then
-// rint(x / 2^e) saturated at 127. Adding 1.5 * 2^23 rounds to nearest, ties to even. Returns whether x is finite; other
+// rint(x / 2^e) saturated at 127. Adding `rounder` rounds to nearest, ties to even. Returns whether x is finite; other
 // numbers have no cast.
 inline bool cast_blocks(const float* x, std::int64_t n, std::int8_t* mantissas, std::int16_t* exponents) {
   bool finite = true;
   for (std::int64_t start = 0; start < n; start += activation_block) {
     const std::int64_t length = std::min(activation_block, n - start);
-    std::uint32_t largest = 0;
-    for (std::int64_t k = 0; k < length; ++k) {
-      std::uint32_t a;
-      std::memcpy(&a, x + start + k, sizeof a);
-      largest = std::max(largest, a & 0x7FFFFFFFu);
-    }
+    const std::uint32_t largest = largest_bits(x + start, length);
     finite = finite && largest < 0x7F800000u;
     // A normal float is f * 2^E' with E' = exponent bits - 126; e = E' - 7. Subnormal floats have the least exponent.
     const std::int64_t e = std::max<std::int64_t>(static_cast<std::int64_t>(largest >> 23) - 133, -127);
     const float inverse = power_of_two(-e);
     for (std::int64_t k = 0; k < length; ++k) {
-      const float shifted = x[start + k] * inverse + 12582912.0f;
-      std::int32_t a;
-      std::memcpy(&a, &shifted, sizeof a);
-      mantissas[start + k] = static_cast<std::int8_t>(std::min(std::max(a - 0x4B400000, -127), 127));
+      const std::int32_t nearest = static_cast<std::int32_t>(to_bits(x[start + k] * inverse + rounder) - to_bits(rounder));
+      mantissas[start + k] = static_cast<std::int8_t>(std::min(std::max(nearest, -127), 127));
     }
     exponents[start / activation_block] = static_cast<std::int16_t>(e);
   }

@@ -28,19 +28,12 @@ inline double wide_power_of_two(std::int64_t e) {
   return d;
 }
 
-// The exponent of a block, from the bits of its largest magnitude; bits of floats are in the order of magnitudes.
+// The exponent of a block, from its largest magnitude.
 inline std::int64_t exponent_of(const float* x, std::int64_t n, const Format& format) {
-  std::uint32_t largest = 0;
-  for (std::int64_t k = 0; k < n; ++k) {
-    std::uint32_t a;
-    std::memcpy(&a, x + k, sizeof a);
-    largest = std::max(largest, a & 0x7FFFFFFFu);
-  }
+  const float largest = from_bits(largest_bits(x, n));
   if (largest == 0) return -format.reach;
-  float magnitude;
-  std::memcpy(&magnitude, &largest, sizeof largest);
   int power;
-  std::frexp(magnitude, &power);
+  std::frexp(largest, &power);
   return std::min(std::max(power - 1 - (format.mantissa - 2), -format.reach), format.reach);
 }
 
@@ -66,21 +59,12 @@ inline void cast_row(const float* x, std::int64_t n, const Format& format, Manti
     const std::int64_t length = std::min(format.block, n - start), e = exponent_of(x + start, length, format);
     if (sizeof(Mantissa) == 1 && e >= -127 && e <= 127)
       round_block<float, std::uint32_t>(x + start, length, power_of_two(-e), static_cast<float>(format.top()),
-                                        12582912.0f, mantissas + start);
+                                        rounder, mantissas + start);
     else
       round_block<double, std::uint64_t>(x + start, length, wide_power_of_two(-e), static_cast<double>(format.top()),
                                          6755399441055744.0, mantissas + start);
     exponents[start / format.block] = static_cast<std::int16_t>(e);
   }
-}
-
-template <class Mantissa>
-inline Status cast(Pool& pool, const float* x, std::int64_t rows, std::int64_t n, const Format& format,
-                   Mantissa* mantissas, std::int16_t* exponents) {
-  return spread(pool, rows, 4 * n, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t r = first; r < last; ++r)
-      cast_row(x + r * n, n, format, mantissas + r * n, exponents + r * format.blocks(n));
-  });
 }
 
 // M * 2^e rounded once: the product of two exact numbers.
@@ -99,15 +83,6 @@ inline void decode_row(const Mantissa* mantissas, const std::int16_t* exponents,
     else
       scale_block(mantissas + start, length, wide_power_of_two(e), out + start);
   }
-}
-
-template <class Mantissa>
-inline Status decode(Pool& pool, const Mantissa* mantissas, const std::int16_t* exponents, std::int64_t rows,
-                     std::int64_t n, const Format& format, float* out) {
-  return spread(pool, rows, 2 * n, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t r = first; r < last; ++r)
-      decode_row(mantissas + r * n, exponents + r * format.blocks(n), n, format.block, out + r * n);
-  });
 }
 
 // **Dot products** of R rows with S rows of n elements: sums, R x S x P for P blocks, and the sums of their exponents.
@@ -147,16 +122,13 @@ inline Status dot(Pool& pool, const Operand& a, const Operand& b, std::int64_t n
 
 // 8-bit mantissas, in blocks for which there is a kernel: it takes `kernels.lanes` blocks of b an iteration.
 inline Status dot_bytes(const KernelSet& kernels, const Operand& a, const Operand& b, std::int64_t n,
-                        std::int64_t blocks,
-                        std::int64_t* sums, std::int32_t* exponents) {
+                        std::int64_t blocks, std::int64_t* sums, std::int32_t* exponents) {
   constexpr std::int64_t most = 512;  // sums at once
   const std::int64_t lanes = kernels.lanes, rows_each = lanes / blocks;
   const std::int64_t iterations = (b.rows + rows_each - 1) / rows_each, work = a.rows * n * rows_each / 4;
-  std::atomic<bool> failed{false};
-  const Status status = spread(*kernels.pool, iterations, work, [&](std::int64_t first, std::int64_t last) {
-    const Scratch room = scratch((a.rows + rows_each) * n);
-    if (!room) return failed.store(true);
-    std::uint8_t *const plus_128 = static_cast<std::uint8_t*>(room.get()), *const copy = plus_128 + a.rows * n;
+  const std::int64_t bytes = (a.rows + rows_each) * n;
+  return spread_with(*kernels.pool, iterations, work, bytes, [&](std::int64_t first, std::int64_t last, void* room) {
+    std::uint8_t *const plus_128 = static_cast<std::uint8_t*>(room), *const copy = plus_128 + a.rows * n;
     const std::uint8_t* const from_a = static_cast<const std::uint8_t*>(a.mantissas);
     const std::uint8_t* const from_b = static_cast<const std::uint8_t*>(b.mantissas);
     for (std::int64_t k = 0; k < a.rows * n; ++k) plus_128[k] = from_a[k] ^ 0x80;
@@ -165,8 +137,7 @@ inline Status dot_bytes(const KernelSet& kernels, const Operand& a, const Operan
       for (std::int64_t r = 0; r < a.rows; ++r) {
         const std::int64_t wanted = std::min(count * rows_each, b.rows - s) * blocks;
         kernels.call[0](reinterpret_cast<const std::uint32_t*>(rows),
-                       reinterpret_cast<const std::uint32_t*>(plus_128 + r * n), nullptr, nullptr, found,
-                       Sizes{count, 0, nullptr, nullptr, nullptr});
+                       reinterpret_cast<const std::uint32_t*>(plus_128 + r * n), nullptr, nullptr, found, Sizes{count});
         for (std::int64_t i = 0; i < wanted; ++i) {
           std::int32_t one;
           std::memcpy(&one, found + i, sizeof one);
@@ -185,7 +156,6 @@ inline Status dot_bytes(const KernelSet& kernels, const Operand& a, const Operan
     }
     add_exponents(a, b, blocks, first * rows_each, std::min(last * rows_each, b.rows), exponents);
   });
-  return failed ? NO_MEMORY : status;
 }
 
 // y + s * 2^e rounded once: the sum in float64 is rounded to odd, so that rounding it to float32 gives the rounding of
@@ -218,28 +188,37 @@ inline Status total(Pool& pool, const std::int64_t* sums, const std::int32_t* ex
 
 namespace bridge {
 
-// Mantissas of `bytes` bytes each. Nothing is done for 0 rows, whatever the addresses.
+// Nothing is done for 0 rows, whatever the addresses.
+
+// Calls `call` with a mantissa of this many bytes.
+template <class Call> int with_mantissa(int bytes, const Call& call) {
+  return bytes == 1 ? call(std::int8_t{}) : bytes == 2 ? call(std::int16_t{}) : call(std::int32_t{});
+}
 
 inline int cast(std::uintptr_t pool, const float* x, std::int64_t rows, std::int64_t n, std::int64_t block,
                 std::int64_t mantissa, std::int64_t reach, int bytes, void* mantissas, std::int16_t* exponents) {
   if (rows == 0) return OK;
-  Pool& threads = *reinterpret_cast<Pool*>(pool);
   const Format format{block, mantissa, reach};
-  if (bytes == 1) return lowbit::cast(threads, x, rows, n, format, static_cast<std::int8_t*>(mantissas), exponents);
-  if (bytes == 2) return lowbit::cast(threads, x, rows, n, format, static_cast<std::int16_t*>(mantissas), exponents);
-  return lowbit::cast(threads, x, rows, n, format, static_cast<std::int32_t*>(mantissas), exponents);
+  return with_mantissa(bytes, [&](auto one) {
+    auto* const to = static_cast<decltype(one)*>(mantissas);
+    return spread(*reinterpret_cast<Pool*>(pool), rows, 4 * n, [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t r = first; r < last; ++r)
+        cast_row(x + r * n, n, format, to + r * n, exponents + r * format.blocks(n));
+    });
+  });
 }
 
 inline int decode(std::uintptr_t pool, const void* mantissas, const std::int16_t* exponents, std::int64_t rows,
                   std::int64_t n, std::int64_t block, int bytes, float* out) {
   if (rows == 0) return OK;
-  Pool& threads = *reinterpret_cast<Pool*>(pool);
-  const Format format{block, 0, 0};
-  if (bytes == 1)
-    return lowbit::decode(threads, static_cast<const std::int8_t*>(mantissas), exponents, rows, n, format, out);
-  if (bytes == 2)
-    return lowbit::decode(threads, static_cast<const std::int16_t*>(mantissas), exponents, rows, n, format, out);
-  return lowbit::decode(threads, static_cast<const std::int32_t*>(mantissas), exponents, rows, n, format, out);
+  const std::int64_t blocks = (n + block - 1) / block;
+  return with_mantissa(bytes, [&](auto one) {
+    const auto* const from = static_cast<const decltype(one)*>(mantissas);
+    return spread(*reinterpret_cast<Pool*>(pool), rows, 2 * n, [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t r = first; r < last; ++r)
+        decode_row(from + r * n, exponents + r * blocks, n, block, out + r * n);
+    });
+  });
 }
 
 inline int dot(std::uintptr_t pool, const void* a, const std::int16_t* a_exponents, std::int64_t a_rows, const void* b,

@@ -12,18 +12,6 @@ namespace lowbit {
 enum Cast { Q8_0, Q8_1, Q8_K, INT8 };  // stored/casts.py
 enum CastStatus { TOO_SMALL = 6, TOO_LARGE = 7, NOT_FINITE = 8 };
 
-constexpr float rounder = 12582912.0f;  // 1.5 * 2^23: a float near it is an integer
-
-// The bits of the largest magnitude; magnitudes compare as their bits do.
-inline std::uint32_t largest_bits(const float* x, std::int64_t n) {
-  std::int32_t most = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int32_t bits = static_cast<std::int32_t>(to_bits(x[i]) & 0x7FFFFFFFu);
-    most = bits > most ? bits : most;
-  }
-  return static_cast<std::uint32_t>(most);
-}
-
 // The nearest integers to x * factor, whose products are at most 2^22 in magnitude, up to `top`; their sum. The product
 // is rounded by itself: a compiler may fuse it with the addition within one expression, and these are two.
 inline std::int32_t round_products(const float* x, std::int64_t n, float factor, std::int32_t top, std::int8_t* codes) {
@@ -125,14 +113,13 @@ template <class Each>
 int each_row(Pool& pool, const std::uint8_t* x, std::int64_t type, std::int64_t rows, std::int64_t n, const Each& each) {
   const std::int64_t bytes = n * (type == FLOAT32 ? 4 : 2);
   std::atomic<int> failed{OK};
-  const Status status = spread(pool, rows, 4 * n, [&](std::int64_t start, std::int64_t stop) {
-    const Scratch room = scratch(type == FLOAT32 ? 1 : n * sizeof(float));
-    if (!room) return failed.store(NO_MEMORY);
+  const std::int64_t room = type == FLOAT32 ? 1 : n * sizeof(float);
+  const Status status = spread_with(pool, rows, 4 * n, room, [&](std::int64_t start, std::int64_t stop, void* wide) {
     for (std::int64_t row = start; row < stop; ++row) {
       const float* from = reinterpret_cast<const float*>(x + row * bytes);
       if (type != FLOAT32) {
-        widen(x + row * bytes, type, n, static_cast<float*>(room.get()));
-        from = static_cast<const float*>(room.get());
+        widen(x + row * bytes, type, n, static_cast<float*>(wide));
+        from = static_cast<const float*>(wide);
       }
       const int found = each(row, from);
       if (found != OK) failed.store(found);

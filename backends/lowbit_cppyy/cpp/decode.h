@@ -1,6 +1,6 @@
 // The operations between two linear layers of a decode step, composed of kernels that pass over rows (elementwise.py).
 //
-// A kernel processes `chunk` elements in each iteration; the rest of a row kernels through it in a buffer. Rows, tokens
+// A kernel processes `chunk` elements in each iteration; the rest of a row passes through it in a buffer. Rows, tokens
 // and heads are split between threads; no result depends on how.
 #pragma once
 
@@ -27,7 +27,7 @@ inline const std::uint32_t* elements(const float* a) { return reinterpret_cast<c
 
 inline void pass(MicroKernel kernel, std::int64_t iterations, const float* w, const float* s, const float* x,
                  float* y) {
-  kernel(elements(w), elements(s), nullptr, x, y, Sizes{iterations, iterations, nullptr, nullptr, nullptr});
+  kernel(elements(w), elements(s), nullptr, x, y, Sizes{iterations});
 }
 
 // Elementwise: y = f(w, s), with scalars at x. `s` may be nullptr, and y may be w.
@@ -76,6 +76,18 @@ template <class Body> Status spread(Pool& pool, std::int64_t count, std::int64_t
   };
   const std::int64_t fair = count / (pool.threads() * chunks_per_thread), worth = chunk_work / work + 1;
   return pool.run(count, std::max(fair, worth), count * work >= wake_work, call, &body);
+}
+
+// The same with memory for each part: body(first, last, room), where the room has this many bytes.
+template <class Body>
+Status spread_with(Pool& pool, std::int64_t count, std::int64_t work, std::int64_t bytes, const Body& body) {
+  std::atomic<bool> failed{false};
+  const Status status = spread(pool, count, work, [&](std::int64_t first, std::int64_t last) {
+    const Scratch room = scratch(bytes);
+    if (!room) return failed.store(true);
+    body(first, last, room.get());
+  });
+  return failed ? NO_MEMORY : status;
 }
 
 // RMSNorm of a row whose sum of squares overflows float32 or is NaN: in float64, where squares of float32 and their
@@ -144,8 +156,7 @@ inline void rotate_head(const KernelSet& kernels, const float* x, const float* b
   float *const own = room, *const partner = own + padded, *const result = partner + padded;
   std::memcpy(own, x, d * sizeof(float));
   for (std::int64_t c = 0; c < d; ++c) partner[c] = own[partners[c]];
-  kernels.call[0](elements(own), elements(partner), elements(both), nullptr, result,
-                  Sizes{padded / chunk, 0, nullptr, nullptr, nullptr});
+  kernels.call[0](elements(own), elements(partner), elements(both), nullptr, result, Sizes{padded / chunk});
   std::memcpy(out, result, d * sizeof(float));
 }
 
@@ -153,12 +164,9 @@ inline Status rotate(const KernelSet& kernels, const float* x, const double* cos
                      const std::int64_t* partners, std::int64_t tokens, std::int64_t heads, std::int64_t d,
                      float* out) {
   if (std::any_of(partners, partners + d, [&](std::int64_t c) { return c < 0 || c >= d; })) return STRANGE;
-  const std::int64_t padded = padded_channels(d);
-  std::atomic<bool> failed{false};
-  const Status status = spread(*kernels.pool, tokens, 4 * heads * d, [&](std::int64_t first, std::int64_t last) {
-    const Scratch room = scratch(5 * padded * sizeof(float));
-    if (!room) return failed.store(true);
-    float* const both = static_cast<float*>(room.get());
+  const std::int64_t padded = padded_channels(d), bytes = 5 * padded * sizeof(float);
+  return spread_with(*kernels.pool, tokens, 4 * heads * d, bytes, [&](std::int64_t first, std::int64_t last, void* room) {
+    float* const both = static_cast<float*>(room);
     std::fill_n(both, 5 * padded, 0.0f);
     for (std::int64_t t = first; t < last; ++t) {
       lay_angles(cosines + t * d, sines + t * d, d, both);
@@ -166,7 +174,6 @@ inline Status rotate(const KernelSet& kernels, const float* x, const double* cos
         rotate_head(kernels, x + row * d, both, partners, d, both + 2 * padded, out + row * d);
     }
   });
-  return failed ? NO_MEMORY : status;
 }
 
 // **Attention** of the last of some tokens over all of them. Keys and values of a head are rows of d channels, and
@@ -206,7 +213,6 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
   const auto query = [&](std::int64_t h) { return room + (h - h0) * (channels + 16); };  // followed by its scale
   const auto mix = [&](std::int64_t h) { return query(h1) + (h - h0) * channels; };
   const auto probabilities = [&](std::int64_t h) { return mix(h1) + (h - h0) * padded; };
-  const auto sizes = [](std::int64_t iterations) { return Sizes{iterations, 0, nullptr, nullptr, nullptr}; };
   std::fill(room, probabilities(h0), 0.0f);
   for (std::int64_t h = h0; h < h1; ++h) {
     std::memcpy(query(h), queries + (token * shape.heads + h) * d, d * sizeof(float));
@@ -216,7 +222,7 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
     const float* const rows = rows_at(kernels, shape, keys + j * shape.key_stride, start + u, seen - u, copy);
     const std::int64_t iterations = (std::min(seen - u, chunk) + kernels.lanes - 1) / kernels.lanes;
     for (std::int64_t h = h0; h < h1; ++h)
-      kernels.call[0](elements(rows), nullptr, nullptr, query(h), probabilities(h) + u, sizes(iterations));
+      kernels.call[0](elements(rows), nullptr, nullptr, query(h), probabilities(h) + u, Sizes{iterations});
   }
   for (std::int64_t h = h0; h < h1; ++h) {
     std::fill(probabilities(h) + seen, probabilities(h) + padded, -std::numeric_limits<float>::infinity());
@@ -228,7 +234,7 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
     for (std::int64_t h = h0; h < h1; ++h)
       for (std::int64_t c = 0; c < channels; c += kernels.channels)
         kernels.call[4](elements(rows + c), nullptr, nullptr, probabilities(h) + u, mix(h) + c,
-                       sizes((std::min(seen - u, chunk) + 1) / 2));
+                       Sizes{(std::min(seen - u, chunk) + 1) / 2});
   }
   for (std::int64_t h = h0; h < h1; ++h) {
     const float factor = 1 / sum(kernels.call[3], probabilities(h), padded);
@@ -243,17 +249,14 @@ inline Status attend(const KernelSet& kernels, const Heads& shape, const float* 
   const std::int64_t group = shape.heads / shape.kv_heads, jobs = shape.tokens * shape.kv_heads;
   const std::int64_t parts = jobs < 2 * kernels.pool->threads() ? group : 1, heads = group / parts;
   const std::int64_t work = heads * shape.length * (2 * shape.d + exponential_work);
-  std::atomic<bool> failed{false};
-  const Status status = spread(*kernels.pool, jobs * parts, work, [&](std::int64_t first, std::int64_t last) {
-    const Scratch room = scratch(attention_room(shape, heads) * sizeof(float));
-    if (!room) return failed.store(true);
+  const std::int64_t bytes = attention_room(shape, heads) * sizeof(float);
+  return spread_with(*kernels.pool, jobs * parts, work, bytes, [&](std::int64_t first, std::int64_t last, void* room) {
     for (std::int64_t job = first; job < last; ++job) {
       const std::int64_t token = job / (shape.kv_heads * parts), h = job % (shape.kv_heads * parts) * heads;
       attend_heads(kernels, shape, queries, keys, values, token, h / group, h, h + heads,
-                   static_cast<float*>(room.get()), out);
+                   static_cast<float*>(room), out);
     }
   });
-  return failed ? NO_MEMORY : status;
 }
 
 namespace bridge {

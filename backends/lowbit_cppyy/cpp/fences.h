@@ -1,4 +1,4 @@
-// Fences between the areas of one allocation, for tests: AddressSanitizer reports who touches one.
+// Fences between the areas of one allocation, for tests: AddressSanitizer reports code that touches one.
 #pragma once
 
 #include <cstdint>

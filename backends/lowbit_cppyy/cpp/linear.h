@@ -118,14 +118,18 @@ inline Status in_batches(const Linear& linear, const Route& route, float* out, s
   return OK;
 }
 
+// Lays out `count` rows of float32 activations, at most as many as the kernel computes at once.
+inline void lay_floats(const Groups& shape, const Route& route, const float* x, std::int64_t count, float* to) {
+  if (route.layout == SUMS) lay_sums(shape, route, x, to);
+  else lay_values(shape, route, x, count, to);
+}
+
 // Y = X W for T rows of float32 activations. The bits of a row of the result depend neither on T nor on the number of
 // threads. TINY if the powers of two of the route would round an activation; then nothing is written.
 inline Status multiply(const Linear& linear, const Route& route, const float* x, float* out, std::int64_t T) {
   if (route.folded && any_tiny(x, T * linear.shape.rows)) return TINY;
   return in_batches(linear, route, out, T, [&](std::int64_t row, std::int64_t count, float* to) {
-    const float* const from = x + row * linear.shape.rows;
-    if (route.layout == SUMS) lay_sums(linear.shape, route, from, to);
-    else lay_values(linear.shape, route, from, count, to);
+    lay_floats(linear.shape, route, x + row * linear.shape.rows, count, to);
   });
 }
 

@@ -1,10 +1,11 @@
 // A pool of threads that ends with its owner.
 //
-// A call of `together` runs one function in several threads at once. A call of `run` cuts a range into chunks and gives every thread a share of neighbouring ones, so that each reads one
-// long stretch of memory. A thread takes chunks from the front of its share. When the share is done, it steals the back
-// half of the rest of another's. The caller begins at once, as does every worker that is awake by then. A late worker
-// finds its share stolen, and nobody waits for it. So a small call never pays for a slow wake-up. The result does not
-// depend on the thread that computes a chunk. Between calls the workers sleep.
+// A call of `together` runs one function in several threads at once. A call of `run` cuts a range into chunks and gives
+// every thread a share of neighbouring ones, so that each reads one long stretch of memory. A thread takes chunks from
+// the front of its share. When the share is done, it steals the back half of the rest of another's. The caller begins at
+// once, as does every worker that is awake by then. A late worker finds its share stolen, and nobody waits for it. So a
+// small call never pays for a slow wake-up. The result does not depend on the thread that computes a chunk. Between
+// calls the workers sleep.
 #pragma once
 
 #include <algorithm>

@@ -33,7 +33,7 @@ class Barrier {
   alignas(64) std::atomic<std::uint32_t> round_{0};
 };
 
-// A matrix with the kernel that multiplies by it (step/products.py).
+// A matrix with the kernel that multiplies by it (runtime/products.py).
 struct Product {
   const Linear* linear;
   const Route* route;
@@ -74,8 +74,7 @@ inline int lay_rows(const Product& product, const float* x, std::int64_t count, 
   const Route& route = *product.route;
   const std::int64_t K = shape.rows;
   if (!product.stored && !product.blocks()) {
-    if (route.layout == SUMS) lay_sums(shape, route, x, to);
-    else lay_values(shape, route, x, count, to);
+    lay_floats(shape, route, x, count, to);
     return OK;
   }
   if (product.blocks()) {
@@ -574,6 +573,18 @@ inline int run_step(Model& model, const Products* const (&tables)[3], Call call)
   return context.tiny != OK ? context.tiny : model.failure.load();
 }
 
+// The same for addresses that Python gives.
+inline int run_places(std::uintptr_t model, const std::uint64_t* products, const std::vector<Place>& places, float* x,
+                      const std::uint64_t* angles, float* hidden, float* logits) {
+  using bridge::at;
+  const float* tables[4];
+  for (int n = 0; n < 4; ++n) tables[n] = at<float>(angles[n]);
+  const Products* const own[] = {at<Products>(products[0]), at<Products>(products[1]), at<Products>(products[2])};
+  const Call call{nullptr, {}, nullptr, static_cast<std::int64_t>(places.size()), places.data(), x, nullptr, tables, hidden,
+                  logits};
+  return run_step(*reinterpret_cast<Model*>(model), own, call);
+}
+
 namespace bridge {
 
 // `numbers`: for each product the addresses of its linear and its route, whether it is stored, and the last three fields.
@@ -609,16 +620,6 @@ inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint6
 }
 
 inline void destroy_model(std::uintptr_t model) { delete at<Model>(model); }
-
-inline int run_places(std::uintptr_t model, const std::uint64_t* products, const std::vector<Place>& places, float* x,
-                      const std::uint64_t* angles, float* hidden, float* logits) {
-  const float* tables[4];
-  for (int n = 0; n < 4; ++n) tables[n] = at<float>(angles[n]);
-  const Products* const own[] = {at<Products>(products[0]), at<Products>(products[1]), at<Products>(products[2])};
-  const Call call{nullptr, {}, nullptr, static_cast<std::int64_t>(places.size()), places.data(), x, nullptr, tables, hidden,
-                  logits};
-  return lowbit::run_step(*reinterpret_cast<Model*>(model), own, call);
-}
 
 // Tokens of one sequence, from a position on. `x` is the residual stream, which is overwritten; `products` are the
 // addresses of three tables, `angles` one for each base. `logits` are written where `scored`.

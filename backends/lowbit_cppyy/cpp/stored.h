@@ -22,18 +22,6 @@ struct StoredRoute {
 
 // **Types of 16 bits.** Widening is exact; narrowing rounds to nearest, ties to even.
 
-inline float from_bits(std::uint32_t a) {
-  float d;
-  std::memcpy(&d, &a, sizeof d);
-  return d;
-}
-
-inline std::uint32_t to_bits(float a) {
-  std::uint32_t d;
-  std::memcpy(&d, &a, sizeof d);
-  return d;
-}
-
 inline float widen_half(std::uint32_t h) {
   const std::uint32_t sign = (h & 0x8000u) << 16, e = h & 0x7FFFu;
   if (e >= 0x7C00u) return from_bits(sign | ((e << 13) + (224u << 23)));
@@ -216,7 +204,7 @@ inline std::uintptr_t create_stored_route(std::uintptr_t kernel, const std::int6
   StoredRoute* const own = new StoredRoute{};
   const std::int32_t* const turns = at<std::int32_t>(lists[3]);
   for (std::int64_t b = 0; b < blocks; ++b)
-    own->sizes.push_back({firsts[b + 1] - firsts[b], 0, turns + firsts[b], nullptr, nullptr});
+    own->sizes.push_back({firsts[b + 1] - firsts[b], 0, turns + firsts[b]});
   own->route = Route{};
   own->route.call = reinterpret_cast<MicroKernel>(kernel);
   own->route.rows = n[0], own->route.columns = n[1], own->route.x_length = n[2], own->route.folded = n[8];

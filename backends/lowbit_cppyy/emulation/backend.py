@@ -13,7 +13,7 @@ from lowbit.backend import Availability, Backend
 from lowbit.errors import UnavailableError
 from lowbit_cppyy.backend import CppyyBackend
 from lowbit_cppyy.codegen.isa import NEON, NEONDOT, InstructionSet
-from lowbit_cppyy.codegen.lowering import prelude
+from lowbit_cppyy.codegen.lowering import Compilable, prelude
 from lowbit_cppyy.emulation.guest import (
     HOLD,
     LOAD,
@@ -27,7 +27,7 @@ from lowbit_cppyy.emulation.guest import (
     of_bytes,
 )
 from lowbit_cppyy.runtime import processor
-from lowbit_cppyy.runtime.compiler import Compilable, Runtime, replace_runtime
+from lowbit_cppyy.runtime.compiler import Runtime, replace_runtime
 from lowbit_cppyy.step.source import StepSource
 
 Result = TypeVar("Result")

@@ -1,15 +1,13 @@
 """The emulated process, and the requests to it (``cpp/guest.cpp`` has the other side)."""
 
-import hashlib
 import os
 import re
 import shutil
 import struct
 import subprocess
 import threading
-from collections.abc import Sequence
-from functools import cached_property
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -18,8 +16,9 @@ import numpy as np
 
 from lowbit.arrays import Array
 from lowbit.errors import UnavailableError
-from lowbit.system.storage import code_folder, kept_code
+from lowbit.system.storage import code_folder
 from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.kept.libraries import CPP, kept_library
 from lowbit_cppyy.runtime.compiler import FORKED
 
 COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
@@ -27,21 +26,6 @@ REMEDY = "install g++-aarch64-linux-gnu and qemu-user"
 LIBRARIES = "/usr/aarch64-linux-gnu"
 PROCESSORS = MappingProxyType({"neondot": "max", "neon": "cortex-a53"})
 """What QEMU emulates for a table: all extensions that it knows, or a processor without dot products."""
-
-CPP = Path(str(files("lowbit_cppyy"))) / "cpp"
-OPTIONS = ("-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", f"-I{CPP}")
-LONGEST = 600  # seconds: only a compiler that hangs takes as long
-
-FUNCTIONS = (
-    *("create_pool", "stop_pool", "destroy_pool", "create_linear", "destroy_linear", "create_route", "destroy_route"),
-    *("multiply", "multiply_cast", "multiply_blocks", "create_stored_route", "destroy_stored_route"),
-    *("multiply_stored", "multiply_stored_bytes", "create_kernel_set", "destroy_kernel_set"),
-    *("rms_norm", "gated_unit", "softmax", "rotate", "attend", "cast", "decode", "dot", "dot_bytes", "total"),
-    *("cast_activations", "multiply_stored_cast", "gate", "choose", "weigh"),
-    *("create_products", "destroy_products", "create_model", "destroy_model", "run_step", "run_batch"),
-    "score_rows",
-)
-"""Of `lowbit::bridge`."""
 
 ENDS = "stop_", "destroy_"
 """How the names of functions begin by which something ends."""
@@ -64,19 +48,8 @@ def compiled(source: str, table: InstructionSet, *options: str) -> Path:
     """
     if tool := missing():
         raise UnavailableError("backend cppyy", f"{tool} is not installed", REMEDY)
-    words = [str(COMPILER), *OPTIONS, *options]
-    version = subprocess.run([words[0], "--version"], capture_output=True, text=True, check=True).stdout
-    headers = [path.read_text("utf-8") for path in sorted(CPP.glob("*.h"))]
-    digest = hashlib.sha256("\0".join((source, *headers, version, *words)).encode()).hexdigest()
-
-    def make(target: Path) -> None:
-        command = [*words, "-xc++", "-", "-o", str(target)]
-        done = subprocess.run(command, input=source, text=True, capture_output=True, timeout=LONGEST, cwd=target.parent)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "error:" in line] or ["without saying why"]
-            raise UnavailableError("backend cppyy", f"the cross compiler failed: {errors[0]}", REMEDY)
-
-    return kept_code(code_folder("emulated"), f"{table.name}-{digest[:20]}", make)
+    folder = code_folder("emulated")
+    return folder / kept_library(folder, table.name, str(COMPILER), source, options)
 
 
 def command(program: Path, table: InstructionSet) -> list[str]:
@@ -93,7 +66,7 @@ class Guest:
     @cached_property
     def _process(self) -> "subprocess.Popen[bytes]":
         self._owner = os.getpid()
-        cases = (f"case {number}: serve(&{name}); break;" for number, name in enumerate(FUNCTIONS, FIRST_FUNCTION))
+        cases = (f"case {number}: serve(&{name}); break;" for number, name in enumerate(functions(), FIRST_FUNCTION))
         source = (CPP / "guest.cpp").read_text("utf-8").replace("FUNCTIONS", "\n".join(cases))
         program = self.compiled(source, "-pthread", "-rdynamic", "-ldl")
         return subprocess.Popen(self._command(program), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -163,9 +136,9 @@ def of_array(array: Array) -> bytes:
 class Function:
     """A function of `lowbit::bridge`, called as cppyy calls it: with arrays for pointers."""
 
-    def __init__(self, guest: Guest, kind: int, written: Sequence[int]) -> None:
+    def __init__(self, guest: Guest, kind: int, name: str, written: Sequence[int]) -> None:
         self._guest, self._kind, self._written = guest, kind, written
-        self._ends = FUNCTIONS[kind - FIRST_FUNCTION].startswith(ENDS)
+        self._ends = name.startswith(ENDS)
 
     def __call__(self, *arguments: Any) -> int:
         if self._guest.forked:
@@ -184,20 +157,27 @@ def of_number(number: float) -> bytes:
     return struct.pack("<d", number) if isinstance(number, float) else struct.pack("<q", number)
 
 
+@cache
+def functions() -> Mapping[str, list[int]]:
+    """The functions of `lowbit::bridge` by name, and which arguments of each are pointers to what it writes."""
+    texts = [re.split(r"namespace (?:lowbit::)?bridge \{", path.read_text("utf-8")) for path in sorted(CPP.glob("*.h"))]
+    return declared("".join(parts[1] for parts in texts if len(parts) == 2))
+
+
+def declared(text: str) -> Mapping[str, list[int]]:
+    """The same of one text.
+
+    >>> declared("inline int total(std::uintptr_t pool, const float* x, std::int64_t n, float* out) {")
+    {'total': [3]}
+    """
+    found = re.findall(r"^inline \S+ (\w+)\(([^)]*)\)", text, re.MULTILINE)
+    return {
+        name: [place for place, each in enumerate(parameters.split(",")) if "*" in each and "const" not in each]
+        for name, parameters in found
+    }
+
+
 def bridge(guest: Guest) -> Any:
     """`lowbit::bridge` of the guest."""
-    texts = [re.split(r"namespace (?:lowbit::)?bridge \{", path.read_text("utf-8")) for path in CPP.glob("*.h")]
-    text = "".join(parts[1] for parts in texts if len(parts) == 2)
-    functions = enumerate(FUNCTIONS, FIRST_FUNCTION)
-    return SimpleNamespace(**{name: Function(guest, kind, written_by(name, text)) for kind, name in functions})
-
-
-def written_by(name: str, text: str) -> list[int]:
-    """Which arguments of a function are pointers to what it writes.
-
-    >>> written_by("total", "inline int total(std::uintptr_t pool, const float* x, std::int64_t n, float* out) {")
-    [3]
-    """
-    found = re.search(rf"^inline \S+ {name}\(([^)]*)\)", text, re.MULTILINE)
-    assert found is not None, name
-    return [place for place, each in enumerate(found[1].split(",")) if "*" in each and "const" not in each]
+    numbered = enumerate(functions().items(), FIRST_FUNCTION)
+    return SimpleNamespace(**{name: Function(guest, kind, name, written) for kind, (name, written) in numbered})

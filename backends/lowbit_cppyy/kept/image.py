@@ -23,7 +23,7 @@ from lowbit.arrays import U8, U64, Array
 from lowbit.system.memory import check_memory
 from lowbit.system.storage import OWN_MODE, opened_own, written
 from lowbit.system.threads import side_by_side, usable_processors
-from lowbit_cppyy.kept.libraries import Library, create, running
+from lowbit_cppyy.kept.libraries import RUNS, Library, create, running
 from lowbit_cppyy.kept.recorder import FIRST_NAME, POOL, Recording
 from lowbit_cppyy.layout.memory import ALIGNMENT, huge
 
@@ -136,7 +136,7 @@ class KeptParts:
         MissingError: a library is missing or damaged.
     """
 
-    def __init__(self, folder: Path, image: Image, threads: int, functions: Sequence[str]) -> None:
+    def __init__(self, folder: Path, image: Image, threads: int) -> None:
         header = image.header
         self._addresses: dict[str, int] = {}
         self._pool = 0
@@ -152,7 +152,7 @@ class KeptParts:
         self._tables: dict[tuple[int, bool], int] = {
             tuple(key): self._made[name - FIRST_NAME] for key, name in header["tables"]
         }
-        self.run, self.run_batch, self.score = (running(name, self._addresses[name]) for name in functions)
+        self.run, self.run_batch, self.score = (running(name, self._addresses[name]) for name in RUNS)
 
     def address(self, array: Array) -> int:
         """Where the step finds an array, which the caller keeps alive."""

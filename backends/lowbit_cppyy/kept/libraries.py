@@ -26,11 +26,11 @@ from lowbit.errors import UnavailableError
 from lowbit.system.storage import kept_code
 from lowbit.system.threads import usable_processors
 from lowbit_cppyy.codegen.isa import InstructionSet
-from lowbit_cppyy.codegen.lowering import prelude
-from lowbit_cppyy.runtime.compiler import Compilable
+from lowbit_cppyy.codegen.lowering import Compilable, prelude
 
 CPP = Path(str(files("lowbit_cppyy"))) / "cpp"
-OPTIONS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-Wno-psabi", f"-I{CPP}")
+OPTIONS = ("-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-Wno-psabi", f"-I{CPP}")
+LIBRARY = ("-shared", "-pthread")
 LONGEST = 600  # seconds: only a compiler that hangs takes as long
 FUNCTIONS = (
     *("create_pool", "create_linear", "create_route", "create_stored_route"),
@@ -109,7 +109,6 @@ class Compiling:
         if command is None:
             raise UnavailableError("keeping a compiled step", "there is no C++ compiler", "install g++ or clang++")
         self._folder, self._command = folder, command
-        self._headers = [path.read_text("utf-8") for path in sorted(CPP.glob("*.h"))]
         self._threads, self._begun = ThreadPoolExecutor(usable_processors()), list[Future[tuple[str, list[str]]]]()
 
     def begin(self, source: Source) -> None:
@@ -126,10 +125,7 @@ class Compiling:
         return [each.result() for each in self._begun]
 
     def _compiled(self, source: Source) -> tuple[str, list[str]]:
-        words = "\0".join((source.text, *self._headers, _version(self._command), *OPTIONS))
-        name = f"{source.prefix}-{hashlib.sha256(words.encode()).hexdigest()[:32]}.so"
-        kept_code(self._folder, name, lambda target: _compile(self._command, source.text, target))
-        return name, source.entries
+        return kept_library(self._folder, source.prefix, self._command, source.text, LIBRARY), source.entries
 
     def __enter__(self) -> Self:
         return self
@@ -140,9 +136,31 @@ class Compiling:
         self._threads.shutdown(cancel_futures=error is not None)
 
 
-def _compile(command: str, text: str, target: Path) -> None:
+def kept_library(folder: Path, prefix: str, command: str, text: str, options: Sequence[str]) -> str:
+    """The file of a library or a program in a folder of kept code, under a digest of all that determines it.
+
+    Args:
+        folder: from `code_folder`.
+        prefix: the first part of its name.
+        command: the compiler.
+        text: C++.
+        options: beside `OPTIONS`.
+
+    Raises:
+        UnavailableError: the compiler fails.
+        OSError: the folder cannot be written.
+    """
+    words = [command, *OPTIONS, *options]
+    headers = [path.read_text("utf-8") for path in sorted(CPP.glob("*.h"))]
+    digest = hashlib.sha256("\0".join((text, *headers, _version(command), *words)).encode()).hexdigest()
+    name = f"{prefix}-{digest[:32]}.so"
+    kept_code(folder, name, lambda target: _compile(words, text, target))
+    return name
+
+
+def _compile(words: Sequence[str], text: str, target: Path) -> None:
     done = subprocess.run(
-        [command, *OPTIONS, "-xc++", "-", "-o", str(target)],
+        [*words, "-xc++", "-", "-o", str(target)],
         input=text,
         text=True,
         capture_output=True,
@@ -153,7 +171,7 @@ def _compile(command: str, text: str, target: Path) -> None:
     if done.returncode:
         lines = done.stderr.splitlines()
         reason = next((line for line in lines if "error" in line), "without saying why")
-        raise UnavailableError("keeping a compiled step", f"{command} failed: {reason}", "check the C++ compiler")
+        raise UnavailableError("compiling C++", f"{words[0]} failed: {reason}", "check the C++ compiler")
 
 
 class MissingError(Exception):

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lowbit.arrays import Array
-from lowbit_cppyy.runtime.compiler import Compilable, Runtime
+from lowbit_cppyy.codegen.lowering import Compilable
+from lowbit_cppyy.runtime.compiler import Runtime
 
 FIRST_NAME = 2**62
 POOL = "create_pool"

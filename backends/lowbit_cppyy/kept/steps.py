@@ -38,7 +38,6 @@ from lowbit_cppyy.step.source import StepSource
 
 FOLDER, SUFFIX = "steps", ".step"
 MOST = 8
-RUNS = ("run_step", "run_batch", "score_rows")
 Facts = Mapping[str, Any]
 
 
@@ -107,7 +106,7 @@ def _opened(wanted: Wanted, found: image.Image, folder: Path, threads: int) -> t
     """
     if found.header["config"] != _plain(wanted.config):
         raise MissingError("the configuration")
-    parts = KeptParts(folder, found, threads, RUNS)
+    parts = KeptParts(folder, found, threads)
     stop_at_exit(parts)
     return CompiledDecoder(wanted.config, _embedding(found, wanted.config), parts), parts, found.header["facts"]
 

@@ -22,7 +22,7 @@ bits      codes in byte 0                         bytes 1 to 3
 6         as 4, and as 2                          the same for 1, 2 and 3
 ========= ======================================= ========================
 
-`fields` is that rule as data. `interleave` and `deinterleave` convert words between it and the specification's packing.
+`fields` is that rule as data. `interleave` converts words from the specification's packing.
 """
 
 from collections.abc import Mapping
@@ -94,22 +94,12 @@ def interleave(words: Words, bits: int) -> Words:
     Returns:
         uint32, of the same shape.
     """
-    return _moved(words, bits, forward=True)
-
-
-def deinterleave(words: Words, bits: int) -> Words:
-    """The inverse of `interleave`."""
-    return _moved(words, bits, forward=False)
-
-
-def _moved(words: Words, bits: int, *, forward: bool) -> Words:
     units = words.reshape(-1, WORDS_PER_UNIT[bits], words.shape[1])
     moved = np.zeros_like(units)
     for packed, interleaved in _runs(bits):
-        source, target = (packed, interleaved) if forward else (interleaved, packed)
-        run = units[:, source.word] & np.uint32(source.mask)
-        shift = target.position - source.position
-        moved[:, target.word] |= run << np.uint32(shift) if shift >= 0 else run >> np.uint32(-shift)
+        run = units[:, packed.word] & np.uint32(packed.mask)
+        shift = interleaved.position - packed.position
+        moved[:, interleaved.word] |= run << np.uint32(shift) if shift >= 0 else run >> np.uint32(-shift)
     return moved.reshape(words.shape)
 
 

@@ -19,11 +19,10 @@ whole number of units. `lowbit_cppyy.layout.interleaving` says where the codes l
 in a cache. The blocks of a panel follow each other: the layout is *column panels*. The paper arranges blocks of several
 panels along the Z-curve (`lowbit.kernels.layouts.ZCurve`); a search measured that this is slower here.
 
-A layout is a value: it says where everything lies, can be applied to a matrix, and can be inverted.
+A layout is a value: it says where everything lies, and can be applied to a matrix.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,7 @@ from lowbit.arrays import I64, U8, U32, Array
 from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.packing import CODES_PER_UNIT, WORD_BITS, WORDS_PER_UNIT
 from lowbit_cppyy.caching import cached_property
-from lowbit_cppyy.layout.interleaving import Field, deinterleave, fields, interleave
+from lowbit_cppyy.layout.interleaving import Field, fields, interleave
 from lowbit_cppyy.layout.memory import ALIGNMENT, aligned
 
 LINE = ALIGNMENT // 4  # elements
@@ -40,8 +39,6 @@ BLOCK_ROWS = 1024
 """Rows of a block: with them, 64 rows of x take 256 KiB, a part of the second-level cache."""
 
 Words = U32
-Scales = npt.NDArray[np.floating[Any]]
-Starts = I64
 
 
 def row_elements(columns: int, dtype: npt.DTypeLike) -> int:
@@ -155,8 +152,15 @@ class PanelLayout:
         """Bytes of the stream, all of which one call reads."""
         return 4 * self.panels * self.panel_elements
 
+    @property
+    def numbers(self) -> I64:
+        """The sizes, in the order of ``create_linear``."""
+        groups = [self.rows, self.group_size, self.groups, self.block_groups, self.unit_codes]
+        sizes = [int(self.convention == "zero_point"), self.columns, self.panel, self.panels, self.blocks]
+        return np.array([*groups, *sizes, self.scales_each, self.zeros_each], np.int64)
+
     @cached_property
-    def starts(self) -> Starts:
+    def starts(self) -> I64:
         """Where each block begins in the stream: panels × blocks."""
         panels = np.arange(self.panels)[:, None] * self.panel_elements
         return panels + np.array(self.group_starts[: self.groups : self.block_groups], np.int64)
@@ -179,8 +183,6 @@ class PanelLayout:
         """The element of the stream at which the scales of a group of a panel begin; its zeros follow."""
         return self.group_start(group, panel) + self.group_units(group) * self.unit_elements
 
-    # Applying and inverting.
-
     def apply(self, matrix: QuantizedMatrix) -> Words:
         """The stream of a matrix, aligned to `ALIGNMENT` bytes.
 
@@ -202,23 +204,6 @@ class PanelLayout:
             self._write(of_zeros, matrix.zeros[group : group + 1])
         return stream
 
-    def invert(self, stream: Words) -> tuple[Words, Scales, Array]:
-        """Words as the specification packs them, scales and zeros, read back from a stream.
-
-        Returns:
-            uint32, ``K * bits // 32`` × N; scales, G × N; zeros, G × N.
-        """
-        panels = stream.reshape(self.panels, self.panel_elements)
-        scales = np.dtype(self.scales)
-        zeros = scales if self.convention == "minimum" else np.dtype(np.uint8)
-        kinds = (np.dtype(np.uint32), scales, zeros)
-        parts = [
-            [self._read(part, kind) for part, kind in zip(self._parts(panels, group), kinds, strict=True)]
-            for group in range(self.groups)
-        ]
-        words, scale_rows, zero_rows = (np.concatenate(rows) for rows in zip(*parts, strict=True))
-        return self._drop_padding(deinterleave(words, self.bits)), scale_rows, zero_rows
-
     def _parts(self, panels: Words, group: int) -> tuple[Words, Words, Words]:
         """The codes, the scales and the zeros of a group in every panel; views."""
         start, stop = self.group_starts[group], self.group_starts[group + 1]
@@ -235,17 +220,7 @@ class PanelLayout:
         to[:, :, : self.panel] = padded.reshape(rows, self.panels, self.panel).swapaxes(0, 1)
         to[:, :, self.panel :] = 0
 
-    def _read(self, part: Words, dtype: np.dtype[Any]) -> Array:
-        """The inverse of `_write`."""
-        rows = part.shape[1] // self.panel if dtype == np.uint32 else 1
-        numbers = np.ascontiguousarray(part).view(dtype).reshape(self.panels, rows, -1)[:, :, : self.panel]
-        return numbers.swapaxes(0, 1).reshape(rows, -1)[:, : self.columns]
-
     # Groups whose size is not a whole number of units.
-
-    @property
-    def _whole(self) -> bool:
-        return self.group_size % self.unit_codes == 0 or self.groups == 1
 
     @cached_property
     def _first_rows(self) -> list[int]:
@@ -261,15 +236,12 @@ class PanelLayout:
         return np.asarray(starts[group] + inside, np.intp)
 
     def _whole_units(self, words: Words) -> Words:
-        if self._whole:
+        if self.group_size % self.unit_codes == 0 or self.groups == 1:
             return words
         units = self._first_rows[-1] // WORDS_PER_UNIT[self.bits] + self.group_units(self.groups - 1)
         codes = np.zeros((units * self.unit_codes, words.shape[1]), np.uint8)
         codes[self._padded_rows] = _codes_of(words, self.bits)
         return _words_of(codes, self.bits)
-
-    def _drop_padding(self, words: Words) -> Words:
-        return words if self._whole else _words_of(_codes_of(words, self.bits)[self._padded_rows], self.bits)
 
 
 # Codes of whole units and back, all units at once. A backend must not call the specification's own packing.

@@ -9,6 +9,7 @@ determine what stands in it. That is computed once, here; the loops that write t
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -51,6 +52,7 @@ class ActivationStream:
 
     recipe: Recipe
     layout: PanelLayout
+    route: ClassVar = "route"
 
     @property
     def kind(self) -> int:

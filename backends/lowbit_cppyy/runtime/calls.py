@@ -1,6 +1,5 @@
-"""Calling the operations of ``cpp/decode.h`` and ``cpp/blocks.h``."""
+"""Calling the operations of the headers beside ``cpp/bridge.h``."""
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -9,7 +8,7 @@ import numpy as np
 from lowbit.errors import ArgumentError
 from lowbit_cppyy.codegen.elementwise import ProgramKernel, pass_kernel
 from lowbit_cppyy.codegen.isa import InstructionSet
-from lowbit_cppyy.runtime.compiler import FIRST_CALLS, Pool, preparing, raise_failure, runtime
+from lowbit_cppyy.runtime.compiler import FIRST_CALLS, Made, Pool, preparing, raise_failure, runtime
 
 STRANGE = 5
 """Status of a call with a wrong argument that no check of the specification covers."""
@@ -21,16 +20,13 @@ BYTES, SHORTS, INTS = np.zeros(1, np.int8), np.zeros(1, np.int16), np.zeros(1, n
 Result = TypeVar("Result")
 
 
-class KernelSet:
-    """The kernels of one operation, for C++; it keeps alive what it points to."""
+class KernelSet(Made):
+    """The kernels of one operation."""
 
     def __init__(self, kernels: Sequence[ProgramKernel], pool: Pool, channels: int = 0) -> None:
-        compiled = runtime()
-        self._kept = pool
-        addresses = np.array([compiled.kernel(kernel) for kernel in kernels], np.uint64)
+        addresses = np.array([runtime().kernel(kernel) for kernel in kernels], np.uint64)
         sizes = len(kernels), kernels[0].table.lanes, channels
-        self.handle: int = compiled.bridge.create_kernel_set(pool.handle, addresses, *sizes)
-        weakref.finalize(self, compiled.bridge.destroy_kernel_set, self.handle).atexit = False
+        super().__init__("kernel_set", pool.handle, addresses, *sizes, kept=pool)
 
 
 class Calls:

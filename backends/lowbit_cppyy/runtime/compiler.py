@@ -25,19 +25,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import F32, U8, U32, U64, Array
+from lowbit.arrays import F32, I64, U8, U32, U64, Array
 from lowbit.errors import UnavailableError
 from lowbit.system.memory import check_address_space
 from lowbit_cppyy.codegen.isa import InstructionSet
-from lowbit_cppyy.codegen.kernels import Kernel
-from lowbit_cppyy.codegen.lowering import prelude
-from lowbit_cppyy.layout.panels import PanelLayout
-from lowbit_cppyy.runtime.activations import ActivationStream
+from lowbit_cppyy.codegen.lowering import Compilable, prelude
 from lowbit_cppyy.runtime.empty_folder import NoFolderOfOwnError, run_in_empty_folder
 from lowbit_cppyy.runtime.toolchain import check_toolchain
 
@@ -73,19 +70,6 @@ def raise_failure(code: int) -> None:
         UnavailableError: no memory, a forked process, a closed backend.
     """
     raise UnavailableError("backend cppyy", *FAILURES[code])
-
-
-class Compilable(Protocol):
-    """A kernel for the compiler: a function of this name in the namespace of its table."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def table(self) -> InstructionSet: ...
-
-    @property
-    def source(self) -> str: ...
 
 
 class Runtime:
@@ -298,15 +282,27 @@ def _environment_kept() -> Iterator[None]:
             os.unsetenv("ROOTSYS")  # set from C++, where os.environ does not see it
 
 
-class Pool:
+class Made:
+    """An object of C++, freed with its last owner; it keeps alive what it points to.
+
+    Args:
+        kind: what follows ``create_`` and ``destroy_`` in the names of its functions in `lowbit::bridge`.
+        arguments: of the first of them.
+        kept: what it points to.
+    """
+
+    def __init__(self, kind: str, *arguments: object, kept: object = None) -> None:
+        self._bridge, self._kept = runtime().bridge, kept
+        self.handle: int = getattr(self._bridge, f"create_{kind}")(*arguments)
+        # Not at the end of the interpreter: a daemon thread may still be in a call then.
+        weakref.finalize(self, getattr(self._bridge, f"destroy_{kind}"), self.handle).atexit = False
+
+
+class Pool(Made):
     """A pool of threads, stopped by `stop`, with its last owner, or at the end of the interpreter."""
 
     def __init__(self, threads: int) -> None:
-        bridge = runtime().bridge
-        self._bridge = bridge
-        self.handle: int = bridge.create_pool(threads)
-        self._finalizer = weakref.finalize(self, bridge.destroy_pool, self.handle)
-        self._finalizer.atexit = False  # a daemon thread may still be in a call then; `_stop_pools` is enough
+        super().__init__("pool", threads)
         stop_at_exit(self)
 
     def stop(self) -> None:
@@ -340,47 +336,70 @@ def _stop_pools() -> None:
         time.sleep(0.05)
 
 
-def laid_out(*lists: Array) -> bytes:
-    """What tells streams of activations apart: the digest of the lists by which they are laid out."""
-    digest = hashlib.sha256()
-    for values in lists:
-        digest.update(str((values.dtype, values.shape)).encode() + values.tobytes())
-    return digest.digest()
+class Layout(Protocol):
+    """Where a prepared matrix lies: its sizes in the order of ``create_linear``, and where its blocks begin."""
+
+    @property
+    def numbers(self) -> I64: ...
+
+    @property
+    def starts(self) -> I64: ...
 
 
-class Linear:
-    """A matrix for C++; it keeps alive what it points to."""
+class Linear(Made):
+    """A prepared matrix: the stream of a layout."""
 
-    def __init__(self, layout: PanelLayout, stream: U32, pool: Pool) -> None:
-        compiled = runtime()
-        bridge = compiled.bridge
-        shape = [layout.rows, layout.group_size, layout.groups, layout.block_groups, layout.unit_codes]
-        shape += [int(layout.convention == "zero_point"), layout.columns, layout.panel, layout.panels, layout.blocks]
-        numbers = np.array([*shape, layout.scales_each, layout.zeros_each], np.int64)
-        starts = layout.starts
-        self._kept = (stream, starts, pool)
+    def __init__(self, layout: Layout, stream: U32, pool: Pool) -> None:
+        compiled, starts = runtime(), layout.starts
         addresses = compiled.address(stream), compiled.address(starts), pool.handle
-        self.handle: int = bridge.create_linear(numbers, *addresses)
-        weakref.finalize(self, bridge.destroy_linear, self.handle).atexit = False
+        super().__init__("linear", layout.numbers, *addresses, kept=(stream, starts, pool))
 
 
-class Route:
-    """A kernel with the stream of activations that it reads; it keeps alive what it points to.
+class TiledKernel(Compilable, Protocol):
+    """A kernel of a matrix, and the columns that one call computes."""
+
+    @property
+    def columns(self) -> int: ...
+
+
+class Stream(Protocol):
+    """A stream of activations for a matrix of a layout, as numbers and lists for the function that makes a route."""
+
+    route: ClassVar[str]
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def firsts(self) -> list[int]: ...
+
+    def numbers(self, columns: int) -> I64: ...
+
+    def lists(self) -> list[Array]: ...
+
+
+class Route(Made):
+    """A kernel with the stream of activations that it reads.
 
     Attributes:
         laid_out: equal for two routes whose streams of activations are alike.
     """
 
-    def __init__(self, kernel: Kernel, stream: ActivationStream) -> None:
-        compiled = runtime()
-        lists = stream.lists()
-        self._kept = lists
-        layout = stream.layout
-        sizes = [layout.rows, layout.group_size, layout.block_groups, layout.convention == "zero_point"]
-        self.laid_out = laid_out(np.array(sizes, np.int64), stream.numbers(0), *lists)
+    def __init__(self, kernel: TiledKernel, stream: Stream) -> None:
+        compiled, lists = runtime(), stream.lists()
+        self.laid_out = _digest(stream.layout.numbers[:GROUP_NUMBERS], stream.numbers(0), *lists)
         addresses = np.array([compiled.address(values) for values in lists], np.uint64)
-        firsts = np.array(stream.firsts, np.int64)
-        self.handle: int = compiled.bridge.create_route(
-            compiled.kernel(kernel), stream.numbers(kernel.columns), addresses, firsts, stream.layout.blocks
-        )
-        weakref.finalize(self, compiled.bridge.destroy_route, self.handle).atexit = False
+        numbers, firsts = stream.numbers(kernel.columns), np.array(stream.firsts, np.int64)
+        arguments = compiled.kernel(kernel), numbers, addresses, firsts, len(firsts) - 1
+        super().__init__(stream.route, *arguments, kept=lists)
+
+
+GROUP_NUMBERS = 6
+"""The first numbers of a layout: its rows and groups, by which activations are laid out."""
+
+
+def _digest(*lists: Array) -> bytes:
+    digest = hashlib.sha256()
+    for values in lists:
+        digest.update(str((values.dtype, values.shape)).encode() + values.tobytes())
+    return digest.digest()

@@ -1,19 +1,38 @@
-"""Products in a compiled step: a matrix and the kernel that multiplies by it, as numbers for ``cpp/step.h``."""
+"""Products: the kernels of a prepared matrix, and what a compiled step is given of one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+
+from lowbit_cppyy.recipe import Purpose
+from lowbit_cppyy.runtime.compiler import Route, preparing
 
 
-class AnyRoute(Protocol):
-    """A kernel with its stream of activations, of a matrix of either kind."""
+class Routes:
+    """The kernels of a matrix, each compiled when it is first requested."""
 
-    handle: int
-    laid_out: bytes
+    def __init__(self, make: Callable[[Purpose, bool], Route]) -> None:
+        self._make = make
+        self._made: dict[tuple[Purpose, bool], Route] = {}
+
+    def of(self, purpose: Purpose, *, exact: bool = False) -> Route:
+        """The kernel for a purpose, with the stream that it reads; `exact` for one without powers of two."""
+        route = self._made.get((purpose, exact))
+        if route is None:
+            with preparing:
+                if (purpose, exact) not in self._made:
+                    self._made[purpose, exact] = self._make(purpose, exact)
+                route = self._made[purpose, exact]
+        return route
+
+
+def integer_purpose(rows: int) -> Purpose:
+    """What multiplies this many rows of integers; the sums of all kernels are equal."""
+    return "integer vector" if rows == 1 else "integer rows"
 
 
 @dataclass(frozen=True)
 class Product:
-    """One product.
+    """One product, as numbers for ``cpp/step.h``.
 
     Attributes:
         linear: the address of the matrix.
@@ -25,7 +44,7 @@ class Product:
     """
 
     linear: int
-    route: AnyRoute
+    route: Route
     stored: bool
     cast: int
     nbytes: int

@@ -1,6 +1,5 @@
 """The C++ of one decoder's step: its model, and tables of the products that a call may need."""
 
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,7 +15,7 @@ from lowbit.runtime.linears import BackendLinear
 from lowbit_cppyy.codegen.elementwise import pass_kernel
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.runtime.calls import FLOATS, KernelSet
-from lowbit_cppyy.runtime.compiler import FIRST_CALLS, Pool, preparing, runtime
+from lowbit_cppyy.runtime.compiler import FIRST_CALLS, Made, Pool, preparing, runtime
 from lowbit_cppyy.runtime.decode_operations import DecodeKernels
 from lowbit_cppyy.runtime.products import Product
 from lowbit_cppyy.step.decoder import MOST_BASES
@@ -82,8 +81,8 @@ class StepParts:
         return self._products[purpose, exact].handle
 
 
-class _Products:
-    """Products for C++; it keeps alive what it points to."""
+class _Products(Made):
+    """A table of products."""
 
     def __init__(self, products: Sequence[Product]) -> None:
         layouts: dict[bytes, int] = {}
@@ -98,14 +97,11 @@ class _Products:
             ]
             for each in products
         ]
-        self._kept = products
-        bridge = runtime().bridge
-        self.handle: int = bridge.create_products(np.array(numbers, np.int64).reshape(-1), len(products))
-        weakref.finalize(self, bridge.destroy_products, self.handle).atexit = False
+        super().__init__("products", np.array(numbers, np.int64).reshape(-1), len(products), kept=products)
 
 
-class _Model:
-    """A step and its vectors for C++; it keeps alive what it points to."""
+class _Model(Made):
+    """A step and its vectors."""
 
     def __init__(
         self, decoder: Decoder, source: StepSource, table: InstructionSet, kernels: DecodeKernels, pool: Pool
@@ -121,13 +117,12 @@ class _Model:
             for program, block in zip(decoder.step.blocks, decoder.blocks, strict=True)
             for name in source.parameters(program)[1]
         ] + [decoder.norm_gain]
-        self._kept = sets, partners, vectors, pool, kernels
         handles = [pool.handle, step, *(each.handle for each in sets), kernels.heads(config.head_dim)]
         places = [compiled.address(partners), *(compiled.address(vector) for vector in vectors)]
         addresses = np.array([*handles, *places], np.uint64)
         sizes = [config.hidden, config.head_dim, config.heads, config.kv_heads, source.value_columns]
-        self.handle: int = compiled.bridge.create_model(np.array(sizes, np.int64), addresses, len(vectors))
-        weakref.finalize(self, compiled.bridge.destroy_model, self.handle).atexit = False
+        kept = sets, partners, vectors, pool, kernels
+        super().__init__("model", np.array(sizes, np.int64), addresses, len(vectors), kept=kept)
 
 
 def _functions() -> tuple[Callable[..., int], ...]:

@@ -7,6 +7,7 @@ where they are numbers or zeros. It is negative for minima and zeros, which are 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,6 +26,12 @@ class StoredActivations:
     recipe: StoredRecipe
     layout: StoredLayout
     parts: Parts
+    route: ClassVar = "stored_route"
+
+    @property
+    def firsts(self) -> list[int]:
+        """The first group of each block; and, last, their number."""
+        return self.layout.firsts
 
     @cached_property
     def factors(self) -> F32:

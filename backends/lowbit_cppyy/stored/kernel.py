@@ -30,7 +30,7 @@ from lowbit.kernels.program import Address, Advance, Comment, Element, Instructi
 from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import function
-from lowbit_cppyy.codegen.steps import advance, prefetched, zero
+from lowbit_cppyy.codegen.steps import added_to_results, advance, combined, load_words, prefetched, words_of, zero
 from lowbit_cppyy.codegen.unpacking import constants, four_codes, mask, unpack
 from lowbit_cppyy.layout.panels import row_elements
 from lowbit_cppyy.stored.layout import inner_rows, offset_elements, scale_elements
@@ -74,10 +74,7 @@ class StoredKernel:
     @property
     def source(self) -> str:
         """Its C++, which follows the prelude of its instruction set."""
-        recipe = self.recipe
-        summary = _SUMMARY.format(
-            name=self.name, rows=recipe.rows, columns=self.columns, bits=recipe.bits, panel=recipe.panel
-        )
+        summary = _SUMMARY.format(name=self.name, columns=self.columns, bits=self.recipe.bits, **vars(self.recipe))
         return function(self.program, self.table, self.name, summary)
 
 
@@ -86,7 +83,6 @@ class _Writer:
 
     def __init__(self, recipe: StoredRecipe, lanes: int) -> None:
         self.recipe, self.structure, self.lanes = recipe, recipe.structure, lanes
-        self.tile = [(r, j) for r in range(recipe.rows) for j in range(recipe.registers)]
         self.at = 0
 
     # Pointers into the stream of weights: the column of a register, in elements that hold one number, two or four.
@@ -108,11 +104,7 @@ class _Writer:
     # The program.
 
     def program(self) -> Program:
-        recipe = self.recipe
-        addresses = {(r, j): Address("y", r * recipe.panel + j * self.lanes) for r, j in self.tile}
-        steps: list[Step] = [Instruction("load_float", f"y_{r}_{j}", (addresses[r, j],)) for r, j in self.tile]
-        steps.append(Loop("g", "groups", tuple(self.group())))
-        steps += [Instruction("store", "", (addresses[r, j], f"y_{r}_{j}")) for r, j in self.tile]
+        steps = added_to_results(self.recipe, self.lanes, [Loop("g", "groups", tuple(self.group()))])
         return Program(self.lanes, (*self.constants(steps), *steps))
 
     def constants(self, steps: list[Step]) -> Iterator[Step]:
@@ -136,7 +128,7 @@ class _Writer:
     def group(self) -> Iterator[Step]:
         """Its units, then its scales and offsets."""
         recipe = self.recipe
-        for r, j in self.tile:
+        for r, j in recipe.places:
             if recipe.run:
                 yield zero(f"blk_{r}_{j}")
             if self.structure.offset == "minimum":
@@ -148,7 +140,7 @@ class _Writer:
         yield Loop("u", Element("turns", "g"), tuple(self.unit()))
         self.at = 0
         if not recipe.run:
-            yield from self.combine()
+            yield from combined(recipe)
         yield from self.end_of_group()
 
     def begin(self, sums: str, suffix: str) -> Iterator[Step]:
@@ -156,16 +148,10 @@ class _Writer:
         recipe = self.recipe
         word = "broadcast_int" if recipe.integer else "broadcast_float"
         starts = self.next_x() if recipe.centered else [0] * recipe.rows if recipe.integer else [0.0] * recipe.rows
-        for r, j in self.tile:
+        for r, j in recipe.places:
             yield Instruction(word, f"{sums}_{r}_{j}{suffix}", (starts[r],))
             for chain in range(1, 1 if recipe.integer else recipe.chains):
                 yield zero(f"{sums}_{r}_{j}_{chain}")
-
-    def combine(self) -> Iterator[Step]:
-        """The chains of each sum added up."""
-        for chain in range(1, self.recipe.chains):
-            for r, j in self.tile:
-                yield Instruction("add", f"acc_{r}_{j}_0", (f"acc_{r}_{j}_0", f"acc_{r}_{j}_{chain}"))
 
     # A unit.
 
@@ -180,9 +166,7 @@ class _Writer:
         """Their words, their products, and where runs end in it, their integers."""
         recipe = self.recipe
         runs = UNIT // recipe.run if recipe.run else 1
-        for row in range(recipe.unit_words):
-            for j in range(recipe.registers):
-                yield Instruction("load_int", f"w{row}_{j}", (self.row(row * recipe.panel, j),))
+        yield from load_words(recipe, self.lanes)
         length = UNIT // runs
         for run in range(runs):
             if recipe.run:
@@ -197,9 +181,6 @@ class _Writer:
         """Elements of the stream of weights that a unit takes."""
         inner = inner_rows(self.structure) * row_elements(self.recipe.panel, "uint8")
         return self.recipe.unit_words * self.recipe.panel + inner
-
-    def words(self, j: int) -> list[str]:
-        return [f"w{row}_{j}" for row in range(self.recipe.unit_words)]
 
     def floats(self, codes: range) -> Iterator[Step]:
         """Each code is unpacked once, multiplied by each row of x, and added."""
@@ -229,14 +210,14 @@ class _Writer:
         if self.recipe.joined:
             yield from self.byte(code, j)
             return
-        yield from unpack(self.recipe, code, self.words(j), f"a_{j}", f"b_{j}", f"l_{j}")
+        yield from unpack(self.recipe, code, words_of(self.recipe, j), f"a_{j}", f"b_{j}", f"l_{j}")
         if self.signed:
             yield Instruction("add", f"l_{j}", (f"l_{j}", f"c_{self.recipe.power(code)}"))
 
     def byte(self, code: int, j: int) -> Iterator[Step]:
         """A code of two planes: four are joined in the bytes of a lane, and one of these is converted."""
         if code % 4 == 0:
-            steps, _ = four_codes(self.recipe.bits, code // 4, self.words(j), f"v_{j}", f"b_{j}")
+            steps, _ = four_codes(self.recipe.bits, code // 4, words_of(self.recipe, j), f"v_{j}", f"b_{j}")
             yield from steps
         place, register = 8 * (code % 4), f"v_{j}"
         power = self.recipe.power(code)
@@ -249,7 +230,7 @@ class _Writer:
 
     def looked_up(self, quarter: int, j: int, to: str) -> Iterator[Step]:
         """Four values as bytes."""
-        steps, codes = four_codes(self.recipe.bits, quarter, self.words(j), f"a_{j}", f"b_{j}")
+        steps, codes = four_codes(self.recipe.bits, quarter, words_of(self.recipe, j), f"a_{j}", f"b_{j}")
         yield from steps
         yield Instruction("lookup_bytes", to, ("table", codes))
 
@@ -265,7 +246,7 @@ class _Writer:
                     values = f"v_{j}"
                     yield from self.looked_up(quarter, j, values)
                 else:
-                    steps, values = four_codes(recipe.bits, quarter, self.words(j), f"a_{j}", f"b_{j}")
+                    steps, values = four_codes(recipe.bits, quarter, words_of(self.recipe, j), f"a_{j}", f"b_{j}")
                     yield from steps
                 for r in range(recipe.rows):
                     yield Instruction("dot4", f"d_{r}_{j}", (f"d_{r}_{j}", values, f"x_{r}"))
@@ -274,20 +255,20 @@ class _Writer:
 
     def end_of_run(self, run: int, runs: int) -> Iterator[Step]:
         """``blk += t * acc``, and ``low += m * X`` where there are minima."""
-        recipe, structure, tile = self.recipe, self.structure, self.tile
+        recipe, structure = self.recipe, self.structure
         yield Comment("blk += t * acc")
         if recipe.integer:
             scales = self.next_x()
             for r in range(recipe.rows):
                 yield Instruction("broadcast_float", f"e_{r}", (scales[r],))
-            for r, j in tile:
+            for r, j in recipe.places:
                 yield Instruction("cvt_signed_float", f"f_{j}", (f"d_{r}_{j}",))
                 if structure.inner:
                     yield Instruction("multiply", f"acc_{r}_{j}_0", (f"f_{j}", f"e_{r}"))
                 else:
                     yield Instruction("fmadd", f"blk_{r}_{j}", (f"f_{j}", f"e_{r}", f"blk_{r}_{j}"))
         else:
-            yield from self.combine()
+            yield from combined(recipe)
         if structure.inner:
             yield from self.apply("t", "acc_{}_{}_0", "blk", run, signed=structure.inner == "int8")
         if structure.offset == "minimum":

@@ -125,8 +125,6 @@ class StoredLayout:
         shape = [sum(self.lengths), 0, 0, 0, UNIT, 0, self.columns, self.panel, self.panels, len(self.firsts) - 1]
         return np.array([*shape, halves, bytes_], np.int64)
 
-    # Applying and inverting.
-
     def apply(self, parts: Parts) -> U32:
         """The stream of a matrix, aligned for vectors; uint32, of one dimension."""
         stream = aligned(self.nbytes // 4)
@@ -151,32 +149,6 @@ class StoredLayout:
                 end = self._write(tail, end, numbers[first : first + count, None])
             row, first_unit = row + count * length, first_unit + count * units
         return stream
-
-    def invert(self, stream: U32) -> tuple[U8, list[Array]]:
-        """The codes K × N of a stream; and its integers of runs, scales and offsets, as they are stored.
-
-        Of matrices whose groups are alike.
-        """
-        ((_, count),) = self._alike()
-        units, structure = self.units[0], self.structure
-        groups = stream.reshape(self.panels, count, -1)
-        body = groups[..., : units * self.unit_elements].reshape(self.panels, count, units, -1)
-        words = self._read(body, 0, structure.bits, np.dtype(np.uint32))
-        codes = deinterleaved(words.reshape(-1, structure.bits, self.columns), structure.bits)
-        codes = codes.reshape(count, -1, self.columns)[:, : self.lengths[0]].reshape(-1, self.columns)
-        found, end = list[Array](), structure.bits * self.panel
-        for _ in range(inner_rows(structure) * structure.run // UNIT):
-            runs = UNIT // structure.run
-            integers = self._read(body, end, runs, np.dtype(np.uint8))
-            found.append(integers.reshape(-1, self.columns))
-            end += runs * row_elements(self.panel, "uint8")
-        tail, end = groups[..., units * self.unit_elements :], 0
-        scale = np.dtype(np.uint8 if structure.scale == "exponent" else structure.scale)
-        second = np.dtype(np.uint8) if structure.offset == "zero" else scale
-        for dtype in (scale, second)[: 1 + bool(offset_elements(structure, self.panel))]:
-            found.append(self._read(tail, end, 1, dtype).reshape(count, self.columns))
-            end += row_elements(self.panel, dtype)
-        return codes, found
 
     def _alike(self) -> Iterator[tuple[int, int]]:
         """Runs of groups of one length: the first, and how many."""
@@ -217,14 +189,6 @@ class StoredLayout:
         to[..., start : start + rows * each] = part.view(np.uint32).reshape(*cut.shape[:-2], -1)
         return int(start + rows * each)
 
-    def _read(self, part: U32, start: int, rows: int, dtype: np.dtype[np.generic]) -> Array:
-        """The inverse of `_write`: … × rows × N."""
-        each = row_elements(self.panel, dtype)
-        own = np.ascontiguousarray(part[..., start : start + rows * each])
-        numbers = own.view(dtype).reshape(*part.shape[:-1], rows, -1)[..., : self.panel]
-        whole = np.moveaxis(numbers, 0, -2)
-        return whole.reshape(*whole.shape[:-2], -1)[..., : self.columns]
-
 
 def layout_of(parts: Parts, panel: int) -> StoredLayout:
     """The layout of a matrix in panels of this many columns."""
@@ -242,13 +206,3 @@ def interleaved(codes: U8, bits: int) -> U32:
             own = codes[:, code] >> np.uint8(field.first) & np.uint8((1 << field.width) - 1)
             words[:, field.word] |= own.astype(np.uint32) << np.uint32(field.position)
     return words
-
-
-def deinterleaved(words: U32, bits: int) -> U8:
-    """The inverse of `interleaved`."""
-    codes = np.zeros((len(words), UNIT, words.shape[2]), np.uint8)
-    for code in range(UNIT):
-        for field in fields(bits, code):
-            own = words[:, field.word] >> np.uint32(field.position) & np.uint32((1 << field.width) - 1)
-            codes[:, code] |= own.astype(np.uint8) << np.uint8(field.first)
-    return codes

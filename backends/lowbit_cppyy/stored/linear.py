@@ -1,8 +1,8 @@
 """A stored matrix that is ready to be multiplied by, and what is declared of such products."""
 
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,13 +16,13 @@ from lowbit.tensor_formats.stored import RESULTS, Stored
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.runtime import processor
-from lowbit_cppyy.runtime.compiler import FIRST_CALLS, TINY, Pool, laid_out, preparing, raise_failure, runtime
-from lowbit_cppyy.runtime.products import Product
+from lowbit_cppyy.runtime.compiler import FIRST_CALLS, TINY, Linear, Pool, Route, raise_failure, runtime
+from lowbit_cppyy.runtime.products import Product, Routes, integer_purpose
 from lowbit_cppyy.stored.activations import StoredActivations
 from lowbit_cppyy.stored.casts import KINDS, SCALES, CastCalls, raise_for
 from lowbit_cppyy.stored.formats import GGUF, PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
-from lowbit_cppyy.stored.layout import layout_of
+from lowbit_cppyy.stored.layout import StoredLayout, layout_of
 from lowbit_cppyy.stored.parts import Parts
 from lowbit_cppyy.stored.recipe import default_recipe
 from lowbit_cppyy.stored.types import TYPES, as_bytes
@@ -49,9 +49,6 @@ def cast_roundings(rows: int, run: int) -> int:
     return 3 + 2 * (-(-n // 16) + 1) + 2 + 2 * -(-rows // n)
 
 
-CAST_FORMATS = ("q8_0", "q8_1", "q8_k", "int8-token", "int8-token-f16", "int8-token-bf16")
-"""Formats of activations: signed bytes, with scales of whole units."""
-
 OF_FLOATS = Arithmetic("factored", "float32", roundings)
 OF_BYTES = Arithmetic("factored", "float32", cast_roundings)
 
@@ -62,45 +59,10 @@ DECLARED: Mapping[str, Declaration] = MappingProxyType(
             Declaration({"format": tuple(PARTS), "activations": RESULTS, "result": RESULTS}, OF_FLOATS),
         ),
         "linear.gemm_cast": Declaration(
-            {"format": tuple(GGUF), "activations": CAST_FORMATS, "result": RESULTS}, OF_BYTES
+            {"format": tuple(GGUF), "activations": tuple(KINDS), "result": RESULTS}, OF_BYTES
         ),
     }
 )
-
-
-class Matrix:
-    """A matrix in panels, for C++; it keeps alive what it points to."""
-
-    def __init__(self, parts: Parts, pool: Pool) -> None:
-        self.parts, self.layout = parts, layout_of(parts, PANEL)
-        stream, starts = self.layout.apply(parts), self.layout.starts
-        self._kept = (stream, starts, pool)
-        compiled = runtime()
-        bridge = compiled.bridge
-        addresses = compiled.address(stream), compiled.address(starts), pool.handle
-        self.handle: int = bridge.create_linear(self.layout.numbers, *addresses)
-        weakref.finalize(self, bridge.destroy_linear, self.handle).atexit = False
-
-
-class StoredRoute:
-    """A kernel with the stream of activations that it reads; it keeps alive what it points to.
-
-    Attributes:
-        laid_out: equal for two routes whose streams of activations are alike.
-    """
-
-    def __init__(self, kernel: StoredKernel, matrix: Matrix) -> None:
-        compiled = runtime()
-        stream = StoredActivations(kernel.recipe, matrix.layout, matrix.parts)
-        lists = stream.lists()
-        self._kept = lists
-        addresses = np.array([compiled.address(values) for values in lists], np.uint64)
-        firsts = np.array(matrix.layout.firsts, np.int64)
-        numbers = stream.numbers(kernel.columns)
-        self.laid_out = laid_out(stream.numbers(0), *lists)
-        bridge, address = compiled.bridge, compiled.kernel(kernel)
-        self.handle: int = bridge.create_stored_route(address, numbers, addresses, firsts, len(firsts) - 1)
-        weakref.finalize(self, bridge.destroy_stored_route, self.handle).atexit = False
 
 
 class CppyyStored(PreparedStored):
@@ -108,10 +70,12 @@ class CppyyStored(PreparedStored):
 
     def __init__(self, weights: Stored, table: InstructionSet, pool: Pool, casts: Callable[[], CastCalls]) -> None:
         multiply, multiply_bytes = _functions()
-        self._multiply, self._multiply_bytes, self._table, self._casts = multiply, multiply_bytes, table, casts
-        self._matrix = Matrix(PARTS[weights.format](weights), pool)
-        super().__init__("cppyy", weights, self._matrix.layout.nbytes)
-        self._routes: dict[tuple[Purpose, bool], StoredRoute] = {}
+        self._multiply, self._multiply_bytes, self._casts = multiply, multiply_bytes, casts
+        parts = PARTS[weights.format](weights)
+        layout = layout_of(parts, PANEL)
+        self._linear = Linear(layout, layout.apply(parts), pool)
+        self._handle, self._routes = self._linear.handle, Routes(partial(_route, parts, layout, table))
+        super().__init__("cppyy", weights, layout.nbytes)
 
     def _gemv(self, x: Activations, out: Array) -> None:
         self._product(x, out, 1, "vector")
@@ -121,44 +85,40 @@ class CppyyStored(PreparedStored):
 
     def _gemm_cast(self, x: Stored, out: Array) -> None:
         codes, scales, each = bytes_of(x)
-        route = self._route("integer vector" if x.columns == 1 else "integer rows").handle  # equal sums in both
+        route = self._routes.of(integer_purpose(x.columns)).handle
         arguments = as_bytes(codes), scales, each, as_bytes(out), TYPES[out.dtype], x.columns
-        if status := self._multiply_bytes(self._matrix.handle, route, *arguments):
+        if status := self._multiply_bytes(self._handle, route, *arguments):
             raise_failure(status)
 
     def _cast_and_multiply(self, x: Activations, activations: str, out: Array) -> None:
-        route = self._route("integer vector" if len(x) == 1 else "integer rows").handle
+        route = self._routes.of(integer_purpose(len(x))).handle
         arguments = as_bytes(x), TYPES[x.dtype], as_bytes(out), TYPES[out.dtype], len(x)
         kinds = KINDS[activations], SCALES.get(activations, 0)
-        if status := self._casts().multiply(self._matrix.handle, route, *kinds, *arguments):
+        if status := self._casts().multiply(self._handle, route, *kinds, *arguments):
             raise_for(status, x)
 
     def _product(self, x: Activations, out: Array, count: int, purpose: Purpose) -> None:
         arguments = as_bytes(x), TYPES[x.dtype], as_bytes(out), TYPES[out.dtype], count
-        status = self._multiply(self._matrix.handle, self._route(purpose).handle, *arguments)
+        status = self._multiply(self._handle, self._routes.of(purpose).handle, *arguments)
         if status == TINY:
-            status = self._multiply(self._matrix.handle, self._route(purpose, exact=True).handle, *arguments)
+            status = self._multiply(self._handle, self._routes.of(purpose, exact=True).handle, *arguments)
         if status:
             raise_failure(status)
 
     def product(self, tokens: int, activations: str | None, *, exact: bool = False) -> Product:
         """What a compiled step is given for a number of tokens: as `gemv`, `gemm` and `cast_and_multiply` choose."""
         if activations is not None:
-            route = self._route("integer vector" if tokens == 1 else "integer rows")
-            return Product(self._matrix.handle, route, True, KINDS[activations], self.nbytes, PANEL)
-        route = self._route("vector" if tokens == 1 else "rows", exact=exact)
-        return Product(self._matrix.handle, route, True, -1, self.nbytes, PANEL)
+            route, cast = self._routes.of(integer_purpose(tokens)), KINDS[activations]
+        else:
+            route, cast = self._routes.of("vector" if tokens == 1 else "rows", exact=exact), -1
+        return Product(self._handle, route, True, cast, self.nbytes, PANEL)
 
-    def _route(self, purpose: Purpose, *, exact: bool = False) -> StoredRoute:
-        """The kernel for a purpose; `exact` for one without powers of two."""
-        if (purpose, exact) not in self._routes:
-            recipe = default_recipe(self._matrix.parts.structure, self._table, purpose, PANEL)
-            if exact:
-                recipe = replace(recipe, method="shift")
-            with preparing:
-                made = StoredRoute(StoredKernel(recipe, self._table), self._matrix)
-                self._routes.setdefault((purpose, exact), made)
-        return self._routes[purpose, exact]
+
+def _route(parts: Parts, layout: StoredLayout, table: InstructionSet, purpose: Purpose, exact: bool) -> Route:
+    recipe = default_recipe(parts.structure, table, purpose, PANEL)
+    if exact:
+        recipe = replace(recipe, method="shift")
+    return Route(StoredKernel(recipe, table), StoredActivations(recipe, layout, parts))
 
 
 def bytes_of(x: Stored) -> tuple[Array, F32, int]:

@@ -21,7 +21,7 @@ from lowbit.arrays import F32
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.unpacking import folded
 from lowbit_cppyy.layout.interleaving import PLANES
-from lowbit_cppyy.recipe import Purpose
+from lowbit_cppyy.recipe import Purpose, Tile
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
 Method = Literal["shift", "fold", "table", "bytes", "dot4"]
@@ -31,35 +31,24 @@ HEAD = 16
 
 
 @dataclass(frozen=True)
-class StoredRecipe:
-    """The choices of one kernel.
+class StoredRecipe(Tile):
+    """The choices of one kernel, beside its tile.
 
     Attributes:
         structure: of the matrix.
         method: see the top of this chapter.
-        rows: rows of x at once.
-        registers: registers side by side.
-        chains: independent sums of a run.
-        panel: P, columns of a panel.
-        ahead: prefetch distance in elements; 0 for no prefetch.
     """
 
     structure: Structure
     method: Method
-    rows: int = 1
-    registers: int = 4
-    chains: int = 1
-    panel: int = 64
-    ahead: int = 2048
 
     @property
     def bits(self) -> int:
-        """The width of a code, which is also the rows of words of a unit."""
+        """The width of a code."""
         return self.structure.bits
 
     @property
     def unit_words(self) -> int:
-        """Rows of words of a unit."""
         return self.structure.bits
 
     @property
@@ -136,5 +125,5 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
         method = "table" if wide else "bytes"
     if purpose.endswith("vector"):
         chains = 2 if wide and not integer and not structure.run else 1  # short runs overlap as they are
-        return StoredRecipe(structure, method, 1, panel // table.lanes, chains, panel)
-    return StoredRecipe(structure, method, 4, 4 if table.registers >= 32 else 2, 1, panel)
+        return StoredRecipe(structure, method, registers=panel // table.lanes, chains=chains, panel=panel)
+    return StoredRecipe(structure, method, rows=4, registers=4 if table.registers >= 32 else 2, panel=panel)

@@ -310,12 +310,12 @@ def described(table: InstructionSet) -> str:
     if not active() or not os.path.isdir(folder(processor_key())):
         return "default"
     there = set(folder(processor_key()).glob(f"{table.name}_u*.json"))
-    found = ((key, _found(key)) for key in every_key(table) if key.path in there)
+    found = ((key, _found(key)) for key in _every_key(table) if key.path in there)
     names = [f"{key.path.stem}: {recipe.name}" for key, recipe in found if recipe]
     return f"tuned: {'; '.join(sorted(names))}" if names else "default"
 
 
-def every_key(table: InstructionSet) -> Iterator[Key]:
+def _every_key(table: InstructionSet) -> Iterator[Key]:
     """Every possible key for an instruction set on this processor."""
     classes = (*map(str, CLASSES), "more")
     for bits, groups, purpose, shape in product(BITS, classes, PURPOSES, ("narrow", "wide")):
