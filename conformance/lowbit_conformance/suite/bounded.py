@@ -1,4 +1,4 @@
-"""One call of an operation; judging the result of a bounded one by what the backend declares of its arithmetic."""
+"""One call of an operation, and three ways to judge its result: by its bits, by a lattice, and by a bound."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,14 @@ from lowbit_conformance.bounds import bound_of
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.cases import Case
-from lowbit_conformance.suite.compare import assert_array, assert_kind, assert_within
-
-Record = Callable[[str, object], None]
-"""pytest's ``record_property``, which takes the share of the bound that was used to the report."""
+from lowbit_conformance.suite.compare import (
+    assert_array,
+    assert_equal_values,
+    assert_exact,
+    assert_kind,
+    assert_within,
+)
+from lowbit_conformance.suite.marking import Record
 
 
 def arithmetic(backend: Remote, case: Case) -> Arithmetic:
@@ -56,11 +60,30 @@ def run_bounded(backend: Remote, case: Case, shape: tuple[int, ...], *arguments:
     return assert_array("the result", run(backend, case, *arguments), np.float32, shape)
 
 
+def assert_reference(backend: Remote, case: Case, name: str, *arguments: Any, **choices: Any) -> None:
+    """The backend answers with the bits that the reference then gives; `name` is what a message calls the result."""
+    __tracebackhide__ = True
+    given = backend.run(case.operation, *arguments, **choices)
+    assert_exact(name, given, OPERATIONS[case.operation].compute(*arguments, **choices))
+
+
+def assert_on_lattice(backend: Remote, case: Case, *arguments: Any) -> None:
+    """The backend answers with the numbers that the reference then gives, where these are exact in float32."""
+    __tracebackhide__ = True
+    given = run(backend, case, *arguments)
+    assert_equal_values(given, OPERATIONS[case.operation].compute(*arguments))
+
+
+def share_used(backend: Remote, case: Case, given: object, *arguments: Any, **options: Any) -> float:
+    """The largest share of its bound that an answer to these arguments uses; the bound may have options."""
+    __tracebackhide__ = True
+    declared, exact = arithmetic(backend, case), OPERATIONS[case.operation].compute(*arguments)
+    limit = limit_of(lambda: bound_of(case.operation, arguments, declared, exact, **options))
+    return assert_within(given, exact, limit)
+
+
 def assert_bounded(backend: Remote, case: Case, record_property: Record, *arguments: Any, **options: Any) -> None:
     """The backend answers; then the exact result is computed, and from it the bound, which may have options."""
     __tracebackhide__ = True
-    declared = arithmetic(backend, case)
     given = run(backend, case, *arguments)
-    exact = OPERATIONS[case.operation].compute(*arguments)
-    limit = limit_of(lambda: bound_of(case.operation, arguments, declared, exact, **options))
-    record_property("share", assert_within(given, exact, limit))
+    record_property("share", share_used(backend, case, given, *arguments, **options))

@@ -145,6 +145,13 @@ LARGE = (
 )
 
 
+def conventions(clause: str) -> tuple[Convention, ...]:
+    """The conventions that a clause is about: each of those of `affine.dequantize` is about one."""
+    own: dict[str, tuple[Convention, ...]]
+    own = {"affine.dequantize/C1": ("minimum",), "affine.dequantize/C2": ("zero_point",)}
+    return own.get(clause, CONVENTIONS)
+
+
 def group_sizes(rows: int, unit: int) -> list[int]:
     """Group sizes worth trying: one row, inside a word, a word, the paper's, a short last group, the whole column."""
     candidates = (1, 3, unit, unit + 1, 16, 32, 64, 128, rows // 2 + 1, rows - 1, rows)

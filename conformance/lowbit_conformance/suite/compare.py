@@ -17,6 +17,7 @@ import numpy.typing as npt
 from lowbit.arrays import F64, Array
 from lowbit.contract.rounding import Bound
 from lowbit.errors import ArgumentError
+from lowbit.numbers.floats import FLOATS, Name
 
 Kind = TypeVar("Kind")
 
@@ -61,18 +62,18 @@ def _bits(array: Array) -> Array:
     return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
 
 
-def assert_equal_values(given: object, expected: F64) -> None:
-    """``given.dtype == float32 and (given == expected).all()`` for a lattice case, where the exact value is a float32
-    number.
+def assert_equal_values(given: object, expected: F64, type: Name = "float32", judged: Array | None = None) -> None:
+    """``given.dtype == type and (given == expected)[judged].all()`` for a lattice case, where that type has the exact
+    values of all elements that are judged.
 
     The two zeros count as equal: which of them an exact sum gives depends on its order.
     """
     __tracebackhide__ = True
-    exact = expected.astype(np.float32)
-    if not (exact == expected).all():
+    exact, sure = expected.astype(FLOATS[type].dtype), True if judged is None else judged
+    if ((exact.astype(np.float64) != expected) & sure).any():
         raise RuntimeError("the lattice of this case is not exact; this is a defect of the suite")
-    array = assert_array("the result", given, np.float32, exact.shape)
-    different = np.not_equal(array, exact)
+    array = assert_array("the result", given, exact.dtype, exact.shape)
+    different = np.not_equal(array, exact) & sure
     if different.any():
         raise AssertionError(f"WRONG on the lattice: {_where(different)}; {_values(different, array, exact)}")
 

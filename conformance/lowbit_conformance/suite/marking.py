@@ -3,11 +3,14 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, TypeVar
 
 from lowbit_conformance.suite.cases import Case, MatrixCase
 
 Test = TypeVar("Test", bound=Callable[..., None])
+Record = Callable[[str, object], None]
+"""pytest's ``record_property``, which takes the share of the bound that was used to the report."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,38 @@ class Settings:
 Generator = Callable[[str, Settings], Iterator[Case]]
 
 
+def grid(kind: Callable[..., Case], tier: str, variants: Iterable[str], *shapes: tuple[object, ...]) -> Generator:
+    """Each variant at each shape, which is what a case of this kind takes after its variant."""
+    every = list(product(variants, shapes))
+
+    def generator(clause: str, settings: Settings) -> Iterator[Case]:
+        for variant, shape in every:
+            yield kind(clause, tier, variant, *shape)
+
+    return generator
+
+
+def chained(*generators: Generator) -> Generator:
+    """The cases of one generator after those of another."""
+
+    def generator(clause: str, settings: Settings) -> Iterator[Case]:
+        for each in generators:
+            yield from each(clause, settings)
+
+    return generator
+
+
 def unrecorded(name: str, value: object) -> None:
     """A ``record_property`` for calls of a test outside a run, which report nothing."""
 
 
-def call(test: Callable[..., None], **given: Any) -> None:
-    """Call a test with those of the given values that it has parameters for, as pytest does."""
+def call(test: Callable[..., None], backend: Any, case: Case, record_property: Record = unrecorded) -> None:
+    """Call a test with those of its fixtures that it has parameters for, as pytest does, and without a model.
+
+    Raises:
+        AssertionError: the backend fails the case.
+    """
+    given = {"backend": backend, "case": case, "record_property": record_property, "model_matrices": {}}
     test(**{name: given[name] for name in inspect.signature(test).parameters})
 
 
@@ -44,12 +73,8 @@ class Mark:
     test: Callable[..., None]
 
     def run(self, backend: Any, case: Case) -> None:
-        """Call the test outside a run, which reports nothing and has no model.
-
-        Raises:
-            AssertionError: the backend fails the case.
-        """
-        call(self.test, backend=backend, case=case, record_property=unrecorded, model_matrices={})
+        """Call the test outside a run; see `call`."""
+        call(self.test, backend, case)
 
 
 MARKS: list[Mark] = []

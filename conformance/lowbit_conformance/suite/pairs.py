@@ -10,13 +10,13 @@ A case is one a; it stands for the p calls of all b.
 Source: Bush, *Orthogonal arrays of index unity*, 1952.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from lowbit_conformance.suite.bounded import Record
+from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.cases import Case
-from lowbit_conformance.suite.marking import Settings
+from lowbit_conformance.suite.marking import Record, Settings, call
 
 Own = TypeVar("Own", bound=Case)
 
@@ -62,11 +62,6 @@ class Pairs(Generic[Own]):
         for turn in range(self.prime):
             yield self._case(clause, turn, next(rows(turn, self.values, self.prime)))
 
-    def each(self, case: Own, record_property: Record, test: Callable[[Own, Record], None]) -> None:
-        """Run a test on each call that a case stands for; the share of the bound is the largest of theirs."""
-        __tracebackhide__ = True
-        each_of(self.calls(case), record_property, test)
-
     def calls(self, case: Own) -> Iterator[Own]:
         """The calls that a case stands for, as cases of their own."""
         for row in rows(case.seed, self.values, self.prime):
@@ -76,13 +71,13 @@ class Pairs(Generic[Own]):
         return replace(self.made(clause, *row), tier="exhaustive", seed=turn)
 
 
-def each_of(cases: Iterator[Own], record_property: Record, test: Callable[[Own, Record], None]) -> None:
+def each_of(backend: Remote, cases: Iterable[Case], record_property: Record, test: Callable[..., None]) -> None:
     """Run a test on each of these cases; a failure names the one, and the share of the bound is the largest."""
     __tracebackhide__ = True
     shares: list[float] = []
     for case in cases:
         try:
-            test(case, lambda name, share: shares.append(float(str(share))))
+            call(test, backend, case, lambda name, share: shares.append(float(str(share))))
         except AssertionError as error:
             raise type(error)(f"{error} (at {case.label})") from error
     if shares:

@@ -10,7 +10,7 @@ from lowbit.arrays import F32
 from lowbit.moe.routing import Ids, Scores, Softmax
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.inputs import NON_FINITE
-from lowbit_conformance.suite.marking import Settings
+from lowbit_conformance.suite.marking import Generator, Settings, grid
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,8 @@ WIDE = ((2, 4096, 8, 2, 3), (1, 14336, 5, 2, 2))
 MANY_EXPERTS = ((3, 24, 256, 8, 3), (2, 12, 300, 9, 2))
 
 
-def shapes(clause: str, settings: Settings, tier: str = "lattice", variants: tuple[str, ...] = ("",)) -> Iterator[Case]:
-    for variant in variants:
-        for shape in (*SHAPES, *LARGE):
-            yield RoutingCase(clause, tier, variant, *shape)
+def shapes(tier: str = "lattice", variants: tuple[str, ...] = ("",)) -> Generator:
+    return grid(RoutingCase, tier, variants, *SHAPES, *LARGE)
 
 
 def random_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
@@ -72,7 +70,7 @@ def random_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
         yield RoutingCase(clause, "random", "drawn", tokens, hidden, experts, k, inner, seed=seed)
 
 
-def with_models(cases: Callable[[str, Settings], Iterator[Case]]) -> Callable[[str, Settings], Iterator[Case]]:
+def with_models(cases: Generator) -> Generator:
     """These cases, then one of each size of models that the operation can have; in a lattice with sums of thousands of
     terms silu of an expert would be neither the identity nor zero."""
 
@@ -89,10 +87,6 @@ def with_models(cases: Callable[[str, Settings], Iterator[Case]]) -> Callable[[s
             yield replace(first, variant="large-model", **sizes)
 
     return generator
-
-
-def few(clause: str, settings: Settings) -> Iterator[Case]:
-    yield from shapes(clause, settings, "random")
 
 
 SCALES = {"small": 0.01, "huge": 30.0}
@@ -117,9 +111,7 @@ def routes(case: RoutingCase, rng: np.random.Generator) -> tuple[Ids, F32]:
     return chosen, (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-def non_finite(clause: str, settings: Settings) -> Iterator[RoutingCase]:
-    for variant in NON_FINITE:
-        yield RoutingCase(clause, "edge", variant, 4, 19, 6, 2, 11)
+non_finite = grid(RoutingCase, "edge", NON_FINITE, (4, 19, 6, 2, 11))
 
 
 def assert_only_row_one_spoilt(result: F32) -> None:
@@ -132,14 +124,11 @@ def assert_only_row_one_spoilt(result: F32) -> None:
 # Mistakes that annotations do not tell, each in the routes or the scores.
 
 Change = Callable[[Any], Any]
+WRONG: tuple[int, ...] = (3, 19, 6, 2, 11)
+"""The shape of the calls with mistakes."""
 WRONG_IDS: dict[str, Change] = {
     "id-high": lambda chosen: np.where(chosen == chosen.max(), 6, chosen),
     "id-low": lambda chosen: np.where(chosen == chosen.max(), -1, chosen),
     "id-twice": np.zeros_like,
 }
 WRONG_PROBABILITIES: dict[str, Change] = {"negative": lambda scores: -scores, "all-zero": lambda scores: scores * 0}
-
-
-def mistakes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
-    own = (*WRONG_IDS, *WRONG_PROBABILITIES) if clause.startswith("routing.weights/") else WRONG_IDS
-    yield from (RoutingCase(clause, "edge", name, 3, 19, 6, 2, 11) for name in own)

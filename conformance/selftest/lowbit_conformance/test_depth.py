@@ -150,7 +150,7 @@ class Narrow(InProcess):
 def bounded_marks() -> dict[str, list[Mark]]:
     """The tests that judge by a bound, by clause; products with quantised weights have defects of their own.
 
-    Those of special sizes and contents hand on the cases of others, exact ones too, and are left out.
+    Those of special sizes and contents run the tests of others, exact ones too, and are left out.
     """
     load_suite()
     found: dict[str, list[Mark]] = {}
@@ -158,7 +158,7 @@ def bounded_marks() -> dict[str, list[Mark]]:
         operation = mark.clause.rpartition("/")[0]
         bounded = operation in OPERATIONS and OPERATIONS[operation].promise is Promise.BOUNDED
         by_bound = "record_property" in mark.test.__code__.co_varnames
-        own = not mark.test.__module__.rpartition(".")[2].startswith(("test_pairs", "test_contents"))
+        own = not mark.test.__module__.rpartition(".")[2].startswith(("test_pairs", "test_sizes", "test_contents"))
         if bounded and by_bound and own and not operation.startswith("linear."):
             found.setdefault(mark.clause, []).append(mark)
     return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import chain, product
+from typing import Any
 
 import numpy as np
 
@@ -11,22 +12,21 @@ from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, QuantizedMatri
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, unpack
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs
-from lowbit_conformance.suite.cases import MatrixCase, drawn, edges, systematic
+from lowbit_conformance.suite.bounded import assert_reference
+from lowbit_conformance.suite.cases import MatrixCase, conventions, drawn, edges, systematic
 from lowbit_conformance.suite.compare import assert_array, assert_exact, assert_kind, refuses
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Settings, checks, grid
+
+
+def choices(case: MatrixCase) -> dict[str, Any]:
+    """How the case asks for a matrix."""
+    return {name: getattr(case, name) for name in ("bits", "group_size", "convention", "scale_dtype")}
 
 
 def quantize(backend: Remote, weights: F32, case: MatrixCase) -> QuantizedMatrix:
     """A matrix from the backend, of the form that the case asks for."""
     __tracebackhide__ = True
-    given = backend.run(
-        "affine.quantize",
-        weights,
-        bits=case.bits,
-        group_size=case.group_size,
-        convention=case.convention,
-        scale_dtype=case.scale_dtype,
-    )
+    given = backend.run("affine.quantize", weights, **choices(case))
     matrix = assert_kind("the result", given, QuantizedMatrix)
     for name in ("bits", "rows", "group_size", "convention"):
         mine, right = getattr(matrix, name), getattr(case, name)
@@ -39,13 +39,15 @@ def quantize(backend: Remote, weights: F32, case: MatrixCase) -> QuantizedMatrix
 
 
 def expected(weights: F32, case: MatrixCase) -> QuantizedMatrix:
-    return affine.quantize(
-        weights,
-        bits=case.bits,
-        group_size=case.group_size,
-        convention=case.convention,
-        scale_dtype=case.scale_dtype,
-    )
+    return affine.quantize(weights, **choices(case))
+
+
+def assert_quantized(backend: Remote, case: MatrixCase, weights: F32) -> QuantizedMatrix:
+    """The backend's matrix, which is the reference's."""
+    __tracebackhide__ = True
+    given = quantize(backend, weights, case)
+    assert_same_matrix(given, expected(weights, case), weights)
+    return given
 
 
 def assert_same_matrix(given: QuantizedMatrix, wanted: QuantizedMatrix, weights: F32) -> None:
@@ -91,8 +93,7 @@ def test_quantize_equals_the_reference(
     weights = (rng.normal(size=(case.rows, case.columns)) * np.exp(rng.normal(-3, 1, case.columns))).astype(np.float32)
     if case.tier == "model":
         weights = affine.dequantize(model_matrices[case.variant])
-    given = quantize(backend, weights, case)
-    assert_same_matrix(given, expected(weights, case), weights)
+    assert_quantized(backend, case, weights)
 
 
 SPECIAL = (
@@ -111,9 +112,7 @@ SPECIAL = (
 @checks("affine.quantize/C2", lambda clause, settings: edges(clause, SPECIAL))
 def test_quantize_special_weights(backend: Remote, case: MatrixCase) -> None:
     """Ties between two codes, ranges on one side of zero, subnormal ranges and outliers give the reference's codes."""
-    weights = special_weights(case)
-    given = quantize(backend, weights, case)
-    assert_same_matrix(given, expected(weights, case), weights)
+    assert_quantized(backend, case, special_weights(case))
 
 
 def special_weights(case: MatrixCase) -> F32:
@@ -149,8 +148,7 @@ def test_quantize_constant_groups(backend: Remote, case: MatrixCase) -> None:
     """A constant column comes back exactly under minimum; zeros come back as zeros under both conventions."""
     row = np.arange(case.columns) - 7 if case.variant == "constant" else np.zeros(case.columns)
     weights = np.ascontiguousarray(np.broadcast_to(row, (case.rows, case.columns)), np.float32)
-    given = quantize(backend, weights, case)
-    assert_same_matrix(given, expected(weights, case), weights)
+    given = assert_quantized(backend, case, weights)
     if case.variant == "zero" or case.convention == "minimum":
         assert_exact("weights", affine.dequantize(given), weights)
         assert_exact("scales", given.scales, np.ones_like(given.scales))
@@ -181,13 +179,10 @@ WRONG_WEIGHTS: dict[str, Callable[[F32], F32]] = {
 }
 
 
-def mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    for variant in WRONG_WEIGHTS:
-        for bits in BITS:
-            yield MatrixCase(clause, "edge", variant, bits, 2 * CODES_PER_UNIT[bits], 3, 3)
+WRONG_SHAPES = [(bits, 2 * CODES_PER_UNIT[bits], 3, 3) for bits in BITS]
 
 
-@checks("affine.quantize/H8", mistakes)
+@checks("affine.quantize/H8", grid(MatrixCase, "edge", WRONG_WEIGHTS, *WRONG_SHAPES))
 def test_quantize_refuses(backend: Remote, case: MatrixCase) -> None:
     """Rows that are not whole units, and a range that overflows, raise ArgumentError."""
     weights = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
@@ -195,16 +190,12 @@ def test_quantize_refuses(backend: Remote, case: MatrixCase) -> None:
         backend.run("affine.quantize", WRONG_WEIGHTS[case.variant](weights), bits=case.bits, group_size=case.group_size)
 
 
-def of_convention(wanted: str) -> Callable[[str, Settings], Iterator[MatrixCase]]:
-    def generator(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-        cases = chain(lattice_and_random(clause, settings), edges(clause, ("subnormal-weights",)))
-        yield from (case for case in cases if case.convention == wanted)
-
-    return generator
+def of_convention(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    cases = chain(lattice_and_random(clause, settings), edges(clause, ("subnormal-weights",)))
+    yield from (case for case in cases if case.convention in conventions(clause))
 
 
-@checks("affine.dequantize/C2", of_convention("zero_point"))
-@checks("affine.dequantize/C1", of_convention("minimum"))
+@checks(("affine.dequantize/C1", "affine.dequantize/C2"), of_convention)
 def test_dequantize(backend: Remote, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
     """Random codes, scales and zeros, and a model's own, give the reference's float32 weights."""
     matrix = model_matrices[case.variant] if case.tier == "model" else inputs.random(case)[1]
@@ -212,21 +203,16 @@ def test_dequantize(backend: Remote, case: MatrixCase, model_matrices: dict[str,
         matrix.scales[...] *= np.float32(2.0**-130)
         if case.convention == "minimum":
             matrix.zeros[...] *= np.float32(2.0**-130)
-    given = backend.run("affine.dequantize", matrix)
-    assert_exact("weights", given, affine.dequantize(matrix))
+    assert_reference(backend, case, "weights", matrix)
 
 
-def widened(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    for bits in BITS:
-        rows = 2 * CODES_PER_UNIT[bits]
-        yield MatrixCase(clause, "edge", "float16-limits", bits, rows, 9, rows - 1, "minimum", "float16")
+WIDENED = [(bits, 2 * unit, 9, 2 * unit - 1, "minimum", "float16") for bits, unit in CODES_PER_UNIT.items()]
 
 
-@checks("affine.dequantize/C3", widened)
+@checks("affine.dequantize/C3", grid(MatrixCase, "edge", ["float16-limits"], *WIDENED))
 def test_dequantize_widens_first(backend: Remote, case: MatrixCase) -> None:
     """Scales and minima at the ends of float16, subnormal ones too, are widened before they are multiplied."""
     _, matrix = inputs.random(case)
     matrix.scales[...] = np.resize(np.array([65504, 2**-24, 2**-14], np.float16), matrix.scales.shape)
     matrix.zeros[...] = np.resize(np.array([-65504, 2**-24, 0, -(2**-14)], np.float16), matrix.zeros.shape)
-    given = backend.run("affine.dequantize", matrix)
-    assert_exact("weights", given, affine.dequantize(matrix))
+    assert_reference(backend, case, "weights", matrix)

@@ -8,10 +8,10 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, assert_bounded, run_bounded
+from lowbit_conformance.suite.bounded import assert_bounded, run_bounded
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits, refuses
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, checks, grid
 
 # Softmax.
 
@@ -84,12 +84,7 @@ SOFTMAX_MISTAKES: dict[str, Callable[[F32], Any]] = {
 }
 
 
-def softmax_mistakes(clause: str, settings: Settings) -> Iterator[RowsCase]:
-    for variant in SOFTMAX_MISTAKES:
-        yield RowsCase(clause, "edge", variant, 2, 5)
-
-
-@checks("attention.softmax/H8", softmax_mistakes)
+@checks("attention.softmax/H8", grid(RowsCase, "edge", SOFTMAX_MISTAKES, (2, 5)))
 def test_softmax_refuses(backend: Remote, case: RowsCase) -> None:
     """NaN, +∞ and a row of nothing but −∞ raise ArgumentError."""
     scores = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
@@ -214,8 +209,7 @@ def test_one_score_above_all(backend: Remote, case: AttendCase) -> None:
 @checks("attention.attend/C3", shapes)
 def test_attention_within_the_bound(backend: Remote, case: AttendCase, record_property: Record) -> None:
     """Random queries, keys and values stay within the chained bound."""
-    arrays = inputs(case)
-    assert_bounded(backend, case, record_property, *arrays, case.window)
+    assert_bounded(backend, case, record_property, *inputs(case), case.window)
 
 
 @checks("attention.attend/C4", shapes)
@@ -235,12 +229,7 @@ ATTEND_MISTAKES: dict[str, Callable[[F32, F32, F32], tuple[F32, F32, F32]]] = {
 }
 
 
-def attend_mistakes(clause: str, settings: Settings) -> Iterator[AttendCase]:
-    for variant in ATTEND_MISTAKES:
-        yield AttendCase(clause, "edge", variant, 2, 5, 4, 2, 6)
-
-
-@checks("attention.attend/H8", attend_mistakes)
+@checks("attention.attend/H8", grid(AttendCase, "edge", ATTEND_MISTAKES, (2, 5, 4, 2, 6)))
 def test_attend_refuses(backend: Remote, case: AttendCase) -> None:
     """Heads that do not divide, and more queries than keys, raise ArgumentError."""
     with refuses():

@@ -13,9 +13,10 @@ from lowbit.quantization.bfp import Blocks, Format
 from lowbit.quantization.bfp_dot import BlockSums
 from lowbit.quantization.bfp_storage import StoredBlocks
 from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import assert_reference
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_array, assert_exact, assert_kind, refuses
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Settings, checks, grid
 
 
 @dataclass(frozen=True)
@@ -200,9 +201,7 @@ def test_blocks_of_zeros(backend: Remote, case: BfpCase) -> None:
 @checks("bfp.decode/C1", shapes())
 def test_decode_equals_the_reference(backend: Remote, case: BfpCase) -> None:
     """Any mantissas and exponents give the reference's values."""
-    some = blocks(case)
-    given = backend.run("bfp.decode", some)
-    assert_exact("values", given, bfp.decode(some))
+    assert_reference(backend, case, "values", blocks(case))
 
 
 @checks("bfp.decode/C2", by_format("ends"))
@@ -211,8 +210,7 @@ def test_decode_at_the_ends_of_float32(backend: Remote, case: BfpCase) -> None:
     any_blocks, reach = blocks(case), case.format.reach
     for e in (reach, -reach, max(-reach, -140), max(-reach, -160), min(reach, 120)):  # 2^−160 itself is no float32
         some = Blocks(any_blocks.mantissas, np.full_like(any_blocks.exponents, e), case.format)
-        given = backend.run("bfp.decode", some)
-        assert_exact("values", given, bfp.decode(some))
+        assert_reference(backend, case, "values", some)
 
 
 # Storage.
@@ -250,11 +248,7 @@ def test_store_biases_exponents(backend: Remote, case: BfpCase) -> None:
     assert_exact("exponents", given.exponents, (some.exponents + 127).astype(np.uint8))
 
 
-def too_wide(clause: str, settings: Settings) -> Iterator[BfpCase]:
-    yield BfpCase(clause, "edge", "wide-exponent", 2, 20, 20, 25, 10)
-
-
-@checks("bfp.store/H8", too_wide)
+@checks("bfp.store/H8", grid(BfpCase, "edge", ["wide-exponent"], (2, 20, 20, 25, 10)))
 def test_store_refuses(backend: Remote, case: BfpCase) -> None:
     """Exponents of ten bits do not fit a byte."""
     with refuses():
@@ -363,15 +357,7 @@ def test_dot_keeps_rows_and_blocks_apart(backend: Remote, case: BfpCase) -> None
         assert_exact("sums", found.sums, expected)
 
 
-DOT_MISTAKES = ("columns", "block", "too-wide")
-
-
-def dot_mistakes(clause: str, settings: Settings) -> Iterator[BfpCase]:
-    for variant in DOT_MISTAKES:
-        yield BfpCase(clause, "edge", variant, 2, 64, 64, 4)
-
-
-@checks("bfp.dot/H8", dot_mistakes)
+@checks("bfp.dot/H8", grid(BfpCase, "edge", ("columns", "block", "too-wide"), (2, 64, 64, 4)))
 def test_dot_refuses(backend: Remote, case: BfpCase) -> None:
     """Each mistake raises ArgumentError."""
     x = values(case)
@@ -420,5 +406,4 @@ def test_total_at_the_ends(backend: Remote, case: BfpCase) -> None:
     exponents = np.full_like(some.exponents, 120 if case.variant == "overflow" else -150)
     sums = BlockSums(some.sums, exponents)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        given = backend.run("bfp.total", sums)
-        assert_exact("totals", given, bfp_dot.total(sums))
+        assert_reference(backend, case, "totals", sums)

@@ -14,13 +14,12 @@ from lowbit.arrays import F32
 from lowbit.model import layers as blocks
 from lowbit.model.bounds import rms_norm_bound
 from lowbit.model.layers import LEAST_EPSILON
-from lowbit.operations import OPERATIONS
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, arithmetic, assert_bounded, limit_of, run_bounded
+from lowbit_conformance.suite.bounded import arithmetic, assert_bounded, assert_on_lattice, limit_of, run_bounded
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits, assert_within, refuses
 from lowbit_conformance.suite.inputs import NON_FINITE
-from lowbit_conformance.suite.marking import Generator, Settings, checks
+from lowbit_conformance.suite.marking import Generator, Record, Settings, chained, checks, grid
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,16 @@ def cases(
 ) -> Generator:
     """Each variant at every shape, then the first of them at a shape from each seed."""
 
-    def generator(clause: str, settings: Settings) -> Iterator[RowsCase]:
-        for variant in variants:
-            for shape in shapes:
-                yield RowsCase(clause, tier, variant, *shape)
+    def generator(clause: str, settings: Settings) -> Iterator[Case]:
+        yield from grid(RowsCase, tier, variants, *shapes)(clause, settings)
         for seed in settings.seeds if drawn else ():
             yield RowsCase(clause, "random", "drawn", 1 + seed % 7, 1 + (53 * seed + 17 * len(clause)) % 600, seed=seed)
 
     return generator
 
+
+PLAIN = cases("random", ("",), (*SHAPES, *WIDE), drawn=True)
+FEW = ((3, 7), (2, 33), (2, 576))
 
 # **The norm.**
 
@@ -90,23 +90,14 @@ def lattice(case: RowsCase) -> Norm:
 @checks("blocks.rms_norm/C1", cases("lattice", ("", "small", "large"), POWERS))
 def test_norm_on_the_lattice(backend: Remote, case: RowsCase) -> None:
     """Rows whose root is 2 or 4 times a power of two are equal."""
-    x, gain, epsilon = lattice(case)
-    given = run_bounded(backend, case, case.shape, x, gain, epsilon)
-    assert_equal_values(given, blocks.rms_norm_of(x, gain, epsilon))
-
-
-def assert_normed(
-    backend: Remote, case: RowsCase, record_property: Record, inputs: Norm, *, summed_exactly: bool = False
-) -> None:
-    __tracebackhide__ = True
-    assert_bounded(backend, case, record_property, *inputs, summed_exactly=summed_exactly)
+    assert_on_lattice(backend, case, *lattice(case))
 
 
 @checks("blocks.rms_norm/C2", cases("lattice", ("",), (*SHAPES, *WIDE), drawn=True))
 def test_norm_of_an_exact_sum(backend: Remote, case: RowsCase, record_property: Record) -> None:
     """Small integers, any n: whatever the order of the sum, all that is left are a few roundings."""
     inputs = integers(case, (1, 2, 3)), gain_of(case), 1e-5
-    assert_normed(backend, case, record_property, inputs, summed_exactly=True)
+    assert_bounded(backend, case, record_property, *inputs, summed_exactly=True)
 
 
 @checks("blocks.rms_norm/C2", cases("exhaustive", ("every-place",), tuple((n, n) for n in range(1, 71))))
@@ -114,7 +105,7 @@ def test_norm_of_every_place(backend: Remote, case: RowsCase, record_property: R
     """At every width up to 70, rows of ±1 with one ±3, which stands in every place once."""
     x = integers(case, (1,))
     x[np.arange(case.columns), np.arange(case.columns)] *= 3
-    assert_normed(backend, case, record_property, (x, gain_of(case), 1e-6), summed_exactly=True)
+    assert_bounded(backend, case, record_property, x, gain_of(case), 1e-6, summed_exactly=True)
 
 
 EPSILONS = {"least-epsilon": LEAST_EPSILON, "epsilon-prevails": 1e-2, "epsilon-1": 1.0}
@@ -133,18 +124,13 @@ def random_norm(case: RowsCase) -> Norm:
     return x.astype(np.float32), gain_of(case), epsilon
 
 
-NORMAL = ("", "outlier", "sparse", "huge", "subnormal", *EPSILONS)
+NORMAL = ("outlier", "sparse", "huge", "subnormal", *EPSILONS)
 
 
-def random_norms(clause: str, settings: Settings) -> Iterator[Case]:
-    yield from cases("random", ("",), (*SHAPES, *WIDE), drawn=True)(clause, settings)
-    yield from cases("random", NORMAL[1:], ((3, 7), (2, 33), (2, 576)))(clause, settings)
-
-
-@checks("blocks.rms_norm/C3", random_norms)
+@checks("blocks.rms_norm/C3", chained(PLAIN, grid(RowsCase, "random", NORMAL, *FEW)))
 def test_norm_within_the_bound(backend: Remote, case: RowsCase, record_property: Record) -> None:
     """Random rows, with an ε that is nothing beside them, as large as they, and all there is."""
-    assert_normed(backend, case, record_property, random_norm(case))
+    assert_bounded(backend, case, record_property, *random_norm(case))
 
 
 EDGES = ((3, 1), (4, 9), (5, 33), (3, 100))
@@ -233,12 +219,10 @@ def gated_lattice(case: RowsCase) -> tuple[F32, F32]:
     return gate.astype(np.float32), up.astype(np.float32)
 
 
-@checks("blocks.swiglu/C1", cases("lattice", ("",), (*SHAPES, *WIDE), drawn=True))
-@checks("blocks.geglu/C1", cases("lattice", ("",), (*SHAPES, *WIDE), drawn=True))
+@checks(("blocks.geglu/C1", "blocks.swiglu/C1"), cases("lattice", ("",), (*SHAPES, *WIDE), drawn=True))
 def test_gated_on_the_lattice(backend: Remote, case: RowsCase) -> None:
     """Where the activation is the identity or zero, the result is equal."""
-    gate, up = gated_lattice(case)
-    assert_equal_values(run_bounded(backend, case, case.shape, gate, up), OPERATIONS[case.operation].compute(gate, up))
+    assert_on_lattice(backend, case, *gated_lattice(case))
 
 
 def random_gates(case: RowsCase) -> tuple[F32, F32]:
@@ -250,31 +234,22 @@ def random_gates(case: RowsCase) -> tuple[F32, F32]:
     return (gate * {"small": 0.01, "huge": 30.0}.get(case.variant, 2.0)).astype(np.float32), up.astype(np.float32)
 
 
-def assert_gated(backend: Remote, case: RowsCase, record_property: Record, gate: F32, up: F32) -> None:
-    __tracebackhide__ = True
-    assert_bounded(backend, case, record_property, gate, up)
+gates = chained(PLAIN, grid(RowsCase, "random", ("small", "huge", "deep"), *FEW))
 
 
-def gates(clause: str, settings: Settings) -> Iterator[Case]:
-    yield from cases("random", ("",), (*SHAPES, *WIDE), drawn=True)(clause, settings)
-    yield from cases("random", ("small", "huge", "deep"), ((3, 7), (2, 33), (2, 576)))(clause, settings)
-
-
-@checks("blocks.swiglu/C2", gates)
-@checks("blocks.geglu/C2", gates)
+@checks(("blocks.geglu/C2", "blocks.swiglu/C2"), gates)
 def test_gated_within_the_bound(backend: Remote, case: RowsCase, record_property: Record) -> None:
     """Random gates stay within the bound."""
-    assert_gated(backend, case, record_property, *random_gates(case))
+    assert_bounded(backend, case, record_property, *random_gates(case))
 
 
-@checks("blocks.swiglu/C2", cases("exhaustive", ("every-bfloat16",), ((510, 128),)))
-@checks("blocks.geglu/C2", cases("exhaustive", ("every-bfloat16",), ((510, 128),)))
+@checks(("blocks.geglu/C2", "blocks.swiglu/C2"), cases("exhaustive", ("every-bfloat16",), ((510, 128),)))
 def test_gated_of_every_gate(backend: Remote, case: RowsCase, record_property: Record) -> None:
     """Every finite gate that bfloat16 has: a row for each sign and exponent, a column for each mantissa."""
     numbers = np.arange(2**16, dtype=np.uint32) << 16
     finite = numbers.view(np.float32)[np.isfinite(numbers.view(np.float32))]
     up = case.generator().choice((-1, 1), case.shape) * case.generator().uniform(0.5, 1, case.shape)
-    assert_gated(backend, case, record_property, finite.reshape(case.shape), up.astype(np.float32))
+    assert_bounded(backend, case, record_property, finite.reshape(case.shape), up.astype(np.float32))
 
 
 EXTREMES: dict[str, tuple[float, ...]] = {
@@ -286,8 +261,7 @@ EXTREMES: dict[str, tuple[float, ...]] = {
 UPS = (0.0, -0.0, 1, -3, 2.0**-149, 2.0**-126, 1e-20, 1e9, -1e30, 3.4e38)
 
 
-@checks("blocks.swiglu/C3", cases("edge", tuple(EXTREMES), ((1, 1), (1, 8), (1, 13), (7, 9))))
-@checks("blocks.geglu/C3", cases("edge", tuple(EXTREMES), ((1, 1), (1, 8), (1, 13), (7, 9))))
+@checks(("blocks.geglu/C3", "blocks.swiglu/C3"), cases("edge", tuple(EXTREMES), ((1, 1), (1, 8), (1, 13), (7, 9))))
 def test_gated_of_extremes(backend: Remote, case: RowsCase, record_property: Record) -> None:
     """Gates at which exponentials overflow, vanish or are 1, with all sizes of up, as far as their product is finite.
 
@@ -299,11 +273,10 @@ def test_gated_of_extremes(backend: Remote, case: RowsCase, record_property: Rec
     for first in range(0, len(pairs), max(1, size // 2)):
         some = np.resize(np.array(pairs[first:] + pairs[:first], np.float32), (size, 2))
         gate, up = (np.ascontiguousarray(part).reshape(case.shape) for part in some.T)
-        assert_gated(backend, case, record_property, gate, up)
+        assert_bounded(backend, case, record_property, gate, up)
 
 
-@checks("blocks.swiglu/C4", cases("random", ("",), MANY))
-@checks("blocks.geglu/C4", cases("random", ("",), MANY))
+@checks(("blocks.geglu/C4", "blocks.swiglu/C4"), cases("random", ("",), MANY))
 def test_gated_goes_by_elements(backend: Remote, case: RowsCase) -> None:
     """The same call gives the same bits, and no element depends on another's gate or up."""
     gate, up = random_gates(case)
@@ -315,8 +288,7 @@ def test_gated_goes_by_elements(backend: Remote, case: RowsCase) -> None:
     assert_same_bits(first[kept], again[kept], "elements that stayed, when others changed")
 
 
-@checks("blocks.swiglu/C5", cases("edge", tuple(NON_FINITE), EDGES))
-@checks("blocks.geglu/C5", cases("edge", tuple(NON_FINITE), EDGES))
+@checks(("blocks.geglu/C5", "blocks.swiglu/C5"), cases("edge", tuple(NON_FINITE), EDGES))
 def test_gated_passes_non_finite_on(backend: Remote, case: RowsCase) -> None:
     """At the first place, one within and the last, in the gate and in up."""
     inputs = random_gates(case)
@@ -336,11 +308,7 @@ def test_gated_passes_non_finite_on(backend: Remote, case: RowsCase) -> None:
 MISTAKES = {"epsilon-subnormal": 2.0**-127, "epsilon-none": None}
 
 
-def mistakes(clause: str, settings: Settings) -> Iterator[RowsCase]:
-    yield from (RowsCase(clause, "edge", variant, 3, 19) for variant in MISTAKES)
-
-
-@checks("blocks.rms_norm/H8", mistakes)
+@checks("blocks.rms_norm/H8", grid(RowsCase, "edge", MISTAKES, (3, 19)))
 def test_norm_refuses(backend: Remote, case: RowsCase) -> None:
     """An ε just below its range, or none, raises ArgumentError."""
     x, gain, _ = random_norm(case)

@@ -6,30 +6,27 @@ or holds it in its middle; zeros far outside the codes; matrices of one code, on
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import product
 
 import numpy as np
 
 from lowbit.arrays import F32, F64
 from lowbit.errors import ArgumentError
-from lowbit.linear import linear
-from lowbit.linear.bounds import linear_bound
-from lowbit.quantization import affine, bfp, bfp_dot, gptq, hqq, hqq_solver
-from lowbit.quantization.affine import CONVENTIONS, Convention, QuantizedMatrix
+from lowbit.quantization import bfp, bfp_dot, gptq, hqq, hqq_solver
+from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix
 from lowbit.quantization.hqq import HqqMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs
-from lowbit_conformance.suite.bounded import Record, arithmetic, assert_bounded, limit_of
-from lowbit_conformance.suite.cases import MatrixCase
-from lowbit_conformance.suite.clauses import test_affine, test_bfp, test_gptq, test_hqq
+from lowbit_conformance.suite.bounded import assert_bounded, assert_reference
+from lowbit_conformance.suite.cases import MatrixCase, conventions
+from lowbit_conformance.suite.clauses import test_affine, test_bfp, test_gptq, test_hqq, test_linear
 from lowbit_conformance.suite.clauses.test_bfp import BfpCase
 from lowbit_conformance.suite.clauses.test_gptq import LayerCase
 from lowbit_conformance.suite.clauses.test_hqq import BlocksCase, RealZeroCase
-from lowbit_conformance.suite.compare import assert_exact, assert_within, refuses
+from lowbit_conformance.suite.compare import assert_exact, refuses
 from lowbit_conformance.suite.contents import CONTENTS, filled
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, chained, checks, grid
 
 TIER = "exhaustive"
 
@@ -139,10 +136,6 @@ def scaled(power: int) -> Change:
     return change
 
 
-def positive_minima(case: MatrixCase, matrix: QuantizedMatrix) -> QuantizedMatrix:
-    return replace(matrix, zeros=np.abs(matrix.zeros))
-
-
 MATRICES: dict[str, Change] = {
     "no-codes": codes(0),
     "codes-of-1": codes(1),
@@ -159,25 +152,24 @@ MATRICES: dict[str, Change] = {
     "far-apart-scales": lambda case, matrix: replace(
         matrix, scales=matrix.scales * np.resize(np.array([1, 2.0**30, 2.0**-30], np.float32), matrix.scales.shape)
     ),
-    "positive-zeros": positive_minima,
+    "positive-zeros": lambda case, matrix: replace(matrix, zeros=np.abs(matrix.zeros)),
 }
 
 
 def matrix_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """Every kind with every width and convention; where there are activations, each contents of them too."""
-    own: dict[str, tuple[Convention, ...]]
-    own = {"affine.dequantize/C1": ("minimum",), "affine.dequantize/C2": ("zero_point",)}
-    for variant, bits, convention in product(MATRICES, BITS, own.get(clause, CONVENTIONS)):
+    wide = clause.startswith("linear.qgemm/")
+    for variant, bits, convention in product(MATRICES, BITS, conventions(clause)):
         for rows, groups, columns in ((2, 1, 9), (8, 3, 16)):
             sizes = (rows * CODES_PER_UNIT[bits], columns, -(-rows * CODES_PER_UNIT[bits] // groups))
-            vectors = 3 if clause.startswith("linear.qgemm/") else 0
+            vectors = 3 if wide else 0
             yield MatrixCase(clause, TIER, variant, bits, *sizes, convention, vectors=vectors)
     if clause.startswith("linear."):
         for turn, variant in enumerate(CONTENTS):
             bits = BITS[turn % 4]
             sizes = (4 * CODES_PER_UNIT[bits], 17, 2 * CODES_PER_UNIT[bits])
             for convention in CONVENTIONS:
-                vectors = 4 if clause.startswith("linear.qgemm/") else 0
+                vectors = 4 if wide else 0
                 yield MatrixCase(clause, TIER, f"x-{variant}", bits, *sizes, convention, vectors=vectors)
 
 
@@ -191,20 +183,13 @@ def drawn(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
 @checks(("affine.dequantize/C1", "affine.dequantize/C2"), matrix_cases)
 def test_dequantised(backend: Remote, case: MatrixCase) -> None:
     """Matrices of one code, one scale or one zero, huge and tiny scales give the reference's weights."""
-    matrix = drawn(case)[1]
-    assert_exact("weights", backend.run("affine.dequantize", matrix), affine.dequantize(matrix))
+    assert_reference(backend, case, "weights", drawn(case)[1])
 
 
 @checks(("linear.qgemv/C2", "linear.qgemm/C2"), matrix_cases)
 def test_products(backend: Remote, case: MatrixCase, record_property: Record) -> None:
     """Special matrices and activations stay within the bound."""
-    x, matrix = drawn(case)
-    declared, shares = arithmetic(backend, case), []
-    given = np.atleast_2d(backend.prepare(matrix).guarded(x, case.vectors))
-    for row, result, exact in zip(x, given, linear.qgemm(x, matrix), strict=True):
-        bound = limit_of(partial(linear_bound, row, matrix, declared, exact))
-        shares.append(assert_within(result, exact, bound))
-    record_property("share", max(shares))
+    test_linear.assert_rows_bounded(backend, case, record_property, *drawn(case))
 
 
 # **Real zeros.**
@@ -226,10 +211,8 @@ SCALES: dict[str, Callable[[F64], F64]] = {
 }
 
 
-def real_zeros(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
-    for variant, bits, axis in product((*ZEROS, *SCALES), BITS, hqq.AXES):
-        for stored in ("float32", "float16"):
-            yield RealZeroCase(clause, TIER, variant, bits, 64, 12, 32, axis, stored)
+STORED = [(bits, 64, 12, 32, axis, dtype) for bits, axis, dtype in product(BITS, hqq.AXES, ("float32", "float16"))]
+real_zeros = grid(RealZeroCase, TIER, (*ZEROS, *SCALES), *STORED)
 
 
 def real_zero_matrix(case: RealZeroCase) -> tuple[F32, HqqMatrix]:
@@ -249,8 +232,7 @@ def real_zero_matrix(case: RealZeroCase) -> tuple[F32, HqqMatrix]:
 @checks("hqq.dequantize/C1", real_zeros)
 def test_real_zeros_dequantised(backend: Remote, case: RealZeroCase) -> None:
     """Zeros outside the codes, equal ones and whole ones give the reference's weights."""
-    matrix = real_zero_matrix(case)[1]
-    assert_exact("weights", backend.run("hqq.dequantize", matrix), hqq.dequantize(matrix))
+    assert_reference(backend, case, "weights", real_zero_matrix(case)[1])
 
 
 @checks("hqq.qgemv/C2", real_zeros)
@@ -280,8 +262,7 @@ def solved(case: BlocksCase) -> tuple[F32, F32, F32]:
 @checks("hqq.codes/C1", solver_cases)
 def test_codes(backend: Remote, case: BlocksCase) -> None:
     """Special weights, scales and zeros give the reference's codes."""
-    arrays = solved(case)
-    assert_exact("codes", backend.run("hqq.codes", *arrays, case.bits), hqq_solver.codes(*arrays, case.bits))
+    assert_reference(backend, case, "codes", *solved(case), case.bits)
 
 
 @checks("hqq.step/C2", solver_cases)
@@ -291,11 +272,7 @@ def test_steps(backend: Remote, case: BlocksCase, record_property: Record) -> No
     q = hqq_solver.codes(weights, scales, zeros, case.bits)
     on_grid = (scales * (q - zeros)).astype(np.float32)
     for own, p, beta in ((weights, 0.7, 10.0), (on_grid, 0.7, 10.0), (weights, 1.0, 80.0)):
-        given = backend.run("hqq.step", own, q, scales, zeros, p, beta)
-        exact = hqq_solver.step(own, q, scales, zeros, p, beta)
-        declared = arithmetic(backend, case)
-        bound = limit_of(partial(hqq_solver.step_bound, own, q, scales, zeros, p, beta, declared, exact))
-        record_property("share", assert_within(given, exact, bound))
+        assert_bounded(backend, case, record_property, own, q, scales, zeros, p, beta)
 
 
 # **Factors.**
@@ -313,14 +290,11 @@ FACTORS: dict[str, Callable[[F64], F64]] = {
 }
 
 
-def factor_cases(clause: str, settings: Settings) -> Iterator[LayerCase]:
-    for variant, rows, dtype in product(FACTORS, (6, 34), ("float32", "float64")):
-        yield LayerCase(clause, TIER, variant, rows, 2 * rows, dtype)
-    for rows in (192, 256):
-        yield LayerCase(clause, TIER, "normal", rows, 300)
+SMALL = [(rows, 2 * rows, dtype) for rows, dtype in product((6, 34), ("float32", "float64"))]
+LARGE = ((192, 300), (256, 300))
 
 
-@checks("gptq.factor/C2", factor_cases)
+@checks("gptq.factor/C2", chained(grid(LayerCase, TIER, FACTORS, *SMALL), grid(LayerCase, TIER, ["normal"], *LARGE)))
 def test_factors(backend: Remote, case: LayerCase, record_property: Record) -> None:
     """Diagonal Hessians, dead inputs, pivots far apart, huge and tiny ones stay within the bound."""
     x = case.generator().normal(size=(case.columns, case.rows)).astype(np.float32)
@@ -332,16 +306,18 @@ def test_factors(backend: Remote, case: LayerCase, record_property: Record) -> N
 # **Blocks.**
 
 
+FORMATS = ((32, 4), (16, 8), (4, 12))
+"""Block and mantissa."""
+
+
 def block_cases(clause: str, settings: Settings) -> Iterator[BfpCase]:
     for turn, variant in enumerate(CONTENTS):
-        for block, mantissa in ((32, 4), (16, 8), (4, 12)):
+        for block, mantissa in FORMATS:
             yield BfpCase(clause, TIER, variant, 2 + turn % 3, block * (1 + turn % 2), block, mantissa)
 
 
-def one_kind(clause: str, settings: Settings) -> Iterator[BfpCase]:
-    for variant in ("zero-mantissas", "top-mantissas", "equal-exponents", "falling-exponents", "negative"):
-        for block, mantissa in ((32, 4), (16, 8), (4, 12)):
-            yield BfpCase(clause, TIER, variant, 3, 6 * block, block, mantissa)
+KINDS = ("zero-mantissas", "top-mantissas", "equal-exponents", "falling-exponents", "negative")
+one_kind = grid(BfpCase, TIER, KINDS, *((3, 6 * block, block, mantissa) for block, mantissa in FORMATS))
 
 
 def special_blocks(case: BfpCase) -> bfp.Blocks:
@@ -368,8 +344,7 @@ def test_casts(backend: Remote, case: BfpCase) -> None:
 @checks("bfp.decode/C1", one_kind)
 def test_decodes(backend: Remote, case: BfpCase) -> None:
     """Mantissas that are all zero or the largest, exponents that are equal or fall give the reference's values."""
-    some = special_blocks(case)
-    assert_exact("values", backend.run("bfp.decode", some), bfp.decode(some))
+    assert_reference(backend, case, "values", special_blocks(case))
 
 
 @checks("bfp.dot/C1", one_kind)
@@ -384,5 +359,4 @@ def test_dots(backend: Remote, case: BfpCase) -> None:
 def test_totals(backend: Remote, case: BfpCase) -> None:
     """The same added up."""
     some = special_blocks(case)
-    sums = bfp_dot.dot(some, some)
-    assert_exact("totals", backend.run("bfp.total", sums), bfp_dot.total(sums))
+    assert_reference(backend, case, "totals", bfp_dot.dot(some, some))

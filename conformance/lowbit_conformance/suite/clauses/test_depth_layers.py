@@ -6,26 +6,22 @@ does. The inputs and the two ways of judging them are those of `test_depth_weigh
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from lowbit.arrays import F32
-from lowbit.attention import pooling
-from lowbit.moe import routing
-from lowbit.moe.routing import Scores, Softmax
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import deep_inputs
-from lowbit_conformance.suite.bounded import Record
-from lowbit_conformance.suite.bounded import assert_bounded as assert_chained
-from lowbit_conformance.suite.bounded import run as run_plain
+from lowbit_conformance.suite.bounded import assert_bounded, assert_on_lattice, assert_reference, run
 from lowbit_conformance.suite.clauses import test_blocks
 from lowbit_conformance.suite.clauses.test_attention import AttendCase, RowsCase, attended, seen
 from lowbit_conformance.suite.clauses.test_attention import inputs as attend_inputs
 from lowbit_conformance.suite.clauses.test_attention import shapes as attend_shapes
+from lowbit_conformance.suite.clauses.test_experts import of_first_expert
 from lowbit_conformance.suite.clauses.test_pooling import HeadsCase
-from lowbit_conformance.suite.clauses.test_pooling import run as pooled
-from lowbit_conformance.suite.compare import assert_equal_values, assert_exact
-from lowbit_conformance.suite.marking import Generator, Settings, checks
+from lowbit_conformance.suite.compare import assert_equal_values
+from lowbit_conformance.suite.marking import Record, Settings, checks, grid
 from lowbit_conformance.suite.routing_cases import RoutingCase, routes
 
 # **Routing.**
@@ -34,43 +30,34 @@ DEEP_LAYERS = ((4, 1024, 8, 2, 1024), (3, 1100, 5, 2, 40), (2, 64, 3, 2, 1500))
 """Tokens, hidden, experts, k and inner."""
 
 
-def deep_layers(*variants: str, shapes: tuple[tuple[int, int, int, int, int], ...] = DEEP_LAYERS) -> Generator:
-    def generator(clause: str, settings: Settings) -> Iterator[RoutingCase]:
-        for variant in variants:
-            for shape in shapes:
-                yield RoutingCase(clause, "lattice", variant, *shape)
-
-    return generator
+DEEP_GATES = ("deep-activations", "deep-router")
+DEEP_EXPERTS = ("deep-gate", "deep-up", "deep-down")
 
 
-@checks("routing.gate/C1", deep_layers("deep-activations", "deep-router", shapes=(*DEEP_LAYERS, (8, 4096, 8, 2, 1))))
+@checks("routing.gate/C1", grid(RoutingCase, "lattice", DEEP_GATES, *DEEP_LAYERS, (8, 4096, 8, 2, 1)))
 def test_deep_gate_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     """A token of few channels, which or whose weights have 19 bits: the logits are equal."""
     kind = case.variant.removeprefix("deep-")
     arguments = deep_inputs.gate_lattice(case.generator(), kind, case.tokens, case.hidden, case.experts)
-    given = run_plain(backend, case, *arguments)
-    assert_equal_values(given, routing.gate(*arguments))
+    assert_on_lattice(backend, case, *arguments)
 
 
-@checks("routing.expert/C1", deep_layers("deep-gate", "deep-up", "deep-down"))
+@checks("routing.expert/C1", grid(RoutingCase, "lattice", DEEP_EXPERTS, *DEEP_LAYERS))
 def test_deep_expert_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     """Weights of 12 or 13 bits in one of the three matrices, where silu is the identity: the result is equal."""
     kind = case.variant.removeprefix("deep-")
-    x, *parts = deep_inputs.expert_lattice(case.generator(), kind, case.tokens, case.hidden, 1, case.inner)
-    arguments = (x, *(part[0].copy() for part in parts))
-    given = run_plain(backend, case, *arguments)
-    assert_equal_values(given, routing.expert(*arguments))
+    inputs = deep_inputs.expert_lattice(case.generator(), kind, case.tokens, case.hidden, 1, case.inner)
+    assert_on_lattice(backend, case, *of_first_expert(*inputs))
 
 
-@checks("routing.sparse/C1", deep_layers("deep-gate", "deep-up", "deep-down", shapes=DEEP_LAYERS[1:]))
+@checks("routing.sparse/C1", grid(RoutingCase, "lattice", DEEP_EXPERTS, *DEEP_LAYERS[1:]))
 def test_deep_layer_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     """Such experts with weights of 1/2, 1 and 2: the sum is equal."""
     rng, kind = case.generator(), case.variant.removeprefix("deep-")
     chosen, weights = routes(case, rng)
     weights = rng.choice((0.5, 1, 2), weights.shape).astype(np.float32)
     inputs = deep_inputs.expert_lattice(rng, kind, case.tokens, case.hidden, case.experts, case.inner)
-    given = run_plain(backend, case, *inputs, chosen, weights)
-    assert_equal_values(given, routing.sparse(*inputs, chosen, weights))
+    assert_on_lattice(backend, case, *inputs, chosen, weights)
 
 
 LEVELS = {"high": 200.0, "low": -200.0, "highest": 1000.0, "lowest": -1000.0}
@@ -79,16 +66,7 @@ LEVELS = {"high": 200.0, "low": -200.0, "highest": 1000.0, "lowest": -1000.0}
 LEVEL_SHAPES = ((1, 8, 2, 1, 1), (3, 33, 8, 3, 1), (4, 24, 64, 6, 1), (2, 300, 5, 5, 1))
 
 
-def levels(scores: Scores, softmax: Softmax) -> Generator:
-    def generator(clause: str, settings: Settings) -> Iterator[RoutingCase]:
-        for variant in LEVELS:
-            for shape in LEVEL_SHAPES:
-                yield RoutingCase(clause, "edge", variant, *shape, scores=scores, softmax=softmax)
-
-    return generator
-
-
-@checks("routing.gate/C3", levels("probabilities", "after"))
+@checks("routing.gate/C3", grid(partial(RoutingCase, scores="probabilities"), "edge", LEVELS, *LEVEL_SHAPES))
 def test_probabilities_of_large_logits(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Logits far above or below 0 and near each other: none of the probabilities vanishes or overflows."""
     rng = case.generator()
@@ -96,29 +74,25 @@ def test_probabilities_of_large_logits(backend: Remote, case: RoutingCase, recor
     x[:, 0] = 1
     router = rng.normal(size=(case.hidden, case.experts))
     router[0] += LEVELS[case.variant]
-    arguments = x.astype(np.float32), router.astype(np.float32)
-    assert_chained(backend, case, record_property, *arguments, case.scores)
+    assert_bounded(backend, case, record_property, x.astype(np.float32), router.astype(np.float32), case.scores)
 
 
-@checks("routing.weights/C1", levels("logits", "after"))
+@checks("routing.weights/C1", grid(RoutingCase, "edge", LEVELS, *LEVEL_SHAPES))
 def test_weights_of_large_logits(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """The same for the softmax of the chosen logits."""
     rng = case.generator()
     scores = (LEVELS[case.variant] + rng.normal(size=(case.tokens, case.experts))).astype(np.float32)
     chosen, _ = routes(case, rng)
-    assert_chained(backend, case, record_property, scores, chosen, case.softmax)
+    assert_bounded(backend, case, record_property, scores, chosen, case.softmax)
 
 
 # **Softmax and attention.**
 
 
-def softmax_rows(clause: str, settings: Settings) -> Iterator[RowsCase]:
-    for variant in ("falling", "falling-high", "falling-low", "tied"):
-        for columns in (61, 100, 1025):
-            yield RowsCase(clause, "edge", variant, 3, columns)
+NEAR = ("falling", "falling-high", "falling-low", "tied")
 
 
-@checks("attention.softmax/C2", softmax_rows)
+@checks("attention.softmax/C2", grid(RowsCase, "edge", NEAR, (3, 61), (3, 100), (3, 1025)))
 def test_shares_of_scores_far_apart(backend: Remote, case: RowsCase, record_property: Record) -> None:
     """Differences of 80 to 110, where exponentials pass through the least normal numbers, about 0 and about ±10⁴; and
     61 equal scores above all others, whose share half precision does not have."""
@@ -131,20 +105,13 @@ def test_shares_of_scores_far_apart(backend: Remote, case: RowsCase, record_prop
         scores = -rng.uniform(80, 110, (case.rows, case.columns))
         scores[np.arange(case.rows), rng.integers(0, case.columns, case.rows)] = 0
         scores += {"falling-high": 1e4, "falling-low": -1e4}.get(case.variant, 0.0)
-    narrow = scores.astype(np.float32)
-    assert_chained(backend, case, record_property, narrow)
-
-
-def far_rows(clause: str, settings: Settings) -> Iterator[RowsCase]:
-    for variant in FAR:
-        for columns in (1, 2, 33, 100, 1025):
-            yield RowsCase(clause, "lattice", variant, 3, columns)
+    assert_bounded(backend, case, record_property, scores.astype(np.float32))
 
 
 FAR = {"low": -2e4, "lower": -2e5, "lowest": -4e9, "least": -1e30, "high": 2e4, "highest": 1e30}
 
 
-@checks("attention.softmax/C1", far_rows)
+@checks("attention.softmax/C1", grid(RowsCase, "lattice", FAR, (3, 1), (3, 2), (3, 33), (3, 100), (3, 1025)))
 def test_one_score_takes_all_far_from_zero(backend: Remote, case: RowsCase) -> None:
     """Scores far below 0 or above it, among −∞, of which one is far above the others: its share is exactly 1."""
     rng, level = case.generator(), FAR[case.variant]
@@ -153,7 +120,7 @@ def test_one_score_takes_all_far_from_zero(backend: Remote, case: RowsCase) -> N
     scores *= 1 + rng.random((case.rows, case.columns)) * (level < 0)
     winners = rng.integers(0, case.columns, case.rows)
     scores[np.arange(case.rows), winners] = level if level > 0 else level / 2
-    given = run_plain(backend, case, scores.astype(np.float32))
+    given = run(backend, case, scores.astype(np.float32))
     expected = np.zeros(scores.shape)
     expected[np.arange(case.rows), winners] = 1
     assert_equal_values(given, expected)
@@ -199,12 +166,10 @@ def test_all_scores_far_from_zero(backend: Remote, case: AttendCase) -> None:
     assert_equal_values(given, expected)
 
 
-def many_heads(clause: str, settings: Settings) -> Iterator[AttendCase]:
-    for shape in ((1, 40, 8, 8, 16), (1, 40, 8, 2, 16), (2, 70, 32, 4, 64), (3, 50, 9, 3, 12), (1, 64, 40, 1, 64)):
-        yield AttendCase(clause, "lattice", "every-head", *shape)
+MANY_HEADS = ((1, 40, 8, 8, 16), (1, 40, 8, 2, 16), (2, 70, 32, 4, 64), (3, 50, 9, 3, 12), (1, 64, 40, 1, 64))
 
 
-@checks("attention.attend/C2", many_heads)
+@checks("attention.attend/C2", grid(AttendCase, "lattice", ["every-head"], *MANY_HEADS))
 def test_every_head_has_its_own_winner(backend: Remote, case: AttendCase) -> None:
     """Each query head looks along a channel of its own, along which another token wins: no two heads can be exchanged
     unseen, not even two of one group."""
@@ -220,13 +185,10 @@ def test_every_head_has_its_own_winner(backend: Remote, case: AttendCase) -> Non
     assert_equal_values(given, np.broadcast_to(expected, queries.shape).astype(np.float64))
 
 
-def deep_attention(clause: str, settings: Settings) -> Iterator[AttendCase]:
-    for variant in ("deep-scores", "deep-tied"):
-        for shape in ((1, 1100, 4, 2, 64), (2, 1100, 6, 3, 16), (1, 1025, 2, 1, 128)):
-            yield AttendCase(clause, "edge", variant, *shape)
+DEEP = ((1, 1100, 4, 2, 64), (2, 1100, 6, 3, 16), (1, 1025, 2, 1, 128))
 
 
-@checks("attention.attend/C3", deep_attention)
+@checks("attention.attend/C3", grid(AttendCase, "edge", ("deep-scores", "deep-tied"), *DEEP))
 def test_deep_attention_within_the_bound(backend: Remote, case: AttendCase, record_property: Record) -> None:
     """Of 1100 tokens two have scores of about 12, whose last bits decide between them; or all have equal scores, and
     their share is no number of half precision."""
@@ -241,19 +203,16 @@ def test_deep_attention_within_the_bound(backend: Remote, case: AttendCase, reco
         keys[:, places, 0] = 0
         keys[:, places, 1] = np.float32(3.5 * np.sqrt(case.head_dim)) * rng.uniform(0.99, 1.01, (case.kv_heads, 2))
         values[:, places[0]] *= -1
-    arrays = queries, keys, values
-    assert_chained(backend, case, record_property, *arrays, None)
+    assert_bounded(backend, case, record_property, queries, keys, values, None)
 
 
 # **The norm.**
 
 
-def outliers(clause: str, settings: Settings) -> Iterator[test_blocks.RowsCase]:
-    for shape in ((3, 64), (2, 1536), (2, 4096), (1, 11008)):
-        yield test_blocks.RowsCase(clause, "lattice", "one-large", *shape)
+OUTLIERS = ((3, 64), (2, 1536), (2, 4096), (1, 11008))
 
 
-@checks("blocks.rms_norm/C2", outliers)
+@checks("blocks.rms_norm/C2", grid(test_blocks.RowsCase, "lattice", ["one-large"], *OUTLIERS))
 def test_norm_of_one_large_number(backend: Remote, case: test_blocks.RowsCase, record_property: Record) -> None:
     """An odd number of 12 bits and a few of ±1, of which the squares have an exact sum below 2^24: no bit of the large
     one can be dropped before it is squared."""
@@ -262,8 +221,7 @@ def test_norm_of_one_large_number(backend: Remote, case: test_blocks.RowsCase, r
     for row in x:
         row[rng.permutation(case.columns)[:40]] = rng.choice((-1, 1), 40)
         row[rng.integers(case.columns)] = rng.choice((4095, 3971, -4077, -3839))
-    inputs = x, test_blocks.gain_of(case), 1e-5
-    assert_chained(backend, case, record_property, *inputs, summed_exactly=True)
+    assert_bounded(backend, case, record_property, x, test_blocks.gain_of(case), 1e-5, summed_exactly=True)
 
 
 # **Pooling.**
@@ -289,5 +247,4 @@ def test_any_two_heads_cancel(backend: Remote, case: HeadsCase) -> None:
         weights[row, :, first, channel] *= size
         weights[row, :, second, channel] = -weights[row, :, first, channel]
     narrow: F32 = np.ascontiguousarray(weights.reshape(case.rows, -1), np.float32)
-    given = pooled(backend, case, narrow)
-    assert_exact("pooled", given, pooling.pool(narrow, case.heads, case.groups))
+    assert_reference(backend, case, "pooled", narrow, case.heads, case.groups, method=case.method)

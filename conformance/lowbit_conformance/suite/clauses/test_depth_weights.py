@@ -6,38 +6,28 @@ derived bound as in every other case.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import numpy as np
 
-from lowbit.linear import integer
-from lowbit.linear.bounds import linear_bound
-from lowbit.linear.linear import qgemm
-from lowbit.quantization import gptq, hqq
 from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.hqq import Axis, HqqMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import deep_inputs
-from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.bounded import assert_bounded, assert_on_lattice, assert_reference
 from lowbit_conformance.suite.cases import GROUPS_IN_USE, MatrixCase
-from lowbit_conformance.suite.clauses import test_gptq
 from lowbit_conformance.suite.clauses.test_bfp import BfpCase, dotted
 from lowbit_conformance.suite.clauses.test_gptq import LayerCase
-from lowbit_conformance.suite.clauses.test_hqq import RealZeroCase
-from lowbit_conformance.suite.clauses.test_integer import run as run_blocks
-from lowbit_conformance.suite.clauses.test_linear import run
-from lowbit_conformance.suite.compare import assert_equal_values, assert_exact, assert_within
+from lowbit_conformance.suite.clauses.test_hqq import RealZeroCase, assert_rows
+from lowbit_conformance.suite.clauses.test_integer import assert_lattice
+from lowbit_conformance.suite.clauses.test_linear import run_rows, share_of_rows
+from lowbit_conformance.suite.compare import assert_equal_values, assert_exact
 from lowbit_conformance.suite.inputs import FLOAT32_INTEGERS
 from lowbit_conformance.suite.integer_cases import IntegerCase, of
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, checks, grid
 
 # **Products with quantised weights.**
-
-
-def deep_lattice(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    yield from deep_inputs.matrices(clause)
 
 
 def deep_one_hot(clause: str, settings: Settings) -> Iterator[MatrixCase]:
@@ -50,28 +40,20 @@ def deep_one_hot(clause: str, settings: Settings) -> Iterator[MatrixCase]:
             yield MatrixCase(clause, "edge", "deep-one-hot", 4, 1024, 9, size, convention, "float16", vectors)
 
 
-@checks(("linear.qgemv/C1", "linear.qgemm/C1"), deep_lattice)
+@checks(("linear.qgemv/C1", "linear.qgemm/C1"), lambda clause, settings: deep_inputs.matrices(clause))
 def test_deep_product_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
     """Few activations, or scales, of up to 20 bits among thousands of rows: each row equals the reference's."""
     x, matrix = deep_inputs.lattice(case)
     if not case.vectors and case.variant.startswith("wide"):
         x = x[:3]
-    rows = [x] if case.vectors else [x[t : t + 1] for t in range(len(x))]
-    given = np.concatenate([run(backend, row, matrix, case) for row in rows])
-    assert_equal_values(given, deep_inputs.product(x, matrix))
+    assert_equal_values(run_rows(backend, x, matrix, case), deep_inputs.product(x, matrix))
 
 
 @checks(("linear.qgemv/C2", "linear.qgemm/C2"), deep_one_hot)
 def test_deep_one_hot_product(backend: Remote, case: MatrixCase, record_property: Record) -> None:
     """One activation of 24 bits in each row, and scales and minima of as many, stay within the bound."""
     x, matrix = deep_inputs.one_hot(case)
-    declared = arithmetic(backend, case)
-    rows = [x] if case.vectors else [x[t : t + 1] for t in range(len(x))]
-    given = [row for each in rows for row in run(backend, each, matrix, case)]
-    shares = []
-    for row, result, exact in zip(x, given, qgemm(x, matrix), strict=True):
-        shares.append(assert_within(result, exact, limit_of(partial(linear_bound, row, matrix, declared, exact))))
-    record_property("share", max(shares))
+    record_property("share", share_of_rows(backend, case, run_rows(backend, x, matrix, case), x, matrix))
 
 
 # **Real zeros.**
@@ -96,10 +78,7 @@ def test_deep_real_zeros_on_the_lattice(backend: Remote, case: RealZeroCase) -> 
     rows, matrix = deep_inputs.hqq_lattice(
         case.generator(), kind, case.bits, case.rows, case.columns, case.group_size, case.axis
     )
-    given = [backend.run("hqq.qgemv", x, matrix) for x in rows]
-    weights = hqq.dequantize(matrix).astype(np.float64)  # exact here
-    for x, result in zip(rows, given, strict=True):
-        assert_equal_values(result, x.astype(np.float64) @ weights)
+    assert_rows(backend, rows, matrix)
 
 
 def two_roundings(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
@@ -124,49 +103,32 @@ def two_roundings_matrix(case: RealZeroCase) -> HqqMatrix:
 @checks("hqq.dequantize/C3", two_roundings)
 def test_eight_bit_numbers_round_twice(backend: Remote, case: RealZeroCase) -> None:
     """Meta groups with zeros of their own, none of them a short number: each of the two roundings shows."""
-    matrix = two_roundings_matrix(case)
-    given = backend.run("hqq.dequantize", matrix)
-    assert_exact("weights", given, hqq.dequantize(matrix))
+    assert_reference(backend, case, "weights", two_roundings_matrix(case))
 
 
 @checks("hqq.qgemv/C2", two_roundings)
 def test_deep_eight_bit_numbers(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
     """One activation among 1024 and such a matrix stay within the bound."""
-    matrix, declared, shares = two_roundings_matrix(case), arithmetic(backend, case), []
+    matrix = two_roundings_matrix(case)
     for place in (0, case.rows // 2, case.rows - 1):
         x = np.zeros(case.rows, np.float32)
         x[place] = case.generator().uniform(1, 2)
-        given = backend.run("hqq.qgemv", x, matrix)
-        exact = hqq.qgemv(x, matrix)
-        shares.append(assert_within(given, exact, limit_of(partial(hqq.qgemv_bound, x, matrix, declared, exact))))
-    record_property("share", max(shares))
+        assert_bounded(backend, case, record_property, x, matrix)
 
 
 # **GPTQ.**
 
 
-def calibrations(clause: str, settings: Settings) -> Iterator[LayerCase]:
-    for rows, columns in ((9, 1024), (33, 2048), (130, 1100)):
-        yield LayerCase(clause, "lattice", "deep", rows, columns)
-
-
-@checks("gptq.hessian/C1", calibrations)
+@checks("gptq.hessian/C1", grid(LayerCase, "lattice", ["deep"], (9, 1024), (33, 2048), (130, 1100)))
 def test_deep_hessian_on_the_lattice(backend: Remote, case: LayerCase) -> None:
     """Of a thousand inputs one has odd numbers of 12 bits and one of ±1: products of 24 bits, and sums of no more."""
     rng = case.generator()
     x = np.zeros((case.columns, case.rows), np.float32)
     x[0], x[-1] = deep_inputs.odd(rng, 2**12, case.rows), rng.choice((-1, 1), case.rows)
-    given = test_gptq.run(backend, case, x)
-    assert_equal_values(given, gptq.hessian(x))
+    assert_on_lattice(backend, case, x)
 
 
-def deep_targets(clause: str, settings: Settings) -> Iterator[LayerCase]:
-    for variant in ("deep-weights", "deep-factor"):
-        for rows, columns in ((64, 9), (1024, 5)):
-            yield LayerCase(clause, "lattice", variant, rows, columns)
-
-
-@checks("gptq.targets/C1", deep_targets)
+@checks("gptq.targets/C1", grid(LayerCase, "lattice", ("deep-weights", "deep-factor"), (64, 9), (1024, 5)))
 def test_deep_targets_on_the_lattice(backend: Remote, case: LayerCase) -> None:
     """Three rows have errors, and either these or the factor's elements have 15 bits: the targets are equal."""
     rng = case.generator()
@@ -179,8 +141,7 @@ def test_deep_targets_on_the_lattice(backend: Remote, case: LayerCase) -> None:
         weights[place] = deep_inputs.odd(rng, fine, case.columns)
         values[place] = weights[place] - deep_inputs.odd(rng, fine, case.columns)
     arrays = tuple(np.ascontiguousarray(part, np.float32) for part in (weights, triangle, values))
-    given = test_gptq.run(backend, case, *arrays)
-    assert_equal_values(given, gptq.targets(*arrays))
+    assert_on_lattice(backend, case, *arrays)
 
 
 # **Blocks of integers.**
@@ -232,17 +193,14 @@ def test_deep_integer_product(backend: Remote, case: IntegerCase) -> None:
     offsets = -scales * zeros if case.convention == "minimum" else zeros
     matrix: QuantizedMatrix = deep_inputs.matrix_of(case, codes, scales, offsets)
     x = Blocks(mantissas.astype(format.dtype), exponents.astype(np.int16), format)
-    given = run_blocks(backend, x, matrix)
-    assert_equal_values(given, integer.qgemm_bfp(x, matrix))
+    assert_lattice(backend, x, matrix)
 
 
-def long_dots(clause: str, settings: Settings) -> Iterator[BfpCase]:
-    """Sums past 2^15 (300 mantissas of 4 bits and more), 2^24, 2^31 and 2^32."""
-    for format in ((1024, 4, 8), (512, 8, 8), (2048, 8, 8), (64, 12, 8), (600, 12, 8), (1100, 12, 8), (40, 16, 8)):
-        yield BfpCase(clause, "edge", "long-blocks", 3, format[0] + 5, *format)
+# Sums past 2^15 (300 mantissas of 4 bits and more), 2^24, 2^31 and 2^32.
+LONG = ((1024, 4, 8), (512, 8, 8), (2048, 8, 8), (64, 12, 8), (600, 12, 8), (1100, 12, 8), (40, 16, 8))
 
 
-@checks("bfp.dot/C1", long_dots)
+@checks("bfp.dot/C1", grid(BfpCase, "edge", ["long-blocks"], *((3, format[0] + 5, *format) for format in LONG)))
 def test_sums_of_long_blocks(backend: Remote, case: BfpCase) -> None:
     """Largest mantissas of one sign, of the other and of both, and odd sums: every bit of an integer counts."""
     format, shape = case.format, (case.rows, case.columns)

@@ -5,23 +5,22 @@ and every token of a short text that looks back at every other.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import permutations, product
 
 import numpy as np
 
-from lowbit.attention import rope
 from lowbit.attention.ksort import permuted_layout
-from lowbit.attention.rope import half_split, interleaved
-from lowbit.quantization import bfp, bfp_storage
+from lowbit.quantization import bfp_storage
 from lowbit.quantization.bfp import Blocks
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import run_bounded
+from lowbit_conformance.suite.bounded import assert_on_lattice, assert_reference, run_bounded
 from lowbit_conformance.suite.clauses.test_attention import AttendCase, seen
 from lowbit_conformance.suite.clauses.test_bfp import BfpCase, assert_blocks, assert_casts, dotted, stored
 from lowbit_conformance.suite.clauses.test_ksort import LAYOUTS, HeadCase, ordered
 from lowbit_conformance.suite.clauses.test_rope import RopeCase, quarter_turns
 from lowbit_conformance.suite.compare import assert_equal_values, assert_exact, assert_kind
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Settings, checks, grid
 
 TIER = "exhaustive"
 
@@ -55,8 +54,7 @@ def all_numbers(case: BfpCase) -> Blocks:
 @checks("bfp.decode/C1", formats(*SMALL))
 def test_every_mantissa_with_every_exponent(backend: Remote, case: BfpCase) -> None:
     """All numbers that a format has."""
-    given = backend.run("bfp.decode", all_numbers(case))
-    assert_exact("values", given, bfp.decode(all_numbers(case)))
+    assert_reference(backend, case, "values", all_numbers(case))
 
 
 def all_places(case: BfpCase) -> Blocks:
@@ -81,8 +79,7 @@ def test_every_mantissa_in_every_place(backend: Remote, case: BfpCase) -> None:
 @checks("bfp.load/C1", formats(*STORABLE))
 def test_every_mantissa_from_every_place(backend: Remote, case: BfpCase) -> None:
     """The same bytes, read."""
-    given = backend.run("bfp.load", bfp_storage.store(all_places(case)))
-    assert_blocks(assert_kind("the result", given, Blocks), all_places(case))
+    assert_blocks(backend.run("bfp.load", bfp_storage.store(all_places(case))), all_places(case))
 
 
 @checks("bfp.cast/C3", formats(*SMALL))
@@ -99,12 +96,10 @@ def test_every_quarter_of_a_step_at_every_exponent(backend: Remote, case: BfpCas
     assert_casts(backend, (padded * np.exp2(exponents)).astype(np.float32), case.format)
 
 
-def half_formats(clause: str, settings: Settings) -> Iterator[BfpCase]:
-    for choice in ((1, 4, 8), (1, 8, 8), (32, 4, 8), (32, 8, 8), (1, 2, 3), (1, 11, 6)):
-        yield BfpCase(clause, TIER, "all-halves", 62, 1024, *choice)
+HALF_FORMATS = ((1, 4, 8), (1, 8, 8), (32, 4, 8), (32, 8, 8), (1, 2, 3), (1, 11, 6))
 
 
-@checks("bfp.cast/C2", half_formats)
+@checks("bfp.cast/C2", grid(BfpCase, TIER, ["all-halves"], *((62, 1024, *choice) for choice in HALF_FORMATS)))
 def test_every_half_precision_number(backend: Remote, case: BfpCase) -> None:
     """All finite numbers of float16, a block of each its own, or in blocks in random order."""
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
@@ -135,9 +130,7 @@ def widths(clause: str, settings: Settings) -> Iterator[RopeCase]:
 @checks("rope.rotate/C1", widths)
 def test_every_width_of_a_head(backend: Remote, case: RopeCase) -> None:
     """Quarter turns of integers at all even widths up to 64: wrong partners and wrong signs show."""
-    x, turn = quarter_turns(case)
-    given = run_bounded(backend, case, x.shape, x, turn)
-    assert_equal_values(given, rope.rotate_heads(x, turn))
+    assert_on_lattice(backend, case, *quarter_turns(case))
 
 
 # The order of channels.
@@ -158,16 +151,11 @@ def test_every_order_and_every_tie_of_a_few(backend: Remote, case: HeadCase) -> 
         assert_exact("order", given, np.array(sorted(channels, key=sizes.__getitem__), np.int64))
 
 
-def both_layouts(clause: str, settings: Settings) -> Iterator[HeadCase]:
-    for layout in LAYOUTS:
-        yield HeadCase(clause, TIER, layout, 4)
-
-
-@checks("ksort.relabel/C1", both_layouts)
+@checks("ksort.relabel/C1", grid(HeadCase, TIER, LAYOUTS, (4,)))
 def test_every_order_of_a_layout(backend: Remote, case: HeadCase) -> None:
     """Two pairs in all orders of their channels."""
     for order in permutations(range(case.head_dim)):
-        layout = {"half-split": half_split, "interleaved": interleaved}[case.variant](case.head_dim)
+        layout = LAYOUTS[case.variant](case.head_dim)
         given = backend.run("ksort.relabel", layout, np.array(order, np.int64))
         moved = assert_kind("the result", given, type(layout))
         expected = permuted_layout(layout, np.array(order, np.int64))
@@ -178,13 +166,10 @@ def test_every_order_of_a_layout(backend: Remote, case: HeadCase) -> None:
 # Attention.
 
 
-def short_texts(clause: str, settings: Settings) -> Iterator[AttendCase]:
-    for length in (1, 2, 3, 4):
-        for size in range(length + 1):
-            yield AttendCase(clause, TIER, "all-tokens", length, length, 2 * length, 2, 3 * length, size)
+SHORT = [(length, length, 2 * length, 2, 3 * length, size) for length in (1, 2, 3, 4) for size in range(length + 1)]
 
 
-@checks("attention.attend/C2", short_texts)
+@checks("attention.attend/C2", grid(AttendCase, TIER, ["all-tokens"], *SHORT))
 def test_every_token_looks_back_at_every_other(backend: Remote, case: AttendCase) -> None:
     """Up to four tokens, the last T of them asking, with every window: query head h of a group seeks token h, and where
     it sees that token takes its value, to the bit."""
@@ -197,9 +182,7 @@ def test_every_token_looks_back_at_every_other(backend: Remote, case: AttendCase
         queries[:, np.arange(case.heads), np.arange(case.heads) % group] = 1
         values = rng.integers(-99, 100, keys.shape).astype(np.float32)
         given = run_bounded(backend, case, queries.shape, queries, keys, values, case.window)
-        some = AttendCase(
-            case.clause, TIER, "", tokens, case.length, case.heads, case.kv_heads, case.head_dim, case.size
-        )
+        some = replace(case, tokens=tokens)
         for token, head in product(range(tokens), range(case.heads)):
             if head % group in seen(some, token):
                 assert_equal_values(given[token, head], values[head // group, head % group].astype(np.float64))

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from lowbit.linear import integer
 from lowbit.quantization.affine import CONVENTIONS
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
@@ -13,7 +12,7 @@ from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs, integer_cases
 from lowbit_conformance.suite.cases import MatrixCase
 from lowbit_conformance.suite.clauses.test_exhaustive_weights import REGISTER, TIER
-from lowbit_conformance.suite.compare import assert_equal_values
+from lowbit_conformance.suite.clauses.test_integer import assert_lattice
 from lowbit_conformance.suite.integer_cases import IntegerCase, of
 from lowbit_conformance.suite.marking import Settings, checks
 
@@ -45,9 +44,7 @@ def test_every_mantissa_by_every_code(backend: Remote, case: IntegerCase) -> Non
         codes = np.full((case.rows, case.columns), 2**case.bits - 1, np.uint8)
         codes[place] = np.arange(case.columns)
         x = Blocks(mantissas, np.full((case.vectors, 1), -7, np.int16), case.format)
-        matrix = inputs.build(case, codes, ones, zeros)
-        given = backend.prepare(matrix).guarded_blocks(x)
-        assert_equal_values(given, integer.qgemm_bfp(x, matrix))
+        assert_lattice(backend, x, inputs.build(case, codes, ones, zeros))
 
 
 def all_groups(clause: str, settings: Settings) -> Iterator[IntegerCase]:
@@ -97,6 +94,4 @@ def test_integer_product_of_every_small_shape(backend: Remote, case: IntegerCase
 
 def assert_dense(backend: Remote, case: IntegerCase) -> None:
     __tracebackhide__ = True
-    x, matrix = integer_cases.lattice(case, dense=True)
-    given = backend.prepare(matrix).guarded_blocks(x)
-    assert_equal_values(given, integer.qgemm_bfp(x, matrix))
+    assert_lattice(backend, *integer_cases.lattice(case, dense=True))

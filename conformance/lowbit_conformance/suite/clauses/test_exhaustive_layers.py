@@ -9,19 +9,16 @@ from itertools import combinations, permutations, product
 
 import numpy as np
 
-from lowbit.attention import pooling
 from lowbit.attention.pooling import METHODS
-from lowbit.kernels import layouts
 from lowbit.kernels.layouts import ORDERS, ColumnPanels
-from lowbit.moe import offload
 from lowbit.moe.offload import MEMORIES, Request
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import run
+from lowbit_conformance.suite.bounded import assert_reference, run
 from lowbit_conformance.suite.clauses.test_layouts import LayoutCase, places
-from lowbit_conformance.suite.clauses.test_offload import OffloadCase, assert_trace
+from lowbit_conformance.suite.clauses.test_offload import OffloadCase, assert_traced
 from lowbit_conformance.suite.clauses.test_pooling import HeadsCase
 from lowbit_conformance.suite.compare import assert_exact
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Settings, checks, grid
 from lowbit_conformance.suite.routing_cases import RoutingCase
 
 TIER = "exhaustive"
@@ -57,11 +54,9 @@ def test_every_tie_of_five_scores(backend: Remote, case: RoutingCase) -> None:
 # Layouts.
 
 
-def small_matrices(clause: str, settings: Settings) -> Iterator[LayoutCase]:
-    """Each case stands for all blocks that are not larger than its matrix."""
-    for order in ORDERS:
-        for rows, columns in product(range(1, 4), range(1, 6)):
-            yield LayoutCase(clause, TIER, "all-blocks-up-to", order, rows, columns, rows, columns)
+SMALL = [(order, *sizes, *sizes) for order in ORDERS for sizes in product(range(1, 4), range(1, 6))]
+small_matrices = grid(LayoutCase, TIER, ["all-blocks-up-to"], *SMALL)
+"""Each case stands for all blocks that are not larger than its matrix."""
 
 
 def blocks(case: LayoutCase) -> Iterator[LayoutCase]:
@@ -75,18 +70,14 @@ def blocks(case: LayoutCase) -> Iterator[LayoutCase]:
 def test_apply_every_small_block(backend: Remote, case: LayoutCase) -> None:
     """Words that are all different lie in the stream where the reference has them."""
     for each in blocks(case):
-        words = places(each)
-        given = backend.run("blocking.apply", words, each.layout)
-        assert_exact(f"stream of {each.label}", given, layouts.apply(words, each.layout))
+        assert_reference(backend, case, f"stream of {each.label}", places(each), each.layout)
 
 
 @checks("blocking.invert/C1", small_matrices)
 def test_invert_every_small_block(backend: Remote, case: LayoutCase) -> None:
     """Elements that are all different come to the rows and columns where the reference has them."""
     for each in blocks(case):
-        stream = places(each).reshape(-1)
-        given = backend.run("blocking.invert", stream, each.layout)
-        assert_exact(f"words of {each.label}", given, layouts.invert(stream, each.layout))
+        assert_reference(backend, case, f"words of {each.label}", places(each).reshape(-1), each.layout)
 
 
 # Pooling.
@@ -102,23 +93,16 @@ def few_heads(clause: str, settings: Settings) -> Iterator[HeadsCase]:
 def test_pooled_in_every_grouping(backend: Remote, case: HeadsCase) -> None:
     """All ways to pool up to twelve heads."""
     weights = case.generator().normal(size=(case.rows, case.heads * case.head_dim)).astype(np.float32)
-    given = backend.run("pooling.pool", weights, case.heads, case.groups, method=case.method)
-    assert_exact("pooled", given, pooling.pool(weights, case.heads, case.groups, method=case.method))
+    assert_reference(backend, case, "pooled", weights, case.heads, case.groups, method=case.method)
 
 
 # Offloading.
 
 
-def one_layer(clause: str, settings: Settings) -> Iterator[OffloadCase]:
-    """Three experts in one layer, all numbers of slots: 7 choices of experts, each after any two others."""
-    for slots, memory in product((1, 2, 3), MEMORIES):
-        yield OffloadCase(clause, TIER, "all-triples", 1, 3, slots, 1, memory, 3, 0, 7**3 + 2)
-
-
-def two_layers(clause: str, settings: Settings) -> Iterator[OffloadCase]:
-    """Three experts in two layers: all guesses before all choices of experts, twice."""
-    for slots, buffers, memory in product((1, 2), (1, 2), MEMORIES):
-        yield OffloadCase(clause, TIER, "all-guesses", 2, 3, slots, buffers, memory, 3, 2, 2 * 10 * 7)
+ONE_LAYER = [(1, 3, slots, 1, memory, 3, 0, 7**3 + 2) for slots, memory in product((1, 2, 3), MEMORIES)]
+"""Three experts in one layer, all numbers of slots: 7 choices of experts, each after any two others."""
+TWO_LAYERS = [(2, 3, *places, 3, 2, 2 * 10 * 7) for places in product((1, 2), (1, 2), MEMORIES)]
+"""Three experts in two layers: all guesses before all choices of experts, twice."""
 
 
 NEEDS = [needed for count in (1, 2, 3) for needed in combinations(range(3), count)]
@@ -138,15 +122,14 @@ def all_triples(symbols: int) -> list[int]:
     return cycle + cycle[:2]
 
 
-@checks("offload.trace/C1", one_layer)
+@checks("offload.trace/C1", grid(OffloadCase, TIER, ["all-triples"], *ONE_LAYER))
 def test_every_request_after_every_two(backend: Remote, case: OffloadCase) -> None:
     """One long run in which any three requests follow one another."""
     requests = [Request(0, NEEDS[number]) for number in all_triples(len(NEEDS))]
-    given = backend.run("offload.trace", case.arrangement, requests)
-    assert_trace(given, offload.trace(case.arrangement, requests))
+    assert_traced(backend, case, requests)
 
 
-@checks("offload.trace/C2", two_layers)
+@checks("offload.trace/C2", grid(OffloadCase, TIER, ["all-guesses"], *TWO_LAYERS))
 def test_every_guess_before_every_need(backend: Remote, case: OffloadCase) -> None:
     """One long run of all guesses with all that may be needed then, in an order drawn from the case, and again in
     another; what the first layer needs is drawn, too."""
@@ -155,5 +138,4 @@ def test_every_guess_before_every_need(backend: Remote, case: OffloadCase) -> No
     for number in (*rng.permutation(len(passes)), *rng.permutation(len(passes))):
         guesses, needed = passes[number]
         requests += [Request(0, NEEDS[int(rng.integers(len(NEEDS)))], guesses), Request(1, needed)]
-    given = backend.run("offload.trace", case.arrangement, requests)
-    assert_trace(given, offload.trace(case.arrangement, requests))
+    assert_traced(backend, case, requests)

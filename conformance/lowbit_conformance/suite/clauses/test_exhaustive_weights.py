@@ -11,15 +11,16 @@ from dataclasses import replace
 import numpy as np
 
 from lowbit.linear import linear
-from lowbit.quantization import affine, packing
 from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, QuantizedMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, Codes, pack
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs
-from lowbit_conformance.suite.cases import MatrixCase
-from lowbit_conformance.suite.clauses.test_affine import assert_same_matrix, expected, quantize
+from lowbit_conformance.suite.bounded import assert_reference
+from lowbit_conformance.suite.cases import MatrixCase, conventions
+from lowbit_conformance.suite.clauses.test_affine import assert_quantized
+from lowbit_conformance.suite.clauses.test_linear import assert_product
 from lowbit_conformance.suite.compare import assert_equal_values, assert_exact
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Settings, checks, grid
 
 TIER = "exhaustive"
 REGISTER = 16
@@ -53,9 +54,7 @@ def neighbours(case: MatrixCase) -> Codes:
 @checks("packing.pack/C1", pairs)
 def test_every_code_beside_every_code(backend: Remote, case: MatrixCase) -> None:
     """All values of two neighbours at all positions of a unit, the other codes all zeros or all ones."""
-    codes = neighbours(case)
-    given = backend.run("packing.pack", codes, case.bits)
-    assert_exact("words", given, packing.pack(codes, case.bits))
+    assert_reference(backend, case, "words", neighbours(case), case.bits)
 
 
 @checks("packing.unpack/C1", pairs)
@@ -74,7 +73,7 @@ PART = 2**13
 
 def half_scales(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """The positive numbers of float16, in a few parts."""
-    convention = CONVENTIONS[clause.endswith("C2")]
+    (convention,) = conventions(clause)
     for bits in BITS:
         for first in range(1, HALVES, PART):
             last = min(first + PART, HALVES) - 1
@@ -92,25 +91,21 @@ def test_every_half_precision_scale(backend: Remote, case: MatrixCase) -> None:
     zeros = minima if case.convention == "minimum" else rng.integers(0, top + 1, scales.shape).astype(np.uint8)
     words = pack(rng.integers(0, top + 1, (case.rows, case.columns)).astype(np.uint8), case.bits)
     matrix = QuantizedMatrix(words, scales, zeros, case.bits, case.rows, case.group_size, case.convention)
-    given = backend.run("affine.dequantize", matrix)
-    assert_exact("weights", given, affine.dequantize(matrix))
+    assert_reference(backend, case, "weights", matrix)
 
 
-def zero_points(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    for bits in BITS:
-        rows = max(2**bits, CODES_PER_UNIT[bits])
-        yield MatrixCase(clause, TIER, "all-zeros", bits, rows, 2**bits, min(rows, 32), "zero_point")
+DEPTHS = {bits: max(2**bits, unit) for bits, unit in CODES_PER_UNIT.items()}
+ZERO_POINTS = [(bits, rows, 2**bits, min(rows, 32), "zero_point") for bits, rows in DEPTHS.items()]
 
 
-@checks("affine.dequantize/C2", zero_points)
+@checks("affine.dequantize/C2", grid(MatrixCase, TIER, ["all-zeros"], *ZERO_POINTS))
 def test_every_code_less_every_zero(backend: Remote, case: MatrixCase) -> None:
     """Each column has another zero-point, and all codes below one another."""
     codes = np.broadcast_to(np.arange(case.rows)[:, None] % 2**case.bits, (case.rows, case.columns))
     shape = (-(-case.rows // case.group_size), case.columns)
     zeros = np.ascontiguousarray(np.broadcast_to(np.arange(case.columns), shape).astype(np.float64))
     matrix = inputs.build(case, codes.astype(np.uint8), np.full(shape, 0.1, np.float32), zeros)
-    given = backend.run("affine.dequantize", matrix)
-    assert_exact("weights", given, affine.dequantize(matrix))
+    assert_reference(backend, case, "weights", matrix)
 
 
 ROWS = {2: 16, 3: 32, 4: 16, 8: 16}
@@ -119,31 +114,24 @@ ROWS = {2: 16, 3: 32, 4: 16, 8: 16}
 
 def all_groups(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """All sizes of a group from one row to the whole column, at one K."""
-    only = {"affine.dequantize/C1": "minimum", "affine.dequantize/C2": "zero_point"}.get(clause)
     for bits in BITS:
         for group_size in range(1, ROWS[bits] + 1):
-            for convention in CONVENTIONS:
-                if convention == (only or convention):
-                    scale_dtype = SCALE_DTYPES[group_size % 2]
-                    shape = (ROWS[bits], 5, group_size)
-                    yield MatrixCase(clause, TIER, "all-groups", bits, *shape, convention, scale_dtype)
+            for convention in conventions(clause):
+                shape = (ROWS[bits], 5, group_size)
+                yield MatrixCase(clause, TIER, "all-groups", bits, *shape, convention, SCALE_DTYPES[group_size % 2])
 
 
 @checks("affine.quantize/C4", all_groups)
 def test_quantize_with_every_group_size(backend: Remote, case: MatrixCase) -> None:
     """Normal weights of very different rows: a row in the wrong group changes its scale."""
     weights = case.generator().normal(size=(case.rows, case.columns)) * np.exp2(np.arange(case.rows) % 11)[:, None]
-    given = quantize(backend, weights.astype(np.float32), case)
-    narrow = weights.astype(np.float32)
-    assert_same_matrix(given, expected(narrow, case), narrow)
+    assert_quantized(backend, case, weights.astype(np.float32))
 
 
 @checks(("affine.dequantize/C1", "affine.dequantize/C2"), all_groups)
 def test_dequantize_with_every_group_size(backend: Remote, case: MatrixCase) -> None:
     """Every row has the scale and the zero of its own group."""
-    _, matrix = inputs.random(case)
-    given = backend.run("affine.dequantize", matrix)
-    assert_exact("weights", given, affine.dequantize(matrix))
+    assert_reference(backend, case, "weights", inputs.random(case)[1])
 
 
 # Products.
@@ -152,9 +140,7 @@ def test_dequantize_with_every_group_size(backend: Remote, case: MatrixCase) -> 
 @checks("linear.qgemv/C1", all_groups)
 def test_qgemv_with_every_group_size(backend: Remote, case: MatrixCase) -> None:
     """The dense lattice, on which no product is zero."""
-    x, matrix = inputs.lattice(case, dense=True)
-    given = np.atleast_2d(backend.prepare(matrix).guarded(x, case.vectors))
-    assert_equal_values(given, linear.qgemm(x, matrix))
+    assert_product(backend, case, *inputs.lattice(case, dense=True))
 
 
 def small_shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
@@ -171,9 +157,7 @@ def small_shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 def test_qgemv_of_every_small_width(backend: Remote, case: MatrixCase) -> None:
     """The dense lattice at N from 1 to a register and one past it."""
     for columns in range(1, case.columns + 1):
-        x, matrix = inputs.lattice(replace(case, columns=columns), dense=True)
-        given = np.atleast_2d(backend.prepare(matrix).guarded(x, case.vectors))
-        assert_equal_values(given, linear.qgemm(x, matrix))
+        assert_product(backend, case, *inputs.lattice(replace(case, columns=columns), dense=True))
 
 
 def few_vectors(clause: str, settings: Settings) -> Iterator[MatrixCase]:

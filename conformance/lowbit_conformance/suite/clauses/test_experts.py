@@ -7,21 +7,19 @@ bit, in float32 and in float64 alike, and the rest is small integers.
 import numpy as np
 
 from lowbit.arrays import F32
-from lowbit.moe import routing
 from lowbit.moe.routing import Ids
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, assert_bounded, run, run_bounded
-from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits, refuses
+from lowbit_conformance.suite.bounded import assert_bounded, assert_on_lattice, run_bounded
+from lowbit_conformance.suite.compare import assert_same_bits, refuses
 from lowbit_conformance.suite.inputs import NON_FINITE
-from lowbit_conformance.suite.marking import checks
+from lowbit_conformance.suite.marking import Record, checks, grid
 from lowbit_conformance.suite.routing_cases import (
+    WRONG,
     WRONG_IDS,
     RoutingCase,
     activations,
     assert_only_row_one_spoilt,
     experts_of,
-    few,
-    mistakes,
     non_finite,
     random_shapes,
     routes,
@@ -44,33 +42,32 @@ def lattice_experts(case: RoutingCase) -> tuple[F32, F32, F32, F32]:
     return x.astype(np.float32), gate.astype(np.float32), up.astype(np.float32), down.astype(np.float32)
 
 
-def first_expert(case: RoutingCase, rng: np.random.Generator) -> tuple[F32, F32, F32]:
-    gate, up, down = (part[0].copy() for part in experts_of(case, rng))
-    return gate, up, down
+def of_first_expert(x: F32, *experts: F32) -> tuple[F32, ...]:
+    """Activations, and the first of several experts."""
+    return x, *(part[0].copy() for part in experts)
 
 
-@checks("routing.expert/C1", with_models(shapes))
+@checks("routing.expert/C1", with_models(shapes()))
 def test_expert_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     """Where silu is the identity or zero, the result is equal."""
-    x, *parts = lattice_experts(case)
-    arguments = (x, *(part[0].copy() for part in parts))
-    given = run(backend, case, *arguments)
-    assert_equal_values(given, routing.expert(*arguments))
+    assert_on_lattice(backend, case, *of_first_expert(*lattice_experts(case)))
+
+
+def random_expert(case: RoutingCase) -> tuple[F32, ...]:
+    rng = case.generator()
+    return of_first_expert(activations(case, rng), *experts_of(case, rng))
 
 
 @checks("routing.expert/C2", with_models(random_shapes))
 def test_expert_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Random inputs, with silu nearly linear, curved and saturated, stay within the bound."""
-    rng = case.generator()
-    arguments = activations(case, rng), *first_expert(case, rng)
-    assert_bounded(backend, case, record_property, *arguments)
+    assert_bounded(backend, case, record_property, *random_expert(case))
 
 
-@checks("routing.expert/C3", few)
+@checks("routing.expert/C3", shapes("random"))
 def test_expert_goes_by_rows(backend: Remote, case: RoutingCase) -> None:
     """The same call gives the same bits, and row 0 does not depend on the others."""
-    rng = case.generator()
-    x, *parts = activations(case, rng), *first_expert(case, rng)
+    x, *parts = random_expert(case)
     first = run_bounded(backend, case, x.shape, x, *parts)
     assert_same_bits(first, run_bounded(backend, case, x.shape, x, *parts), "the same call again")
     x[1:] += 1
@@ -80,8 +77,7 @@ def test_expert_goes_by_rows(backend: Remote, case: RoutingCase) -> None:
 @checks("routing.expert/C4", non_finite)
 def test_expert_passes_non_finite_on(backend: Remote, case: RoutingCase) -> None:
     """A NaN or an infinity reaches every element of its row, and no other row."""
-    rng = case.generator()
-    x, *parts = activations(case, rng), *first_expert(case, rng)
+    x, *parts = random_expert(case)
     x[1, 0] = NON_FINITE[case.variant]
     assert_only_row_one_spoilt(run_bounded(backend, case, x.shape, x, *parts))
 
@@ -89,16 +85,14 @@ def test_expert_passes_non_finite_on(backend: Remote, case: RoutingCase) -> None
 # The layer.
 
 
-@checks("routing.sparse/C1", lambda clause, settings: shapes(clause, settings, "lattice", ("", "any-weights")))
+@checks("routing.sparse/C1", shapes(variants=("", "any-weights")))
 def test_layer_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     """Exact experts with weights of 1/4, 1/2 and 1, or also with zero and negative ones, give an equal sum."""
     rng = case.generator()
     chosen, weights = routes(case, rng)
     some = (-1, -0.25, 0, 0.5) if case.variant == "any-weights" else (0.25, 0.5, 1)
     weights = rng.choice(some, weights.shape).astype(np.float32)
-    arguments = *lattice_experts(case), chosen, weights
-    given = run(backend, case, *arguments)
-    assert_equal_values(given, routing.sparse(*arguments))
+    assert_on_lattice(backend, case, *lattice_experts(case), chosen, weights)
 
 
 def layer(case: RoutingCase) -> tuple[F32, F32, F32, F32, Ids, F32]:
@@ -109,11 +103,10 @@ def layer(case: RoutingCase) -> tuple[F32, F32, F32, F32, Ids, F32]:
 @checks("routing.sparse/C2", with_models(random_shapes))
 def test_layer_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Random layers stay within the bound of the weighted sum of their experts."""
-    arguments = layer(case)
-    assert_bounded(backend, case, record_property, *arguments)
+    assert_bounded(backend, case, record_property, *layer(case))
 
 
-@checks("routing.sparse/C3", few)
+@checks("routing.sparse/C3", shapes("random"))
 def test_the_sum_has_one_order(backend: Remote, case: RoutingCase) -> None:
     """Each token's experts listed backwards, and rotated, give the same bits."""
     *inputs, chosen, weights = layer(case)
@@ -123,7 +116,7 @@ def test_the_sum_has_one_order(backend: Remote, case: RoutingCase) -> None:
         assert_same_bits(first, again, "the same experts in another order")
 
 
-@checks("routing.sparse/C4", few)
+@checks("routing.sparse/C4", shapes("random"))
 def test_only_the_chosen_matter(backend: Remote, case: RoutingCase) -> None:
     """NaN in every expert that no token chose changes no bit; in one that row 0 did not choose, no bit of row 0."""
     x, gate, up, down, chosen, weights = layer(case)
@@ -137,7 +130,7 @@ def test_only_the_chosen_matter(backend: Remote, case: RoutingCase) -> None:
         assert_same_bits(first[rows], again[rows], "experts that were not chosen became NaN")
 
 
-@checks("routing.sparse/H8", mistakes)
+@checks("routing.sparse/H8", grid(RoutingCase, "edge", WRONG_IDS, WRONG))
 def test_layer_refuses(backend: Remote, case: RoutingCase) -> None:
     """Ids that are out of range or stand twice raise ArgumentError."""
     rng = case.generator()

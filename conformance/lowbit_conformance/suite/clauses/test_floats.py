@@ -10,6 +10,7 @@ from lowbit.arrays import F64
 from lowbit.numbers import floats
 from lowbit.numbers.floats import DIRECTIONS, FLOATS, NAMES, OVERFLOWS, Direction, Name, Overflow
 from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import assert_reference
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_exact
 from lowbit_conformance.suite.marking import Settings, checks
@@ -58,8 +59,7 @@ def test_every_finite_pattern(backend: Remote, case: FloatCase) -> None:
     """Every pattern of a finite number gives that number."""
     patterns, kind = patterns_of(case), FLOATS[case.type]
     magnitudes = patterns & (2 ** (kind.exponent + kind.mantissa) - 1)
-    chosen = np.ascontiguousarray(patterns[magnitudes <= kind.top])
-    assert_exact("numbers", backend.run("floats.decode", chosen, case.type), floats.decode(chosen, case.type))
+    assert_reference(backend, case, "numbers", np.ascontiguousarray(patterns[magnitudes <= kind.top]), case.type)
 
 
 @checks("floats.decode/C2", types)
@@ -94,9 +94,12 @@ def places(case: FloatCase) -> F64:
 @checks("floats.round/C1", roundings)
 def test_every_place_to_round_at(backend: Remote, case: FloatCase) -> None:
     """Numbers of the type, middles between them and their neighbours go where the direction says."""
-    numbers = places(case)
-    given = backend.run("floats.round", numbers, case.type, case.overflow, case.direction)
-    assert_exact("patterns", given, floats.round_to(numbers, case.type, case.overflow, case.direction))
+    assert_rounded(backend, case, places(case))
+
+
+def assert_rounded(backend: Remote, case: FloatCase, numbers: F64) -> None:
+    __tracebackhide__ = True
+    assert_reference(backend, case, "patterns", numbers, case.type, case.overflow, case.direction)
 
 
 @checks("floats.round/C2", roundings)
@@ -109,8 +112,7 @@ def test_numbers_beyond_the_largest(backend: Remote, case: FloatCase) -> None:
     numbers = np.concatenate([numbers, near])
     if kind.signed:
         numbers = np.concatenate([numbers, -numbers])
-    given = backend.run("floats.round", numbers, case.type, case.overflow, case.direction)
-    assert_exact("patterns", given, floats.round_to(numbers, case.type, case.overflow, case.direction))
+    assert_rounded(backend, case, numbers)
 
 
 @checks("floats.round/C3", roundings)
@@ -122,5 +124,4 @@ def test_zeros_and_nan(backend: Remote, case: FloatCase) -> None:
         numbers = np.concatenate([numbers, -numbers])
     if kind.specials != "none":
         numbers = np.append(numbers, [np.nan, -np.nan])
-    given = backend.run("floats.round", numbers, case.type, case.overflow, case.direction)
-    assert_exact("patterns", given, floats.round_to(numbers, case.type, case.overflow, case.direction))
+    assert_rounded(backend, case, numbers)

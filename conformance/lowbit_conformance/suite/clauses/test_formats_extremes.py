@@ -13,16 +13,16 @@ import numpy as np
 from lowbit.arrays import F64
 from lowbit.contract.rounding import ETA, UNIT_ROUNDOFF, Arithmetic, Bound
 from lowbit.numbers.floats import FLOATS
-from lowbit.tensor_formats.stored import FORMATS, RESULTS, Stored
+from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.tensor_formats.table import Format
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, arithmetic
+from lowbit_conformance.suite.bounded import arithmetic
 from lowbit_conformance.suite.clauses.test_formats import (
     CAST,
     SHAPES,
     cast_of,
     exact_of,
-    fitted,
+    in_types,
     options_of,
     share_of,
     share_used,
@@ -36,7 +36,7 @@ from lowbit_conformance.suite.format_inputs import (
     random_numbers,
     representable,
 )
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, checks
 
 SCALES = (2.0**24, 2.0**-40)
 """Of activations: beyond float16 in both directions, and far from the ends of float32."""
@@ -53,23 +53,15 @@ def common_options(table: Format) -> tuple[tuple[str, int], ...]:
 
 def widest(clause: str, tier: str, variant: str) -> Iterator[FormatCase]:
     """One wide shape of each format, in each type, with common options: K of 256 or more, N of 128."""
-    columns = SHAPES[-1][1]
     for table in FORMATS.values():
-        options = common_options(table)
-        rows, wide = fitted(table, max(256, 2 * (table.block or 0)), columns, options)
-        vectors = 1 if clause.startswith("linear.gemv") else 3
-        for own in RESULTS:
-            yield FormatCase(clause, tier, variant, table.name, rows, wide, vectors, own, own, options)
+        sizes = (max(256, 2 * (table.block or 0)), SHAPES[-1][1])
+        yield from in_types(clause, tier, variant, table, *sizes, common_options(table), 3)
 
 
 # **Deep.** All partial sums are exact in the accumulator, and the result is rounded once.
 
 
-def deep(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    yield from widest(clause, "lattice", "deep")
-
-
-@checks(("linear.gemv/C2", "linear.gemm/C2"), deep)
+@checks(("linear.gemv/C2", "linear.gemm/C2"), lambda clause, settings: widest(clause, "lattice", "deep"))
 def test_products_round_only_their_result(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """Sums that fill the declared accumulator are exact in it, and so nothing but the result may be rounded."""
     weights, declared = drawn(case, powers=True), arithmetic(backend, case)

@@ -7,12 +7,11 @@ rounds the number of groups down, is right wherever groups are even in number an
 
 from collections.abc import Iterator
 
-from lowbit.tensor_formats.stored import FORMATS, RESULTS
+from lowbit.tensor_formats.stored import FORMATS
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record
-from lowbit_conformance.suite.clauses.test_formats import assert_bounded, assert_numbers, fitted, options_of
+from lowbit_conformance.suite.clauses.test_formats import assert_bounded, assert_numbers, in_types, options_of
 from lowbit_conformance.suite.format_inputs import FormatCase, drawn
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, checks
 
 GROUP = 32
 REST = 8
@@ -30,10 +29,7 @@ def of_three_groups(clause: str, settings: Settings) -> Iterator[FormatCase]:
             first = dict(options_of(table, 0)) | dict.fromkeys(sizes, GROUP) | ({"bits": bits} if bits else {})
             options = tuple(first.items())
             group = table.block or next((first[name] for name in first if name != "bits"), LARGE)
-            rows, columns = fitted(table, 2 * group + REST, COLUMNS, options)
-            vectors = 3 if clause.startswith("linear.gemm") else 1
-            for own in RESULTS:
-                yield FormatCase(clause, "edge", "three-groups", table.name, rows, columns, vectors, own, own, options)
+            yield from in_types(clause, "edge", "three-groups", table, 2 * group + REST, COLUMNS, options, 3)
 
 
 @checks("formats.dequantize/C1", of_three_groups)
@@ -42,13 +38,7 @@ def test_numbers_of_three_groups(backend: Remote, case: FormatCase) -> None:
     assert_numbers(backend, case, drawn(case, powers=False))
 
 
-@checks("linear.gemv/C2", of_three_groups)
-def test_gemv_with_three_groups(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """An odd number of groups, the last of them short: the result stays within its bound."""
-    assert_bounded(backend, case, record_property)
-
-
-@checks("linear.gemm/C2", of_three_groups)
-def test_gemm_with_three_groups(backend: Remote, case: FormatCase, record_property: Record) -> None:
+@checks(("linear.gemv/C2", "linear.gemm/C2"), of_three_groups)
+def test_products_with_three_groups(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """An odd number of groups, the last of them short: the result stays within its bound."""
     assert_bounded(backend, case, record_property)

@@ -31,7 +31,7 @@ from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import FORMATS, RESULTS, Stored
 from lowbit.tensor_formats.table import Format
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, arithmetic
+from lowbit_conformance.suite.bounded import arithmetic
 from lowbit_conformance.suite.clauses.test_formats import (
     CAST,
     assert_bounded,
@@ -39,11 +39,12 @@ from lowbit_conformance.suite.clauses.test_formats import (
     cast_case,
     cast_of,
     fitted,
+    in_types,
     share_used,
 )
 from lowbit_conformance.suite.clauses.test_formats_extremes import common_options
 from lowbit_conformance.suite.format_inputs import Codes, FormatCase, activations, allows, drawn, wide_scales
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, checks
 
 BLOCKS = 3
 """Blocks of columns of a matrix, and of rows."""
@@ -65,10 +66,8 @@ def squares(clause: str, settings: Settings) -> Iterator[FormatCase]:
     for table in FORMATS.values():
         width, options = width_of_blocks(table), common_options(table)
         if width > 1:
-            rows, columns = fitted(table, BLOCKS * width - 64, BLOCKS * width - 19, options)
-            vectors = 1 if clause.startswith("linear.gemv") else 5
-            for own in RESULTS:
-                yield FormatCase(clause, "random", "squares", table.name, rows, columns, vectors, own, own, options)
+            sizes = (BLOCKS * width - 64, BLOCKS * width - 19)
+            yield from in_types(clause, "random", "squares", table, *sizes, options, 5)
 
 
 @checks(("linear.gemv/C2", "linear.gemm/C2"), squares)

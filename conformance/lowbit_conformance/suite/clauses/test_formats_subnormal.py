@@ -15,7 +15,6 @@ from lowbit.arrays import F64
 from lowbit.tensor_formats.stored import FORMATS, RESULTS, Stored, quantize
 from lowbit.tensor_formats.table import Format
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record
 from lowbit_conformance.suite.clauses.test_formats import (
     CAST,
     assert_bounded,
@@ -26,7 +25,7 @@ from lowbit_conformance.suite.clauses.test_formats import (
 )
 from lowbit_conformance.suite.clauses.test_formats_extremes import common_options
 from lowbit_conformance.suite.format_inputs import FormatCase, drawn
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, checks
 
 LARGER = 2.0**8
 SMALLER = 2.0**-11

@@ -17,7 +17,6 @@ from lowbit.numbers.floats import FLOATS, NAMES, rounded
 from lowbit.tensor_formats.stored import FORMATS, RESULTS, Stored
 from lowbit.tensor_formats.table import Field, Format
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record
 from lowbit_conformance.suite.clauses.test_formats import (
     assert_bounded,
     assert_numbers,
@@ -25,7 +24,7 @@ from lowbit_conformance.suite.clauses.test_formats import (
 )
 from lowbit_conformance.suite.clauses.test_formats_extremes import common_options
 from lowbit_conformance.suite.format_inputs import FormatCase, drawn
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, checks
 
 GROUP = 64
 ROWS = GROUP + 8

@@ -13,10 +13,10 @@ from lowbit.arrays import F32, F64
 from lowbit.quantization import gptq
 from lowbit.quantization.gptq_bounds import factor_bound
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, arithmetic, assert_bounded, limit_of
+from lowbit_conformance.suite.bounded import arithmetic, assert_bounded, assert_on_lattice, limit_of
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_array, assert_equal_values, assert_exact, assert_within, refuses
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, checks, grid
 
 
 @dataclass(frozen=True)
@@ -113,21 +113,13 @@ def hessian_cases(clause: str, settings: Settings) -> Iterator[LayerCase]:
 def test_hessian_on_the_lattice(backend: Remote, case: LayerCase) -> None:
     """Small integers have an exact Hessian."""
     x = case.generator().integers(-9, 10, (case.columns, case.rows)).astype(np.float32)
-    given = run(backend, case, x)
-    assert_equal_values(given, gptq.hessian(x))
+    assert_on_lattice(backend, case, x)
 
 
 @checks("gptq.hessian/C2", random_cases)
 def test_hessian_within_the_bound(backend: Remote, case: LayerCase, record_property: Record) -> None:
     """Inputs of very different channels, correlated or not, stay within the bound."""
     assert_bounded(backend, case, record_property, calibration(case))
-
-
-def mistakes(names: dict[str, object]) -> Callable[[str, Settings], Iterator[LayerCase]]:
-    def generator(clause: str, settings: Settings) -> Iterator[LayerCase]:
-        yield from (LayerCase(clause, "edge", name, 6, 5) for name in names)
-
-    return generator
 
 
 # **The factor.**
@@ -192,11 +184,6 @@ def assert_factor(backend: Remote, case: LayerCase, hessian: F32 | F64, record_p
     record_property("share", assert_within(square, hessian.astype(np.float64), bound, np.float64))
 
 
-def fading_cases(clause: str, settings: Settings) -> Iterator[LayerCase]:
-    for rows, dtype in product((40, 100, 150), ("float32", "float64")):
-        yield LayerCase(clause, "edge", "fading", rows, 1, dtype)
-
-
 def fading(case: LayerCase) -> F32 | F64:
     """A Hessian whose factor has ones on its diagonal and elements of 2^-13 beside them.
 
@@ -209,7 +196,10 @@ def fading(case: LayerCase) -> F32 | F64:
     return np.ascontiguousarray(wide, case.dtype)
 
 
-@checks("gptq.factor/C2", fading_cases)
+FADING = product((40, 100, 150), [1], ("float32", "float64"))
+
+
+@checks("gptq.factor/C2", grid(LayerCase, "edge", ["fading"], *FADING))
 def test_factor_of_what_fades(backend: Remote, case: LayerCase, record_property: Record) -> None:
     """Many products, each too small to change a pivot in float32, stay within the bound of the declared accumulator."""
     assert_factor(backend, case, fading(case), record_property)
@@ -237,7 +227,7 @@ HESSIAN_MISTAKES: dict[str, Callable[[F32 | F64], object]] = {
 }
 
 
-@checks("gptq.factor/C4", mistakes(dict(HESSIAN_MISTAKES)))
+@checks("gptq.factor/C4", grid(LayerCase, "edge", HESSIAN_MISTAKES, (6, 5)))
 def test_factor_refuses(backend: Remote, case: LayerCase) -> None:
     """Each mistake raises ArgumentError, a matrix that turns out indefinite included."""
     with refuses():
@@ -262,9 +252,7 @@ def test_targets_on_the_lattice(backend: Remote, case: LayerCase) -> None:
     shape = (case.rows, case.columns)
     weights = (rng.integers(-64, 65, shape) / 4).astype(np.float32)
     values = rng.integers(-16, 17, shape).astype(np.float32)
-    triangle = exact_factor(case)
-    given = run(backend, case, weights, triangle, values)
-    assert_equal_values(given, gptq.targets(weights, triangle, values))
+    assert_on_lattice(backend, case, weights, exact_factor(case), values)
 
 
 @checks("gptq.targets/C2", random_cases)
@@ -285,14 +273,13 @@ def test_targets_look_back_only(backend: Remote, case: LayerCase) -> None:
     assert_exact("targets of the rows before the change", after[: middle + 1], before[: middle + 1])
 
 
-Layer = tuple[F32, F32, F32]
-LAYER_MISTAKES: dict[str, Callable[[F32, F32, F32], Layer]] = {
+LAYER_MISTAKES: dict[str, Callable[[F32, F32, F32], tuple[F32, F32, F32]]] = {
     "lower": lambda w, m, v: (w, np.ascontiguousarray(m.T), v),
     "negative": lambda w, m, v: (w, -m, v),
 }
 
 
-@checks("gptq.targets/H8", mistakes(dict(LAYER_MISTAKES)))
+@checks("gptq.targets/H8", grid(LayerCase, "edge", LAYER_MISTAKES, (6, 5)))
 def test_targets_refuse(backend: Remote, case: LayerCase) -> None:
     """A factor that is not upper triangular with a positive diagonal raises ArgumentError."""
     with refuses():

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,11 @@ from lowbit.quantization.hqq import Axis, HqqMatrix
 from lowbit.quantization.hqq_numbers import EightBit, Numbers
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, arithmetic, assert_bounded, limit_of
+from lowbit_conformance.suite.bounded import assert_bounded, assert_on_lattice, assert_reference
 from lowbit_conformance.suite.cases import Case
-from lowbit_conformance.suite.compare import assert_array, assert_equal_values, assert_exact, assert_within, refuses
+from lowbit_conformance.suite.compare import assert_array, assert_equal_values, assert_exact, refuses
 from lowbit_conformance.suite.inputs import NON_FINITE
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, chained, checks, grid
 
 STORED = ("float32", "float16", "eight-bit")
 
@@ -112,18 +110,11 @@ def weights_and_grid(case: BlocksCase) -> Grid:
     return weights.astype(np.float32), scales.astype(np.float32), zeros.astype(np.float32)
 
 
-def assert_codes(backend: Remote, case: BlocksCase) -> None:
-    __tracebackhide__ = True
-    weights, scales, zeros = weights_and_grid(case)
-    given = backend.run("hqq.codes", weights, scales, zeros, case.bits)
-    assert_exact("codes", given, hqq_solver.codes(weights, scales, zeros, case.bits))
-
-
 @checks("hqq.codes/C2", blocks("huge"))
 @checks("hqq.codes/C1", blocks("ties", "ties-of-odd-scales", "small", "large"))
 def test_codes_equal_the_reference(backend: Remote, case: BlocksCase) -> None:
     """Weights on ties, small and large ones, and huge ones whose quotients overflow, give the reference's codes."""
-    assert_codes(backend, case)
+    assert_reference(backend, case, "codes", *weights_and_grid(case), case.bits)
 
 
 @checks("hqq.step/C1", blocks("exact"))
@@ -150,14 +141,10 @@ NORMS = ((0.7, 10.0), (1.0, 4.0), (0.5, 30.0), (0.7, 12.2))
 @checks("hqq.step/C2", blocks("small", "large"))
 def test_step_within_the_bound(backend: Remote, case: BlocksCase, record_property: Record) -> None:
     """Errors below and above the threshold, under several norms, stay within the bound."""
-    (weights, scales, zeros), declared, shares = weights_and_grid(case), arithmetic(backend, case), []
-    arrays = (weights, hqq_solver.codes(weights, scales, zeros, case.bits), scales, zeros)
+    weights, scales, zeros = weights_and_grid(case)
+    q = hqq_solver.codes(weights, scales, zeros, case.bits)
     for norm in NORMS:
-        given = backend.run("hqq.step", *arrays, *norm)
-        exact = hqq_solver.step(*arrays, *norm)
-        bound = limit_of(partial(hqq_solver.step_bound, *arrays, *norm, declared, exact))
-        shares.append(assert_within(given, exact, bound))
-    record_property("share", max(shares))
+        assert_bounded(backend, case, record_property, weights, q, scales, zeros, *norm)
 
 
 STEP_MISTAKES = {
@@ -170,12 +157,7 @@ STEP_MISTAKES = {
 """p and β."""
 
 
-def step_mistakes(clause: str, settings: Settings) -> Iterator[BlocksCase]:
-    for variant in STEP_MISTAKES:
-        yield BlocksCase(clause, "edge", variant, 4, 6, 5)
-
-
-@checks("hqq.step/H8", step_mistakes)
+@checks("hqq.step/H8", grid(BlocksCase, "edge", STEP_MISTAKES, (4, 6, 5)))
 def test_step_refuses(backend: Remote, case: BlocksCase) -> None:
     """A norm or a penalty out of range raises ArgumentError."""
     weights, scales, zeros = weights_and_grid(case)
@@ -272,24 +254,13 @@ def exact_matrix(case: RealZeroCase) -> tuple[F32, HqqMatrix]:
     return x, HqqMatrix(pack(q, case.bits), scales, zeros, case.bits, case.rows, case.group_size, case.axis)
 
 
-def one_shape(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]]:
-    def generator(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
-        for variant in variants:
-            for axis in hqq.AXES:
-                yield RealZeroCase(clause, "edge", variant, 4, 16, 6, 8, axis, "float32")
-
-    return generator
+SMALL = [(4, 16, 6, 8, axis, "float32") for axis in hqq.AXES]
 
 
-def assert_weights(backend: Remote, matrix: HqqMatrix) -> None:
-    __tracebackhide__ = True
-    given = backend.run("hqq.dequantize", matrix)
-    assert_exact("weights", given, hqq.dequantize(matrix))
-
-
-def plain(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
-    cases = chain(matrices("", "mixed")(clause, settings), one_shape("subnormal")(clause, settings))
+def plain(clause: str, settings: Settings) -> Iterator[Case]:
+    cases = matrices("", "mixed")(clause, settings)
     yield from (case for case in cases if "eight-bit" not in (case.scales, case.zeros))
+    yield from grid(RealZeroCase, "edge", ["subnormal"], *SMALL)(clause, settings)
 
 
 def eight_bit(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
@@ -301,7 +272,7 @@ def eight_bit(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
 @checks("hqq.dequantize/C1", plain)
 def test_dequantize(backend: Remote, case: RealZeroCase) -> None:
     """Any codes with float32 and float16 scales and zeros, and with those in 8 bits, give the reference's weights."""
-    assert_weights(backend, random_matrix(case)[1])
+    assert_reference(backend, case, "weights", random_matrix(case)[1])
 
 
 @checks("hqq.dequantize/C2", plain)
@@ -322,9 +293,16 @@ def test_dequantize_finds_the_group(backend: Remote, case: RealZeroCase) -> None
 @checks("hqq.qgemv/C1", matrices("exact", "exact-mixed"))
 def test_qgemv_on_the_lattice(backend: Remote, case: RealZeroCase) -> None:
     """With every partial sum exact, the result equals the reference's, along both axes."""
-    x, matrix = exact_matrix(case)
-    given = backend.run("hqq.qgemv", x, matrix)
-    assert_equal_values(given, hqq.qgemv(x, matrix))
+    assert_on_lattice(backend, case, *exact_matrix(case))
+
+
+def assert_rows(backend: Remote, rows: F32, matrix: HqqMatrix) -> None:
+    """The products of several vectors, whose partial sums are exact and whose weights are exact in float32."""
+    __tracebackhide__ = True
+    given = [backend.run("hqq.qgemv", x, matrix) for x in rows]
+    weights = hqq.dequantize(matrix).astype(np.float64)
+    for x, result in zip(rows, given, strict=True):
+        assert_equal_values(result, x.astype(np.float64) @ weights)
 
 
 @checks("hqq.qgemv/C2", matrices("", "mixed"))
@@ -333,14 +311,10 @@ def test_qgemv_within_the_bound(backend: Remote, case: RealZeroCase, record_prop
     assert_bounded(backend, case, record_property, *random_matrix(case))
 
 
-def non_finite(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
-    yield from one_shape(*NON_FINITE)(clause, settings)
-    for variant in NON_FINITE:
-        for shape in LARGE:
-            yield RealZeroCase(clause, "edge", variant, 4, *shape, "float32")
+DEEPER = [(4, *shape, "float32") for shape in LARGE]
 
 
-@checks("hqq.qgemv/C3", non_finite)
+@checks("hqq.qgemv/C3", chained(*(grid(RealZeroCase, "edge", NON_FINITE, *shapes) for shapes in (SMALL, DEEPER))))
 def test_qgemv_passes_non_finite_on(backend: Remote, case: RealZeroCase) -> None:
     """A NaN or an infinity in any row of x reaches every column."""
     for row in (0, case.rows // 2, case.rows - 1):

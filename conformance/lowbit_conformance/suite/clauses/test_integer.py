@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from lowbit.arrays import F32, Array
 from lowbit.linear import integer
-from lowbit.linear.integer_bounds import integer_bound
 from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs, integer_cases
-from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.bounded import share_used
 from lowbit_conformance.suite.cases import CONCURRENT, MatrixCase, drawn, edges, in_use, large
-from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits, assert_within, refuses
+from lowbit_conformance.suite.clauses.test_linear import assert_together, read_only
+from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits, refuses
 from lowbit_conformance.suite.integer_cases import (
     FORMATS,
     IntegerCase,
@@ -24,7 +25,7 @@ from lowbit_conformance.suite.integer_cases import (
     random_cases,
     shapes,
 )
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, checks
 
 
 def run(backend: Remote, x: Blocks, matrix: QuantizedMatrix) -> F32:
@@ -96,10 +97,7 @@ def assert_bounded(
     backend: Remote, x: Blocks, matrix: QuantizedMatrix, case: IntegerCase, record_property: Record
 ) -> None:
     __tracebackhide__ = True
-    declared, given = arithmetic(backend, case), run(backend, x, matrix)
-    exact = integer.qgemm_bfp(x, matrix)
-    bound = limit_of(lambda: integer_bound(x, matrix, declared, exact))
-    record_property("share", assert_within(given, exact, bound))
+    record_property("share", share_used(backend, case, run(backend, x, matrix), x, matrix))
 
 
 # The same again.
@@ -124,12 +122,7 @@ def test_integer_product_from_several_threads(backend: Remote, case: IntegerCase
     """Threads that multiply at once, each by its own X, get the bits that each gets alone."""
     x, matrix = integer_cases.random(case)
     prepared = backend.prepare(matrix)
-    own = [shifted(x, by) for by in (0, 1, -3, 2)]
-    with backend.recording() as calls:
-        alone = [prepared.guarded_blocks(each) for each in own]
-    for expected, results in zip(alone, backend.together(calls, 25), strict=True):
-        for result in results:
-            assert_same_bits(expected, result, "the same call beside others")
+    assert_together(backend, [partial(prepared.guarded_blocks, shifted(x, by)) for by in (0, 1, -3, 2)])
 
 
 def shifted(x: Blocks, by: int) -> Blocks:
@@ -214,7 +207,7 @@ MISTAKES: dict[str, Callable[[Blocks, F32], Call]] = {
     "out-of-one-row": lambda x, out: (x, out[0].copy()),
     "out-of-more-rows": lambda x, out: (x, np.concatenate([out, out])),
     "out-float64": lambda x, out: (x, out.astype(np.float64)),
-    "out-read-only": lambda x, out: (x, _read_only(out)),
+    "out-read-only": lambda x, out: (x, read_only(out)),
     "out-strided": lambda x, out: (x, np.repeat(out, 2, axis=-1)[..., ::2]),
     "out-over-mantissas": lambda x, out: _over(x, out, "mantissas"),
     "out-over-exponents": lambda x, out: _over(x, out, "exponents"),
@@ -224,11 +217,6 @@ MISTAKES: dict[str, Callable[[Blocks, F32], Call]] = {
 def _twice(x: Blocks) -> Blocks:
     mantissas, exponents = (np.concatenate([each, each], axis=1) for each in (x.mantissas, x.exponents))
     return Blocks(mantissas, exponents[:, : x.format.blocks(2 * x.columns)].copy(), x.format)
-
-
-def _read_only(out: F32) -> F32:
-    out.setflags(write=False)
-    return out
 
 
 def _over(x: Blocks, out: F32, part: str) -> Call:

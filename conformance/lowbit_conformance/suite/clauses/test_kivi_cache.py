@@ -4,7 +4,7 @@ What is right follows from the number of tokens and from `formats.quantize` of w
 cache keeps to one, so an answer is compared with all that explained the answers before it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +20,9 @@ from lowbit.tensor_formats.kivi import SUFFIX, choices_of
 from lowbit.tensor_formats.stored import quantized
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.cases import Case
-from lowbit_conformance.suite.clauses.test_kvcache import NAMES, lengths, taken
+from lowbit_conformance.suite.clauses.test_kvcache import NAMES, ends_of, lengths, parts, taken
 from lowbit_conformance.suite.compare import assert_array, assert_exact, refuses
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Settings, checks, grid
 
 Tokens = tuple[Part, Part]  # keys and values, T × G × d_h each
 
@@ -102,13 +102,6 @@ def drawn(case: KiviCase, rng: np.random.Generator, tokens: int | None = None) -
     return rounded(scale * keys, case.dtype), rounded(scale * values, case.dtype)
 
 
-def parts(tokens: Tokens, plan: Sequence[int]) -> Iterator[Tokens]:
-    """The tokens in steps of these lengths."""
-    for start, length in zip(np.cumsum([0, *plan]), plan, strict=False):
-        keys, values = (np.ascontiguousarray(part[start : start + length]) for part in tokens)
-        yield keys, values
-
-
 class Right:
     """What a cache of one case holds after each step, by every choice that has explained its answers so far."""
 
@@ -176,13 +169,10 @@ def test_a_prompt_ends_as_its_tokens_do(backend: Remote, case: KiviCase) -> None
     """All tokens in one step, one by one, and in steps of mixed length: the same bits at the end."""
     rng = case.generator()
     tokens = drawn(case, rng)
-    ends = []
-    for plan in ([case.tokens], [1] * case.tokens, lengths(case.tokens, rng)):
-        with closing(backend.open("kvcache.kivi", *case.opening)) as session:
-            ends.append([taken(session, step) for step in parts(tokens, plan)][-1])
-    Right(case).assert_holds(tokens, ends[0])
-    for end in ends[1:]:
-        for name, one, other in zip(NAMES, ends[0], end, strict=True):
+    first, *others = ends_of(backend, case, tokens, rng)
+    Right(case).assert_holds(tokens, first)
+    for end in others:
+        for name, one, other in zip(NAMES, first, end, strict=True):
             assert_exact(name, other, one)
 
 
@@ -204,12 +194,10 @@ OPENINGS: dict[str, tuple[int, int, int, int, int]] = {
 }
 
 
-def mistakes(clause: str, settings: Settings) -> Iterator[KiviCase]:
-    for variant in (*(f"step-{name}" for name in MISTAKES), *(f"open-{name}" for name in OPENINGS)):
-        yield KiviCase(clause, "edge", variant, 2, 8, 2, 4, 4, 6)
+WRONG = (*(f"step-{name}" for name in MISTAKES), *(f"open-{name}" for name in OPENINGS))
 
 
-@checks("kvcache.kivi/C4", mistakes)
+@checks("kvcache.kivi/C4", grid(KiviCase, "edge", WRONG, (2, 8, 2, 4, 4, 6)))
 def test_kivi_refuses(backend: Remote, case: KiviCase) -> None:
     """Each mistake raises ArgumentError; at a step, the first or a later one, it leaves the cache as it was."""
     place, _, name = case.variant.partition("-")

@@ -6,7 +6,7 @@ What is right follows from `bfp.cast` and `bfp.decode` of each row alone, so not
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,10 +17,11 @@ from lowbit_conformance.isolation.calls import Call, Variant
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_exact, assert_kind, refuses
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Settings, checks, grid
 
 Tokens = tuple[F32, F32]  # keys and values, T × G × d_h each
 NAMES = ("keys", "values")
+Part = TypeVar("Part", bound=Array)
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def drawn(case: CacheCase, rng: np.random.Generator, tokens: int | None = None) 
     return one(), one()
 
 
-def parts(tokens: Tokens, lengths: Sequence[int]) -> Iterator[Tokens]:
+def parts(tokens: tuple[Part, Part], lengths: Sequence[int]) -> Iterator[tuple[Part, Part]]:
     """The tokens in steps of these lengths."""
     for start, length in zip(np.cumsum([0, *lengths]), lengths, strict=False):
         keys, values = (np.ascontiguousarray(part[start : start + length]) for part in tokens)
@@ -153,13 +154,11 @@ def growing(clause: str, settings: Settings) -> Iterator[CacheCase]:
     yield CacheCase(clause, "lattice", "long", heads, head_dim, *keys, *values, 150)
 
 
-def long(clause: str, settings: Settings) -> Iterator[CacheCase]:
-    """Thousands of tokens, and the widest heads in use."""
-    yield CacheCase(clause, "lattice", "large-context", 1, 256, *BFP12, *BFP16, 4402)
-    yield CacheCase(clause, "lattice", "large-context", 1, 4, *BFP16, *BFP12, 66005)
+LONG = ((1, 256, *BFP12, *BFP16, 4402), (1, 4, *BFP16, *BFP12, 66005))
+"""Thousands of tokens, and the widest heads in use."""
 
 
-@checks("kvcache.bfp/C1", long)
+@checks("kvcache.bfp/C1", grid(CacheCase, "lattice", ["large-context"], *LONG))
 def test_a_long_context_is_cast_and_decoded(backend: Remote, case: CacheCase) -> None:
     """After a long prompt, a token and a second prompt the cache holds all tokens, in order."""
     rng = case.generator()
@@ -174,12 +173,10 @@ def test_a_long_context_is_cast_and_decoded(backend: Remote, case: CacheCase) ->
 OFFSETS = [Variant(side=1, offset=offset, stride=5, handle=number) for number, offset in enumerate(range(0, 64, 3))]
 
 
-def few(clause: str, settings: Settings) -> Iterator[CacheCase]:
-    for heads, head_dim, keys, values in SHAPES[1:3]:
-        yield CacheCase(clause, "lattice", "offsets", heads, head_dim, *keys, *values, 6)
+FEW = ((1, 128, *BFP16, *BFP12, 6), (3, 33, *BFP12, *BFP12, 6))
 
 
-@checks("kvcache.bfp/C1", few)
+@checks("kvcache.bfp/C1", grid(CacheCase, "lattice", ["offsets"], *FEW))
 def test_tokens_from_every_offset(backend: Remote, case: CacheCase) -> None:
     """Caches whose tokens begin at other offsets of a cache line answer alike, and as is right."""
     rng = case.generator()
@@ -216,12 +213,17 @@ def test_together_or_one_by_one(backend: Remote, case: CacheCase) -> None:
     """All tokens in one step, one by one, and in steps of mixed length: the same bits at the end."""
     rng = case.generator()
     tokens = drawn(case, rng)
+    for end in ends_of(backend, case, tokens, rng):
+        assert_holds(case, end, [tokens])
+
+
+def ends_of(backend: Remote, case: Any, tokens: tuple[Array, Array], rng: np.random.Generator) -> list[Tokens]:
+    """What a cache holds at the end: of one step with all tokens, of one a token, and of steps of mixed length."""
     ends: list[Tokens] = []
     for plan in ([case.tokens], [1] * case.tokens, lengths(case.tokens, rng)):
-        with closing(backend.open("kvcache.bfp", *case.opening)) as session:
+        with closing(backend.open(case.operation, *case.opening)) as session:
             ends.append([taken(session, step) for step in parts(tokens, plan)][-1])
-    for end in ends:
-        assert_holds(case, end, [tokens])
+    return ends
 
 
 MISTAKES: dict[str, Callable[[Tokens], tuple[Any, Any]]] = {
@@ -251,12 +253,10 @@ OPENINGS: dict[str, Callable[[int, int, Format, Format], tuple[Any, ...]]] = {
 }
 
 
-def mistakes(clause: str, settings: Settings) -> Iterator[CacheCase]:
-    for variant in (*(f"step-{name}" for name in MISTAKES), *(f"open-{name}" for name in OPENINGS)):
-        yield CacheCase(clause, "edge", variant, 2, 6, *BFP12, *BFP16, 5)
+WRONG = (*(f"step-{name}" for name in MISTAKES), *(f"open-{name}" for name in OPENINGS))
 
 
-@checks("kvcache.bfp/C4", mistakes)
+@checks("kvcache.bfp/C4", grid(CacheCase, "edge", WRONG, (2, 6, *BFP12, *BFP16, 5)))
 def test_cache_refuses(backend: Remote, case: CacheCase) -> None:
     """Each mistake raises ArgumentError; at a step, the first or a later one, it leaves the cache as it was."""
     place, _, name = case.variant.partition("-")

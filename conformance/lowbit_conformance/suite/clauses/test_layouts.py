@@ -13,6 +13,7 @@ from lowbit.kernels import layouts
 from lowbit.kernels.layouts import ORDERS, ColumnPanels, Layout, ZCurve
 from lowbit.quantization.packing import Words
 from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import assert_reference
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_array, assert_exact
 from lowbit_conformance.suite.marking import Settings, checks
@@ -97,9 +98,7 @@ def places(case: LayoutCase) -> Words:
 @checks("blocking.apply/C1", shapes)
 def test_apply_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
     """Words that are all different lie in the stream where the reference has them, and are left as they were."""
-    words = places(case)
-    stream = backend.run("blocking.apply", words, case.layout)
-    assert_exact("stream", stream, layouts.apply(words, case.layout))
+    assert_reference(backend, case, "stream", places(case), case.layout)
 
 
 @checks("blocking.apply/C2", shapes)
@@ -114,9 +113,7 @@ def test_apply_loses_nothing_and_adds_nothing(backend: Remote, case: LayoutCase)
 @checks("blocking.invert/C1", shapes)
 def test_invert_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
     """Elements that are all different come to the rows and columns where the reference has them."""
-    stream = places(case).reshape(-1)
-    words = backend.run("blocking.invert", stream, case.layout)
-    assert_exact("words", words, layouts.invert(stream, case.layout))
+    assert_reference(backend, case, "words", places(case).reshape(-1), case.layout)
 
 
 @checks("blocking.invert/C2", shapes)

@@ -13,10 +13,10 @@ from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs
-from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.bounded import arithmetic, limit_of
 from lowbit_conformance.suite.cases import CONCURRENT, MatrixCase, drawn, edges, in_use, large, models, systematic
 from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits, assert_within, refuses
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, checks
 
 VECTORS = (1, 2, 3, 4, 5, 8, 17)
 
@@ -70,6 +70,13 @@ def run(backend: Remote, x: F32, matrix: QuantizedMatrix, case: MatrixCase) -> F
     return np.atleast_2d(backend.prepare(matrix).guarded(x, case.vectors))
 
 
+def run_rows(backend: Remote, x: F32, matrix: QuantizedMatrix, case: MatrixCase) -> F32:
+    """The product of all rows: in one call of qgemm, or in a call of qgemv for each."""
+    rows = [x] if case.vectors else [x[t : t + 1] for t in range(len(x))]
+    prepared = backend.prepare(matrix)
+    return np.concatenate([np.atleast_2d(prepared.guarded(each, case.vectors)) for each in rows])
+
+
 @checks(("linear.qgemv/C1", "linear.qgemm/C1"), lattice_cases)
 def test_products_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
     """With every partial sum exact, the result equals the reference's, row by row."""
@@ -93,7 +100,13 @@ def test_products_of_the_size_of_models(backend: Remote, case: MatrixCase) -> No
 
 def assert_lattice(backend: Remote, case: MatrixCase) -> None:
     __tracebackhide__ = True
-    x, matrix = inputs.lattice(case, dense=case.variant.endswith("dense"), sparse=case.variant.endswith("sparse"))
+    dense, sparse = (case.variant.endswith(each) for each in ("dense", "sparse"))
+    assert_product(backend, case, *inputs.lattice(case, dense=dense, sparse=sparse))
+
+
+def assert_product(backend: Remote, case: MatrixCase, x: F32, matrix: QuantizedMatrix) -> None:
+    """The product equals the reference's, where every partial sum is exact."""
+    __tracebackhide__ = True
     given = run(backend, x, matrix, case)
     assert_equal_values(given, linear.qgemm(x, matrix))
 
@@ -106,12 +119,25 @@ def test_products_within_the_bound(
     x, matrix = inputs.edge(case) if case.tier == "edge" else inputs.random(case)
     if case.tier == "model":
         matrix = model_matrices[case.variant]
-    declared = arithmetic(backend, case)
-    given, shares = run(backend, x, matrix, case), []
+    assert_rows_bounded(backend, case, record_property, x, matrix)
+
+
+def assert_rows_bounded(
+    backend: Remote, case: MatrixCase, record_property: Record, x: F32, matrix: QuantizedMatrix
+) -> None:
+    """Each row of a product lies within the bound of its own row of x."""
+    __tracebackhide__ = True
+    record_property("share", share_of_rows(backend, case, run(backend, x, matrix, case), x, matrix))
+
+
+def share_of_rows(backend: Remote, case: MatrixCase, given: F32, x: F32, matrix: QuantizedMatrix) -> float:
+    """The largest share of its bound that a row of a product uses."""
+    __tracebackhide__ = True
+    declared, shares = arithmetic(backend, case), []
     for row, result, exact in zip(x, given, linear.qgemm(x, matrix), strict=True):
         bound = limit_of(partial(linear_bound, row, matrix, declared, exact))
         shares.append(assert_within(result, exact, bound))
-    record_property("share", max(shares))
+    return max(shares)
 
 
 def few_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
@@ -135,8 +161,14 @@ def test_products_from_several_threads(backend: Remote, case: MatrixCase) -> Non
     x, matrix = inputs.random(case)
     prepared = backend.prepare(matrix)
     own = [x * np.float32(factor) for factor in (1, -2, 0.5, 3)]
+    assert_together(backend, [partial(prepared.guarded, each, case.vectors) for each in own])
+
+
+def assert_together(backend: Remote, products: list[Callable[[], F32]]) -> None:
+    """Products that are made at once, each in a thread of its own, have the bits that each has alone."""
+    __tracebackhide__ = True
     with backend.recording() as calls:
-        alone = [prepared.guarded(each, case.vectors) for each in own]
+        alone = [product() for product in products]
     for expected, results in zip(alone, backend.together(calls, 25), strict=True):
         for result in results:
             assert_same_bits(expected, result, "the same call beside others")
@@ -196,9 +228,7 @@ def test_qgemv_zero_and_one_hot(backend: Remote, case: MatrixCase, record_proper
     if case.variant == "zero-x":
         assert_equal_values(given, np.zeros(given.shape))
         return
-    exact = linear.qgemv(x[0], matrix)
-    bound = limit_of(partial(linear_bound, x[0], matrix, arithmetic(backend, case), exact))
-    record_property("share", assert_within(given[0], exact, bound))
+    record_property("share", share_of_rows(backend, case, given, x, matrix))
 
 
 def non_finite_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
@@ -250,13 +280,13 @@ MISTAKES: dict[str, Callable[[F32, F32], Call]] = {
     "x-foreign-order": lambda x, out: (x.astype(x.dtype.newbyteorder()), out),
     "out-short": lambda x, out: (x, out[..., :-1].copy()),
     "out-float64": lambda x, out: (x, out.astype(np.float64)),
-    "out-read-only": lambda x, out: (x, _read_only(out)),
+    "out-read-only": lambda x, out: (x, read_only(out)),
     "out-strided": lambda x, out: (x, np.repeat(out, 2, axis=-1)[..., ::2]),
     "out-overlapping": lambda x, out: _overlapping(x, out),
 }
 
 
-def _read_only(out: F32) -> F32:
+def read_only(out: F32) -> F32:
     out.setflags(write=False)
     return out
 

@@ -15,7 +15,7 @@ from lowbit.moe import offload
 from lowbit.moe.offload import MEMORIES, Event, Request
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.compare import refuses
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Settings, checks, grid
 from lowbit_conformance.suite.walks import ArrangedCase
 
 
@@ -88,6 +88,13 @@ def runs(clause: str, settings: Settings) -> Iterator[OffloadCase]:
                         yield OffloadCase(clause, tier, "idle", *sizes, passes, seed=seed)
 
 
+def assert_traced(backend: Remote, case: OffloadCase, requests: list[Request]) -> None:
+    """The backend's trace of these requests is the reference's."""
+    __tracebackhide__ = True
+    given = backend.run("offload.trace", case.arrangement, requests)
+    assert_trace(given, offload.trace(case.arrangement, requests))
+
+
 def assert_trace(given: object, expected: Sequence[Event]) -> None:
     """``list(given) == list(expected)``; the message names the first event that differs and the one before it."""
     __tracebackhide__ = True
@@ -109,9 +116,7 @@ def same(mine: object, right: object) -> bool:
 @checks((f"offload.trace/{number}" for number in RUNS), runs)
 def test_runs(backend: Remote, case: OffloadCase) -> None:
     """Runs in which the clause decides: every event is the reference's."""
-    requests = requests_of(case)
-    given = backend.run("offload.trace", case.arrangement, requests)
-    assert_trace(given, offload.trace(case.arrangement, requests))
+    assert_traced(backend, case, requests_of(case))
 
 
 CLOCKS = (8, 15, 16)
@@ -140,9 +145,7 @@ def test_what_is_oldest_when_a_clock_goes_round(backend: Remote, case: OffloadCa
 
     Steps without an event keep the trace short; `offload.engine`, which answers step by step, has uses in their place.
     """
-    requests = [Request(0, ())] * (case.passes - 2 * STAY) + stays(6 * STAY)
-    given = backend.run("offload.trace", case.arrangement, requests)
-    assert_trace(given, offload.trace(case.arrangement, requests))
+    assert_traced(backend, case, [Request(0, ())] * (case.passes - 2 * STAY) + stays(6 * STAY))
 
 
 RIGHT = [Request(0, (1, 2), (3,)), Request(1, (3, 0)), Request(0, (2,), (1,))]
@@ -164,12 +167,7 @@ MISTAKES: dict[str, Spoil] = {
 }
 
 
-def mistakes(clause: str, settings: Settings) -> Iterator[OffloadCase]:
-    for variant in (*MISTAKES, "arrangement"):
-        yield OffloadCase(clause, "edge", variant, 2, 4, 2, 2, "mirror", 2, 1, 1)
-
-
-@checks("offload.trace/H8", mistakes)
+@checks("offload.trace/H8", grid(OffloadCase, "edge", (*MISTAKES, "arrangement"), (2, 4, 2, 2, "mirror", 2, 1, 1)))
 def test_trace_refuses(backend: Remote, case: OffloadCase) -> None:
     """Each mistake raises ArgumentError, also where requests before it are right."""
     arrangement: object = case.arrangement

@@ -7,9 +7,10 @@ import numpy as np
 from lowbit.quantization import packing
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, WORDS_PER_UNIT, Codes
 from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import assert_reference
 from lowbit_conformance.suite.cases import COLUMNS, LARGE, UNITS, MatrixCase
 from lowbit_conformance.suite.compare import assert_exact, refuses
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Settings, chained, checks, grid
 
 
 def shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
@@ -30,11 +31,9 @@ def shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
         yield MatrixCase(clause, "lattice", "large-model", bits, 2**16 + 32, 2)
 
 
-def single_units(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """One case for each width: a unit in which one code at a time is not zero."""
-    for bits in BITS:
-        unit = CODES_PER_UNIT[bits]
-        yield MatrixCase(clause, "lattice", "one-code", bits, unit, unit * (2**bits - 1))
+UNITS_OF_ONE = [(bits, unit, unit * (2**bits - 1)) for bits, unit in CODES_PER_UNIT.items()]
+"""For each width a unit in which one code at a time is not zero."""
+single_units = grid(MatrixCase, "lattice", ["one-code"], *UNITS_OF_ONE)
 
 
 def one_code_a_column(bits: int) -> Codes:
@@ -63,9 +62,7 @@ def test_one_code_sets_its_own_bits(backend: Remote, case: MatrixCase) -> None:
 @checks("packing.pack/C2", shapes)
 def test_pack_equals_the_reference(backend: Remote, case: MatrixCase) -> None:
     """Random codes of every shape give the reference's words, and the codes are left as they were."""
-    codes = random_codes(case)
-    given = backend.run("packing.pack", codes, case.bits)
-    assert_exact("words", given, packing.pack(codes, case.bits))
+    assert_reference(backend, case, "words", random_codes(case), case.bits)
 
 
 @checks("packing.unpack/C1", shapes)
@@ -73,8 +70,7 @@ def test_unpack_equals_the_reference(backend: Remote, case: MatrixCase) -> None:
     """Random words, every bit of them used, give the reference's codes."""
     word_rows = case.rows * case.bits // 32
     words = case.generator().integers(0, 2**32, (word_rows, case.columns), dtype=np.uint32)
-    given = backend.run("packing.unpack", words, case.bits)
-    assert_exact("codes", given, packing.unpack(words, case.bits))
+    assert_reference(backend, case, "codes", words, case.bits)
 
 
 @checks("packing.unpack/C2", single_units)
@@ -84,14 +80,11 @@ def test_unpack_finds_each_code_alone(backend: Remote, case: MatrixCase) -> None
     assert_exact("codes", given, one_code_a_column(case.bits))
 
 
-def pack_mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    for bits in BITS:
-        yield MatrixCase(clause, "edge", "rows", bits, 2 * CODES_PER_UNIT[bits], 3)
-    for bits in BITS[:-1]:  # every uint8 fits 8 bits
-        yield MatrixCase(clause, "edge", "large-code", bits, 2 * CODES_PER_UNIT[bits], 3)
+SMALL = [(bits, 2 * unit, 3) for bits, unit in CODES_PER_UNIT.items()]
+TOO_LARGE = grid(MatrixCase, "edge", ["large-code"], *SMALL[:-1])  # every uint8 fits 8 bits
 
 
-@checks("packing.pack/H8", pack_mistakes)
+@checks("packing.pack/H8", chained(grid(MatrixCase, "edge", ["rows"], *SMALL), TOO_LARGE))
 def test_pack_refuses(backend: Remote, case: MatrixCase) -> None:
     """Rows that are not whole units, and a code that does not fit, raise ArgumentError."""
     codes = random_codes(case)
@@ -103,11 +96,7 @@ def test_pack_refuses(backend: Remote, case: MatrixCase) -> None:
         backend.run("packing.pack", codes, case.bits)
 
 
-def unpack_mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    yield MatrixCase(clause, "edge", "rows", 3, 64, 3)  # only 3 bits can end inside a unit
-
-
-@checks("packing.unpack/H8", unpack_mistakes)
+@checks("packing.unpack/H8", grid(MatrixCase, "edge", ["rows"], (3, 64, 3)))  # only 3 bits can end inside a unit
 def test_unpack_refuses(backend: Remote, case: MatrixCase) -> None:
     """Rows of words that end inside a unit raise ArgumentError."""
     words = packing.pack(random_codes(case), case.bits)

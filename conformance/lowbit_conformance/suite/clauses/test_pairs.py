@@ -8,24 +8,32 @@ from functools import partial
 from typing import Any
 
 from lowbit.attention.pooling import Method
-from lowbit.kernels import layouts
 from lowbit.kernels.layouts import ORDERS, ColumnPanels
 from lowbit.quantization.packing import BITS
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record
 from lowbit_conformance.suite.cases import Case
-from lowbit_conformance.suite.clauses import test_hqq, test_pooling, test_rope, test_sizes
+from lowbit_conformance.suite.clauses import (
+    test_attention,
+    test_blocks,
+    test_experts,
+    test_gptq,
+    test_hqq,
+    test_layouts,
+    test_pooling,
+    test_rope,
+    test_routing,
+    test_sizes,
+)
 from lowbit_conformance.suite.clauses.test_attention import AttendCase
 from lowbit_conformance.suite.clauses.test_attention import RowsCase as ScoresCase
 from lowbit_conformance.suite.clauses.test_blocks import RowsCase
 from lowbit_conformance.suite.clauses.test_gptq import LayerCase
 from lowbit_conformance.suite.clauses.test_hqq import BlocksCase
-from lowbit_conformance.suite.clauses.test_layouts import LayoutCase, places
+from lowbit_conformance.suite.clauses.test_layouts import LayoutCase
 from lowbit_conformance.suite.clauses.test_pooling import HeadsCase
 from lowbit_conformance.suite.clauses.test_rope import RopeCase
-from lowbit_conformance.suite.compare import assert_exact
-from lowbit_conformance.suite.marking import Settings, call, checks
-from lowbit_conformance.suite.pairs import EVERY_PAIR, PRIME, SIZES, Pairs
+from lowbit_conformance.suite.marking import Record, Settings, checks
+from lowbit_conformance.suite.pairs import EVERY_PAIR, PRIME, SIZES, Pairs, each_of
 from lowbit_conformance.suite.routing_cases import RoutingCase
 
 NEW = ("exhaustive", EVERY_PAIR)
@@ -71,20 +79,9 @@ def prompted(clause: str, tokens: int, length: int, head_dim: int, size: int) ->
 
 
 FEWER = (1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 64, 65, 128)
+# The last are of fewer channels than a register has lanes: what is read of a row is several rows.
 PROMPTS = Pairs(prompted, [FEWER, FEWER, (16, 32, 48, 64, 80, 128), WINDOWS], 13)
 NARROW = Pairs(prompted, [FEWER, FEWER, (2, 4, 6, 8), WINDOWS], 13)
-
-
-@checks("attention.attend/C3", PROMPTS.cases)
-def test_prompts(backend: Remote, case: AttendCase, record_property: Record) -> None:
-    """The same for every number of queries with every number of keys."""
-    PROMPTS.each(case, record_property, lambda each, own: test_sizes.test_heads_of_every_size(backend, each, own))
-
-
-@checks("attention.attend/C3", NARROW.cases)
-def test_prompts_of_narrow_heads(backend: Remote, case: AttendCase, record_property: Record) -> None:
-    """The same for heads of fewer channels than a register has lanes, where what is read of a row is several rows."""
-    NARROW.each(case, record_property, lambda each, own: test_sizes.test_heads_of_every_size(backend, each, own))
 
 
 def turned(clause: str, head_dim: int, heads: int, tokens: int, pairing: int) -> RopeCase:
@@ -139,111 +136,61 @@ LAYERS = layers(
 )
 
 
-# **Parts of GPTQ, and blocks of HQQ.**
+# **Parts of GPTQ, and blocks of HQQ**, whose widths of codes may be undeclared, so that each has cases of its own.
 
 LAYER = Pairs(lambda clause, *sizes: LayerCase(clause, *NEW, *sizes), [SIZES, SIZES])
 
 
-EVERY: Mapping[str, tuple[Pairs[Any], Callable[..., None]]] = {
-    "attention.softmax/C2": (SCORES, test_sizes.test_softmax_of_every_size),
-    "attention.attend/C3": (HEADS, test_sizes.test_heads_of_every_size),
-    "rope.rotate/C1": (TURNS, test_sizes.test_turns_of_every_size),
-    "pooling.pool/C1": (MEANS, test_pooling.assert_pooled),
-    "pooling.pool/C2": (FIRSTS, test_pooling.assert_pooled),
-    "blocks.rms_norm/C2": (TOKENS, test_sizes.test_norms_of_every_size),
-    "blocks.swiglu/C1": (TOKENS, test_sizes.test_gated_rows_of_every_size),
-    "blocks.geglu/C1": (TOKENS, test_sizes.test_gated_rows_of_every_size),
-    "routing.gate/C1": (GATES, test_sizes.test_gates_of_every_size),
-    "routing.top_k/C1": (CHOICES, test_sizes.test_choices_of_every_size),
-    "routing.weights/C1": (CHOICES, test_sizes.test_weights_of_every_size),
-    "routing.expert/C1": (EXPERTS, test_sizes.test_experts_of_every_size),
-    "routing.sparse/C1": (LAYERS, test_sizes.test_layers_of_every_size),
-    "gptq.hessian/C1": (LAYER, test_sizes.test_hessians_of_every_size),
-    "gptq.targets/C1": (LAYER, test_sizes.test_targets_of_every_size),
-}
-"""For each clause its cases, and the test of one size at a time that is run on each of their calls."""
+def coded(bits: int, clause: str, *sizes: int) -> BlocksCase:
+    return BlocksCase(clause, "exhaustive", f"{EVERY_PAIR}-small", bits, *sizes)
 
 
-def every_case(clause: str, settings: Settings) -> Iterator[Case]:
-    return EVERY[clause][0].cases(clause, settings)
-
-
-@checks(EVERY, every_case)
-def test_every_pair(backend: Remote, case: Case, record_property: Record) -> None:
-    """The same as for one size at a time."""
-    pairs, test = EVERY[case.clause]
-    pairs.each(case, record_property, lambda each, own: call(test, backend=backend, case=each, record_property=own))
-
-
-def of_bits() -> dict[int, Pairs[BlocksCase]]:
-    """A width of codes may be undeclared, so each has cases of its own."""
-
-    def made(bits: int, clause: str, *sizes: int) -> BlocksCase:
-        return BlocksCase(clause, "exhaustive", f"{EVERY_PAIR}-small", bits, *sizes)
-
-    return {bits: Pairs(partial(made, bits), [SIZES, SIZES]) for bits in BITS}
-
-
-CODES = of_bits()
-
-
-def code_cases(clause: str, settings: Settings) -> Iterator[Case]:
-    for pairs in CODES.values():
-        yield from pairs.cases(clause, settings)
-
-
-@checks("hqq.codes/C1", code_cases)
-def test_codes(backend: Remote, case: BlocksCase, record_property: Record) -> None:
-    """Random weights give the reference's codes."""
-    CODES[case.bits].each(case, record_property, lambda each, own: test_sizes.test_codes_of_every_group(backend, each))
-
-
-@checks("hqq.step/C2", code_cases)
-def test_steps(backend: Remote, case: BlocksCase, record_property: Record) -> None:
-    """A step under several norms stays within the bound."""
-    CODES[case.bits].each(
-        case, record_property, lambda each, own: test_hqq.test_step_within_the_bound(backend, each, own)
-    )
+CODES = [Pairs(partial(coded, bits), [SIZES, SIZES]) for bits in BITS]
 
 
 # **Layouts.**
 
 
-def laid(order: str) -> Pairs[LayoutCase]:
-    def made(clause: str, width: int, height: int, columns: int, count: int) -> LayoutCase:
-        own = count if order == ColumnPanels.order else height
-        return LayoutCase(clause, *NEW, order, count, columns, own, width)
-
-    return Pairs(made, [SIZES, SIZES, SIZES, (*SIZES[:18], 64, 80, 96, 128, 256)])
+def laid(order: str, clause: str, width: int, height: int, columns: int, count: int) -> LayoutCase:
+    own = count if order == ColumnPanels.order else height
+    return LayoutCase(clause, *NEW, order, count, columns, own, width)
 
 
-LAID = {order: laid(order) for order in ORDERS}
+LAID = [Pairs(partial(laid, order), [SIZES, SIZES, SIZES, (*SIZES[:18], 64, 80, 96, 128, 256)]) for order in ORDERS]
 
 
-def layout_cases(clause: str, settings: Settings) -> Iterator[Case]:
-    for pairs in LAID.values():
+EVERY: Mapping[str, tuple[Sequence[Pairs[Any]], Callable[..., None]]] = {
+    "attention.softmax/C2": ([SCORES], test_attention.test_shares_within_the_bound),
+    "attention.attend/C3": ([PROMPTS, NARROW, HEADS], test_attention.test_attention_within_the_bound),
+    "rope.rotate/C1": ([TURNS], test_rope.test_quarter_turns_are_exact),
+    "pooling.pool/C1": ([MEANS], test_pooling.test_pooled_heads),
+    "pooling.pool/C2": ([FIRSTS], test_pooling.test_pooled_heads),
+    "blocks.rms_norm/C2": ([TOKENS], test_blocks.test_norm_of_an_exact_sum),
+    "blocks.swiglu/C1": ([TOKENS], test_blocks.test_gated_on_the_lattice),
+    "blocks.geglu/C1": ([TOKENS], test_blocks.test_gated_on_the_lattice),
+    "routing.gate/C1": ([GATES], test_routing.test_gate_on_the_lattice),
+    "routing.top_k/C1": ([CHOICES], test_sizes.choices),
+    "routing.weights/C1": ([CHOICES], test_sizes.weights),
+    "routing.expert/C1": ([EXPERTS], test_experts.test_expert_on_the_lattice),
+    "routing.sparse/C1": ([LAYERS], test_experts.test_layer_on_the_lattice),
+    "gptq.hessian/C1": ([LAYER], test_gptq.test_hessian_on_the_lattice),
+    "gptq.targets/C1": ([LAYER], test_gptq.test_targets_on_the_lattice),
+    "hqq.codes/C1": (CODES, test_hqq.test_codes_equal_the_reference),
+    "hqq.step/C2": (CODES, test_hqq.test_step_within_the_bound),
+    "blocking.apply/C1": (LAID, test_layouts.test_apply_equals_the_reference),
+    "blocking.invert/C1": (LAID, test_layouts.test_invert_equals_the_reference),
+}
+"""For each clause its cases, and the test of single sizes that is run on each of their calls."""
+
+
+def every_case(clause: str, settings: Settings) -> Iterator[Case]:
+    for pairs in EVERY[clause][0]:
         yield from pairs.cases(clause, settings)
 
 
-def _streamed(backend: Remote, case: LayoutCase) -> None:
-    words = places(case)
-    given = backend.run("blocking.apply", words, case.layout)
-    assert_exact("stream", given, layouts.apply(words, case.layout))
-
-
-def _restored(backend: Remote, case: LayoutCase) -> None:
-    stream = places(case).reshape(-1)
-    given = backend.run("blocking.invert", stream, case.layout)
-    assert_exact("words", given, layouts.invert(stream, case.layout))
-
-
-@checks("blocking.apply/C1", layout_cases)
-def test_streams(backend: Remote, case: LayoutCase, record_property: Record) -> None:
-    """Words that are all different lie in the stream where the reference has them."""
-    LAID[case.order].each(case, record_property, lambda each, own: _streamed(backend, each))
-
-
-@checks("blocking.invert/C1", layout_cases)
-def test_matrices_of_streams(backend: Remote, case: LayoutCase, record_property: Record) -> None:
-    """Elements that are all different come to the rows and columns where the reference has them."""
-    LAID[case.order].each(case, record_property, lambda each, own: _restored(backend, each))
+@checks(EVERY, every_case)
+def test_every_pair(backend: Remote, case: Case, record_property: Record) -> None:
+    """The same as for single sizes, for every two sizes together."""
+    several, test = EVERY[case.clause]
+    own = next(pairs for pairs in several if case in pairs.cases(case.clause, Settings(range(0))))
+    each_of(backend, own.calls(case), record_property, test)

@@ -4,27 +4,25 @@ A backend may declare some blocks and mantissas only, so each format has a case 
 format is the numbers of rows and columns, which take turns within it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 
 import numpy as np
 
-from lowbit.moe import offload
 from lowbit.moe.offload import MEMORIES, Arrangement, Request
 from lowbit.moe.offload_engine import engine
 from lowbit.quantization import bfp, bfp_dot, bfp_storage
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record
-from lowbit_conformance.suite.clauses import test_bfp, test_kvcache, test_offload
+from lowbit_conformance.suite.bounded import assert_reference
+from lowbit_conformance.suite.clauses import test_bfp, test_kvcache
 from lowbit_conformance.suite.clauses.test_bfp import BfpCase, MixedCase
 from lowbit_conformance.suite.clauses.test_engine import EngineCase, assert_events
 from lowbit_conformance.suite.clauses.test_kvcache import CacheCase
-from lowbit_conformance.suite.clauses.test_offload import OffloadCase
+from lowbit_conformance.suite.clauses.test_offload import OffloadCase, assert_traced
 from lowbit_conformance.suite.compare import assert_exact
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, checks, grid
 from lowbit_conformance.suite.pairs import EVERY_PAIR, SIZES, Pairs, each_of, rows
 
 NEW = ("exhaustive", EVERY_PAIR)
@@ -55,28 +53,6 @@ def sizes_of(case: BfpCase) -> Iterator[BfpCase]:
         yield BfpCase(case.clause, *NEW, count, columns, case.block, case.mantissa, case.exponent)
 
 
-def sized(case: BfpCase, record_property: Record, test: Callable[[BfpCase], None]) -> None:
-    __tracebackhide__ = True
-    each_of(sizes_of(case), record_property, lambda each, own: test(each))
-
-
-@checks("bfp.cast/C1", formats)
-def test_casts(backend: Remote, case: BfpCase, record_property: Record) -> None:
-    """Random rows give the reference's blocks."""
-    sized(case, record_property, lambda each: test_bfp.assert_casts(backend, test_bfp.values(each), each.format))
-
-
-def _decoded(backend: Remote, case: BfpCase) -> None:
-    some = test_bfp.blocks(case)
-    assert_exact("values", backend.run("bfp.decode", some), bfp.decode(some))
-
-
-@checks("bfp.decode/C1", formats)
-def test_decodes(backend: Remote, case: BfpCase, record_property: Record) -> None:
-    """Any mantissas and exponents give the reference's values."""
-    sized(case, record_property, partial(_decoded, backend))
-
-
 def _stored(backend: Remote, case: BfpCase) -> None:
     some = test_bfp.blocks(case)
     given, wanted = test_bfp.stored(backend, some), bfp_storage.store(some)
@@ -84,21 +60,18 @@ def _stored(backend: Remote, case: BfpCase) -> None:
     assert_exact("exponents", given.exponents, wanted.exponents)
 
 
-@checks("bfp.store/C1", formats)
-def test_stores(backend: Remote, case: BfpCase, record_property: Record) -> None:
-    """Any mantissas and exponents give the reference's bytes."""
-    sized(case, record_property, partial(_stored, backend))
+EVERY: Mapping[str, Callable[..., None]] = {
+    "bfp.cast/C1": test_bfp.test_cast_equals_the_reference,
+    "bfp.decode/C1": test_bfp.test_decode_equals_the_reference,
+    "bfp.store/C1": _stored,
+    "bfp.load/C1": test_bfp.test_load_is_the_inverse,
+}
 
 
-def _loaded(backend: Remote, case: BfpCase) -> None:
-    given = backend.run("bfp.load", bfp_storage.store(test_bfp.blocks(case)))
-    test_bfp.assert_blocks(given, test_bfp.blocks(case))  # made again: they are the right answer
-
-
-@checks("bfp.load/C1", formats)
-def test_loads(backend: Remote, case: BfpCase, record_property: Record) -> None:
-    """What the reference stored comes back."""
-    sized(case, record_property, partial(_loaded, backend))
+@checks(EVERY, formats)
+def test_every_format(backend: Remote, case: BfpCase, record_property: Record) -> None:
+    """Random rows, and any mantissas and exponents, give what the reference makes of them."""
+    each_of(backend, sizes_of(case), record_property, EVERY[case.clause])
 
 
 def operands(clause: str, settings: Settings) -> Iterator[BfpCase]:
@@ -120,10 +93,7 @@ def _multiplied(backend: Remote, case: BfpCase) -> None:
 @checks("bfp.dot/C1", operands)
 def test_dots(backend: Remote, case: BfpCase, record_property: Record) -> None:
     """Any mantissas give the reference's sums."""
-    if isinstance(case, MixedCase):
-        _multiplied(backend, case)
-    else:
-        sized(case, record_property, partial(_multiplied, backend))
+    each_of(backend, [case] if isinstance(case, MixedCase) else sizes_of(case), record_property, _multiplied)
 
 
 @dataclass(frozen=True)
@@ -156,18 +126,17 @@ def _multiplied_rows(backend: Remote, case: RowsCase) -> None:
 @checks("bfp.dot/C1", ROWS.cases)
 def test_dots_of_many_rows(backend: Remote, case: RowsCase, record_property: Record) -> None:
     """Every number of rows of a with every number of rows of b, and of blocks."""
-    ROWS.each(case, record_property, lambda each, own: _multiplied_rows(backend, each))
+    each_of(backend, ROWS.calls(case), record_property, _multiplied_rows)
 
 
 def _totalled(backend: Remote, case: RowsCase) -> None:
-    sums = bfp_dot.dot(*case.operands)
-    assert_exact("totals", backend.run("bfp.total", sums), bfp_dot.total(sums))
+    assert_reference(backend, case, "totals", bfp_dot.dot(*case.operands))
 
 
 @checks("bfp.total/C1", ROWS.cases)
 def test_totals_of_many_rows(backend: Remote, case: RowsCase, record_property: Record) -> None:
     """Every number of rows with every number of columns and of blocks gives the reference's totals."""
-    ROWS.each(case, record_property, lambda each, own: _totalled(backend, each))
+    each_of(backend, ROWS.calls(case), record_property, _totalled)
 
 
 # **Caches.**
@@ -241,15 +210,10 @@ def test_steps_of_every_length(backend: Remote, case: CacheCase) -> None:
     test_kvcache.assert_holds(case, answer, steps)
 
 
-SAME = ("zeros", "again", "keys-are-values", "negative")
+SAME = ("tokens-zeros", "tokens-again", "tokens-keys-are-values", "tokens-negative")
 
 
-def alike(clause: str, settings: Settings) -> Iterator[CacheCase]:
-    for variant in SAME:
-        yield CacheCase(clause, "exhaustive", f"tokens-{variant}", 2, 33, 32, 4, 8, 32, 4, 8, 8)
-
-
-@checks("kvcache.bfp/C1", alike)
+@checks("kvcache.bfp/C1", grid(CacheCase, "exhaustive", SAME, (2, 33, 32, 4, 8, 32, 4, 8, 8)))
 def test_tokens_that_are_alike(backend: Remote, case: CacheCase) -> None:
     """Tokens of zeros among others, the same token again, keys that are the values, negative numbers only."""
     steps = list(test_kvcache.parts(test_kvcache.drawn(case, case.generator()), [2, 2, 2, 1, 1]))
@@ -272,10 +236,6 @@ def test_tokens_that_are_alike(backend: Remote, case: CacheCase) -> None:
 # **Offloading.**
 
 FEWER = (1, 2, 3, 4, 8, 12, 16, 17, 32, 33, 64, 65, 128)
-
-
-def placed(layers: int, experts: int, slots: int, buffers: int, memory: int) -> Arrangement:
-    return Arrangement(layers, experts, min(slots, experts), buffers, MEMORIES[memory])
 
 
 def crowded(arrangement: Arrangement, rng: np.random.Generator) -> list[Request]:
@@ -327,15 +287,13 @@ def arrangements(case: OffloadCase) -> Iterator[OffloadCase]:
 
 
 def _traced(backend: Remote, case: OffloadCase) -> None:
-    requests = crowded(case.arrangement, case.generator())
-    given = backend.run("offload.trace", case.arrangement, requests)
-    test_offload.assert_trace(given, offload.trace(case.arrangement, requests))
+    assert_traced(backend, case, crowded(case.arrangement, case.generator()))
 
 
 @checks("offload.trace/C2", trace_cases)
 def test_traces(backend: Remote, case: OffloadCase, record_property: Record) -> None:
     """Every slot and every buffer is in use; the events are the reference's."""
-    each_of(arrangements(case), record_property, lambda each, own: _traced(backend, each))
+    each_of(backend, arrangements(case), record_property, _traced)
 
 
 def engine_cases(clause: str, settings: Settings) -> Iterator[EngineCase]:
@@ -365,4 +323,4 @@ def _walked(backend: Remote, case: EngineCase) -> None:
 @checks("offload.engine/C1", engine_cases)
 def test_engines(backend: Remote, case: EngineCase, record_property: Record) -> None:
     """The same, request by request."""
-    each_of(some_arrangements(case), record_property, lambda each, own: _walked(backend, each))
+    each_of(backend, some_arrangements(case), record_property, _walked)

@@ -6,23 +6,21 @@ number of columns goes through all sizes, and the numbers of rows and of activat
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from math import lcm
 
 import numpy as np
 
-from lowbit.quantization import hqq, packing
-from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, Convention
+from lowbit.quantization import hqq
+from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record
-from lowbit_conformance.suite.cases import MatrixCase
-from lowbit_conformance.suite.clauses import test_hqq, test_integer, test_linear, test_sizes
+from lowbit_conformance.suite.bounded import assert_reference
+from lowbit_conformance.suite.cases import MatrixCase, conventions
+from lowbit_conformance.suite.clauses import test_hqq, test_integer, test_sizes
 from lowbit_conformance.suite.clauses.test_hqq import STORED, RealZeroCase
-from lowbit_conformance.suite.compare import assert_equal_values, assert_exact
 from lowbit_conformance.suite.integer_cases import IntegerCase, lattice, of
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, chained, checks, grid
 from lowbit_conformance.suite.pairs import EVERY_PAIR, SIZES, each_of
 
 TIER = "exhaustive"
@@ -33,42 +31,29 @@ OTHERS = (1, 2, 4, 8, 24, 48, 80, 96, 192, 256, 512)
 # **Packing.**
 
 
-def packed(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    for bits, columns in product(BITS, SIZES):
-        yield MatrixCase(clause, TIER, EVERY_PAIR, bits, CODES_PER_UNIT[bits], columns)
-
-
 def heights(case: MatrixCase) -> Iterator[MatrixCase]:
     """As many units of rows as there are sizes, and a few more."""
     yield from (replace(case, rows=units * CODES_PER_UNIT[case.bits]) for units in (*SIZES, 256))
 
 
-@checks("packing.pack/C2", packed)
+PACKED = [(bits, CODES_PER_UNIT[bits], columns) for bits, columns in product(BITS, SIZES)]
+
+
+@checks(("packing.pack/C2", "packing.unpack/C1"), grid(MatrixCase, TIER, [EVERY_PAIR], *PACKED))
 def test_packed(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """Random codes give the reference's words."""
-    each_of(heights(case), record_property, lambda each, own: test_sizes.test_pack_every_width(backend, each))
-
-
-@checks("packing.unpack/C1", packed)
-def test_unpacked(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """Random words give the reference's codes."""
-    each_of(heights(case), record_property, lambda each, own: test_sizes.test_unpack_every_width(backend, each))
+    """Random codes give the reference's words, and random words its codes."""
+    each_of(backend, heights(case), record_property, test_sizes.EACH[case.clause][1])
 
 
 SAME_CODES = ("no-codes", "top-codes", "codes-of-1")
-
-
-def alike(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    for variant, bits in product(SAME_CODES, BITS):
-        yield MatrixCase(clause, TIER, variant, bits, 2 * CODES_PER_UNIT[bits], 9)
+alike = grid(MatrixCase, TIER, SAME_CODES, *((bits, 2 * CODES_PER_UNIT[bits], 9) for bits in BITS))
 
 
 @checks("packing.pack/C2", alike)
 def test_codes_that_are_alike_packed(backend: Remote, case: MatrixCase) -> None:
     """Codes that are all zero, all one or all the largest give the reference's words."""
     number = {"no-codes": 0, "codes-of-1": 1}.get(case.variant, 2**case.bits - 1)
-    codes = np.full((case.rows, case.columns), number, np.uint8)
-    assert_exact("words", backend.run("packing.pack", codes, case.bits), packing.pack(codes, case.bits))
+    assert_reference(backend, case, "words", np.full((case.rows, case.columns), number, np.uint8), case.bits)
 
 
 @checks("packing.unpack/C1", alike)
@@ -76,7 +61,7 @@ def test_words_that_are_alike_unpacked(backend: Remote, case: MatrixCase) -> Non
     """Words without a bit, with all of them and with the lowest give the reference's codes."""
     number = {"no-codes": 0, "codes-of-1": 1}.get(case.variant, 0xFFFFFFFF)
     words = np.full((case.rows * case.bits // 32, case.columns), number, np.uint32)
-    assert_exact("codes", backend.run("packing.unpack", words, case.bits), packing.unpack(words, case.bits))
+    assert_reference(backend, case, "codes", words, case.bits)
 
 
 # **Groups.**
@@ -84,11 +69,10 @@ def test_words_that_are_alike_unpacked(backend: Remote, case: MatrixCase) -> Non
 
 def grouped(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """Every group with every width of codes and both conventions, the dtypes of scales taking turns."""
-    own = {"affine.dequantize/C1": ("minimum",), "affine.dequantize/C2": ("zero_point",)}
     vectors = 3 if clause.startswith("linear.qgemm") else 0
     for turn, (size, bits) in enumerate(product((*GROUPS, *OTHERS), BITS)):
         for number, convention in enumerate(CONVENTIONS):
-            if convention in own.get(clause, CONVENTIONS):
+            if convention in conventions(clause):
                 dtype = SCALE_DTYPES[(turn // 4 + turn + number) % 2]
                 rows = lcm(CODES_PER_UNIT[bits], size)
                 variant = f"{EVERY_PAIR}-full"
@@ -108,14 +92,12 @@ def widths(case: MatrixCase) -> Iterator[MatrixCase]:
 
 def squares(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """As many columns as rows; columns that are many, and rows, with the widths of codes taking turns."""
-    vectors = 2 if clause.startswith("linear.qgemm") else 0
-    own: dict[str, Convention] = {"affine.dequantize/C1": "minimum", "affine.dequantize/C2": "zero_point"}
-    wanted = own.get(clause)
+    vectors, own = 2 if clause.startswith("linear.qgemm") else 0, conventions(clause)
     shapes = [(size, size) for size in (64, 96, 128, 192, 256, 384, 512)]
     shapes += [(size, columns) for size in (256, 512, 1024, 2048) for columns in (16, 64)]
     shapes += [(64, columns) for columns in (256, 320, 384, 512, 640, 768, 1024, 2048, 4096)]
     for turn, (rows, columns) in enumerate(shapes):
-        convention = wanted or CONVENTIONS[turn % 2]
+        convention = own[turn % len(own)]
         sizes = (rows, columns, GROUPS[1 + turn % 3] if rows >= 128 else 32)
         bits, dtype = BITS[(turn + turn // 4) % 4], SCALE_DTYPES[turn % 2]
         yield MatrixCase(clause, TIER, f"{EVERY_PAIR}-square-sparse", bits, *sizes, convention, dtype, vectors)
@@ -124,31 +106,23 @@ def squares(clause: str, settings: Settings) -> Iterator[MatrixCase]:
             yield MatrixCase(clause, TIER, f"{EVERY_PAIR}-tall-full", bits, 64, 64, 32, "minimum", vectors=count)
 
 
-def both(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    yield from grouped(clause, settings)
-    yield from squares(clause, settings)
-
-
 def parts(case: MatrixCase) -> Iterator[MatrixCase]:
     yield from [case] if "square" in case.variant or "tall" in case.variant else widths(case)
 
 
-@checks("affine.quantize/C1", both)
-def test_quantised(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """Normal weights give the reference's scales, zeros and codes."""
-    each_of(parts(case), record_property, lambda each, own: test_sizes.test_quantize_every_width(backend, each))
+GROUPED = (
+    "affine.quantize/C1",
+    "affine.dequantize/C1",
+    "affine.dequantize/C2",
+    "linear.qgemv/C1",
+    "linear.qgemm/C1",
+)
 
 
-@checks(("affine.dequantize/C1", "affine.dequantize/C2"), both)
-def test_dequantised(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """Random codes, scales and zeros give the reference's weights."""
-    each_of(parts(case), record_property, lambda each, own: test_sizes.test_dequantize_of_every_width(backend, each))
-
-
-@checks(("linear.qgemv/C1", "linear.qgemm/C1"), both)
-def test_products(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """On the lattice the result equals the reference's, for every number of rows of X."""
-    each_of(parts(case), record_property, lambda each, own: test_linear.assert_lattice(backend, each))
+@checks(GROUPED, chained(grouped, squares))
+def test_groups(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """Random weights and matrices give the reference's, and products on the lattice equal the reference's."""
+    each_of(backend, parts(case), record_property, test_sizes.EACH[case.clause][1])
 
 
 # **Blocks of integers.**
@@ -203,26 +177,13 @@ def real_widths(case: RealZeroCase) -> Iterator[RealZeroCase]:
         yield replace(case, rows=rows * (1 + (rows < 100 and (number + case.seed) % 3 == 0)), columns=columns)
 
 
-def _real_dequantized(backend: Remote, case: RealZeroCase) -> None:
-    test_hqq.assert_weights(backend, test_hqq.random_matrix(case)[1])
-
-
 @checks("hqq.dequantize/C1", real_zeros)
 def test_real_zeros_dequantised(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
     """Any codes, scales and zeros give the reference's weights."""
-    each_of(real_widths(case), record_property, lambda each, own: _real_dequantized(backend, each))
-
-
-def _real_multiplied(backend: Remote, case: RealZeroCase) -> None:
-    x, matrix = test_hqq.exact_matrix(case)
-    assert_equal_values(backend.run("hqq.qgemv", x, matrix), hqq.qgemv(x, matrix))
+    each_of(backend, real_widths(case), record_property, test_hqq.test_dequantize)
 
 
 @checks("hqq.qgemv/C1", real_zeros)
 def test_real_zeros_multiplied(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
     """On the lattice the result equals the reference's."""
-    each_of(real_widths(case), record_property, partial(_each, backend))
-
-
-def _each(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
-    _real_multiplied(backend, case)
+    each_of(backend, real_widths(case), record_property, test_hqq.test_qgemv_on_the_lattice)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowbit.arrays import F32
-from lowbit.attention import pooling
 from lowbit.attention.pooling import METHODS, Method
 from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import assert_reference
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_array, assert_exact, refuses
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Settings, checks, grid
 
 
 @dataclass(frozen=True)
@@ -90,18 +90,11 @@ def run(backend: Remote, case: HeadsCase, weights: F32) -> F32:
     return assert_array("pooled", pooled, np.float32, (case.rows, case.groups * case.head_dim))
 
 
-def assert_pooled(backend: Remote, case: HeadsCase) -> None:
-    __tracebackhide__ = True
-    weights = projection(case)
-    pooled = run(backend, case, weights)
-    assert_exact("pooled", pooled, pooling.pool(weights, case.heads, case.groups, method=case.method))
-
-
 @checks("pooling.pool/C2", shapes("first"))
 @checks("pooling.pool/C1", shapes("mean"))
 def test_pooled_heads(backend: Remote, case: HeadsCase) -> None:
     """Heads of very different size, of nearly opposite sign, subnormal and equal ones: their mean, or the first."""
-    assert_pooled(backend, case)
+    assert_reference(backend, case, "pooled", projection(case), case.heads, case.groups, method=case.method)
 
 
 def duplicated(clause: str, settings: Settings) -> Iterator[HeadsCase]:
@@ -122,11 +115,7 @@ MISTAKES = {"heads-5": (5, 1), "groups-3": (4, 3)}
 """Heads and groups."""
 
 
-def mistakes(clause: str, settings: Settings) -> Iterator[HeadsCase]:
-    yield from (HeadsCase(clause, "edge", variant, 3, 4, 2, 2, "mean") for variant in MISTAKES)
-
-
-@checks("pooling.pool/H8", mistakes)
+@checks("pooling.pool/H8", grid(HeadsCase, "edge", MISTAKES, (3, 4, 2, 2, "mean")))
 def test_refuses(backend: Remote, case: HeadsCase) -> None:
     """Heads that do not divide the columns, and groups that do not divide the heads, raise ArgumentError."""
     with refuses():

@@ -30,19 +30,21 @@ VECTORS = 6
 CLAUSES = ("linear.qgemv/C3", "linear.qgemm/C3", "linear.qgemm_bfp/C3")
 
 
-def cases(variant: str, clause: str, settings: Settings) -> Iterator[MatrixCase]:
+def cases(variant: str, clause: str) -> Iterator[MatrixCase]:
     """A small and a deeper shape for each width, and the groups in use."""
-    found = []
     for bits in BITS:
         for turn, (rows, columns, group_size) in enumerate(((3, 19, 10), (9, 33, 24))):
             shape = (rows * CODES_PER_UNIT[bits], columns, group_size)
-            found.append(MatrixCase(clause, "lattice", variant, bits, *shape, CONVENTIONS[turn], SCALE_DTYPES[turn]))
-    found += in_use(clause, "lattice", variant, 2, 8)
-    for case in found:
-        if clause.startswith("linear.qgemm_bfp/"):
-            yield of(case, VECTORS)
-        else:
-            yield replace(case, vectors=VECTORS if clause.startswith("linear.qgemm/") else 0)
+            case = MatrixCase(clause, "lattice", variant, bits, *shape, CONVENTIONS[turn], SCALE_DTYPES[turn])
+            yield with_vectors(case, VECTORS)
+    yield from (with_vectors(case, VECTORS) for case in in_use(clause, "lattice", variant, 2, 8))
+
+
+def with_vectors(case: MatrixCase, count: int) -> MatrixCase:
+    """With so many rows of x or of blocks, where the operation has several."""
+    if case.operation == "linear.qgemm_bfp":
+        return of(case, count)
+    return replace(case, vectors=count if case.operation == "linear.qgemm" else 0)
 
 
 def drawn(case: MatrixCase) -> tuple[list[Numbers], QuantizedMatrix]:
@@ -119,7 +121,7 @@ def first_rows(x: Numbers, count: int) -> Numbers:
     return x[:count].copy()
 
 
-@checks(CLAUSES, lambda clause, settings: cases("decoding", clause, settings))
+@checks(CLAUSES, lambda clause, settings: cases("decoding", clause))
 def test_a_decoding_loop(backend: Remote, case: MatrixCase) -> None:
     """Activations that differ in one element or in their order, in one array, by two matrices in turns: all exact."""
     activations, matrix = drawn(case)
@@ -141,7 +143,7 @@ def test_a_decoding_loop(backend: Remote, case: MatrixCase) -> None:
 # Matrices that take each other's places.
 
 
-@checks(CLAUSES, lambda clause, settings: cases("replaced", clause, settings))
+@checks(CLAUSES, lambda clause, settings: cases("replaced", clause))
 def test_matrices_in_one_place(backend: Remote, case: MatrixCase) -> None:
     """Matrices that differ in a word, a scale or a zero, each where a released one was, or from the same arrays."""
     activations, first = drawn(case)
@@ -171,11 +173,7 @@ FRESH = 6  # matrices, since what is raced for is there after the first call
 
 def fresh_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     for rows, columns, group_size in ((96, 17, 24), (512, 160, 64)):
-        case = MatrixCase(clause, "lattice", CONCURRENT, 4, rows, columns, group_size)
-        if clause.startswith("linear.qgemm_bfp/"):
-            yield of(case, 3)
-        else:
-            yield replace(case, vectors=3 if clause.startswith("linear.qgemm/") else 0)
+        yield with_vectors(MatrixCase(clause, "lattice", CONCURRENT, 4, rows, columns, group_size), 3)
 
 
 @checks(CLAUSES, fresh_cases)

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowbit.arrays import F32
+from lowbit.arrays import F32, F64
 from lowbit.attention import rope
 from lowbit.attention.ksort import permuted_layout
 from lowbit.attention.rope import Layout, Rotation, half_split, interleaved
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, assert_bounded, run_bounded
+from lowbit_conformance.suite.bounded import assert_bounded, assert_on_lattice, run_bounded
 from lowbit_conformance.suite.cases import Case
-from lowbit_conformance.suite.compare import assert_equal_values
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, checks
 
 
 @dataclass(frozen=True)
@@ -74,29 +73,30 @@ def inputs(case: RopeCase) -> tuple[F32, Rotation]:
 
 
 def quarter_turns(case: RopeCase) -> tuple[F32, Rotation]:
+    x, turn = quarters(case.generator(), layout_of(case), case.tokens, case.heads)
+    return x.astype(np.float32), turn
+
+
+def quarters(rng: np.random.Generator, layout: Layout, tokens: int, heads: int) -> tuple[F64, Rotation]:
     """Integers, and an angle of 0, 1, 2 or 3 quarters for each token and pair."""
-    rng, layout = case.generator(), layout_of(case)
-    quarters = rng.integers(0, 4, (case.tokens, case.head_dim // 2))[:, layout.pair]
-    cos, sin = np.array([1.0, 0.0, -1.0, 0.0])[quarters], np.array([0.0, 1.0, 0.0, -1.0])[quarters]
-    x = rng.integers(-99, 100, (case.tokens, case.heads, case.head_dim))
-    return x.astype(np.float32), Rotation(layout, cos, layout.sign * sin)
+    count = rng.integers(0, 4, (tokens, layout.head_dim // 2))[:, layout.pair]
+    cos, sin = np.array([1.0, 0.0, -1.0, 0.0])[count], np.array([0.0, 1.0, 0.0, -1.0])[count]
+    x = rng.integers(-99, 100, (tokens, heads, layout.head_dim))
+    return x.astype(np.float64), Rotation(layout, cos, layout.sign * sin)
 
 
 @checks("rope.rotate/C1", model_shapes)
 @checks("rope.rotate/C1", shapes)
 def test_quarter_turns_are_exact(backend: Remote, case: RopeCase) -> None:
     """Integers turned by quarters give equal integers: every wrong partner and every wrong sign shows."""
-    x, turn = quarter_turns(case)
-    given = run_bounded(backend, case, x.shape, x, turn)
-    assert_equal_values(given, rope.rotate_heads(x, turn))
+    assert_on_lattice(backend, case, *quarter_turns(case))
 
 
 @checks("rope.rotate/C2", model_shapes)
 @checks("rope.rotate/C2", shapes)
 def test_turns_within_the_bound(backend: Remote, case: RopeCase, record_property: Record) -> None:
     """Random heads at random positions, also past 2^16 and 2^24, stay within the bound of two terms."""
-    x, turn = inputs(case)
-    assert_bounded(backend, case, record_property, x, turn)
+    assert_bounded(backend, case, record_property, *inputs(case))
 
 
 @checks("rope.rotate/C3", shapes)

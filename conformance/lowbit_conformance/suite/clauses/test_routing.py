@@ -1,28 +1,26 @@
 """Checks of the gate, the choice and the weights: the choice exact, the others within their derived bounds."""
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import replace
 
 import numpy as np
 
 from lowbit.arrays import F32
-from lowbit.moe import routing
+from lowbit.moe.routing import SOFTMAXES, Softmax
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, assert_bounded, run, run_bounded
-from lowbit_conformance.suite.cases import Case
+from lowbit_conformance.suite.bounded import assert_bounded, assert_on_lattice, assert_reference, run, run_bounded
 from lowbit_conformance.suite.compare import assert_equal_values, assert_exact, assert_same_bits, refuses
 from lowbit_conformance.suite.inputs import NON_FINITE
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, chained, checks, grid
 from lowbit_conformance.suite.routing_cases import (
     SCALES,
     SHAPES,
+    WRONG,
     WRONG_IDS,
     WRONG_PROBABILITIES,
     RoutingCase,
     activations,
     assert_only_row_one_spoilt,
-    few,
-    mistakes,
     non_finite,
     random_shapes,
     routes,
@@ -33,14 +31,12 @@ from lowbit_conformance.suite.routing_cases import (
 # The gate.
 
 
-@checks("routing.gate/C1", with_models(shapes))
+@checks("routing.gate/C1", with_models(shapes()))
 def test_gate_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     """Small integers give equal logits."""
     rng = case.generator()
     x, router = (rng.integers(-9, 10, size) for size in ((case.tokens, case.hidden), (case.hidden, case.experts)))
-    arguments = x.astype(np.float32), router.astype(np.float32)
-    given = run(backend, case, *arguments)
-    assert_equal_values(given, routing.gate(*arguments))
+    assert_on_lattice(backend, case, x.astype(np.float32), router.astype(np.float32))
 
 
 def gate_inputs(case: RoutingCase) -> tuple[F32, F32]:
@@ -51,25 +47,20 @@ def gate_inputs(case: RoutingCase) -> tuple[F32, F32]:
 @checks("routing.gate/C2", with_models(random_shapes))
 def test_logits_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Random logits stay within the bound of a plain sum."""
-    x, router = gate_inputs(case)
-    assert_bounded(backend, case, record_property, x, router)
+    assert_bounded(backend, case, record_property, *gate_inputs(case))
 
 
 def probability_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
-    for case in random_shapes(clause, settings):
-        yield RoutingCase(
-            **{part.name: getattr(case, part.name) for part in fields(case)} | {"scores": "probabilities"}
-        )
+    yield from (replace(case, scores="probabilities") for case in random_shapes(clause, settings))
 
 
 @checks("routing.gate/C3", with_models(probability_shapes))
 def test_probabilities_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Random probabilities, flat ones and saturated ones, stay within the bound of a softmax of such logits."""
-    x, router = gate_inputs(case)
-    assert_bounded(backend, case, record_property, x, router, case.scores)
+    assert_bounded(backend, case, record_property, *gate_inputs(case), case.scores)
 
 
-@checks("routing.gate/C4", few)
+@checks("routing.gate/C4", shapes("random"))
 def test_gate_goes_by_rows(backend: Remote, case: RoutingCase) -> None:
     """The same call gives the same bits, and row 0 does not depend on the others."""
     x, router = gate_inputs(case)
@@ -91,12 +82,7 @@ def test_gate_passes_non_finite_on(backend: Remote, case: RoutingCase) -> None:
 # The choice.
 
 
-def distinct(clause: str, settings: Settings) -> Iterator[Case]:
-    yield from random_shapes(clause, settings)
-    yield from shapes(clause, settings, "edge", ("neighbours", "low", "lowest"))
-
-
-@checks("routing.top_k/C1", with_models(distinct))
+@checks("routing.top_k/C1", with_models(chained(random_shapes, shapes("edge", ("neighbours", "low", "lowest")))))
 def test_the_greatest_are_chosen(backend: Remote, case: RoutingCase) -> None:
     """Distinct scores, neighbours in float32 among them: the chosen ones, found by sorting Python numbers."""
     scores = case.generator().permutation(case.tokens * case.experts).reshape(case.tokens, -1).astype(np.float32) - 9
@@ -109,7 +95,7 @@ def test_the_greatest_are_chosen(backend: Remote, case: RoutingCase) -> None:
     assert_exact("chosen", given, np.array(expected, np.int64))
 
 
-@checks("routing.top_k/C2", lambda clause, settings: shapes(clause, settings, "edge", ("equal", "zeros", "few-values")))
+@checks("routing.top_k/C2", shapes("edge", ("equal", "zeros", "few-values")))
 def test_ties_go_to_the_lowest(backend: Remote, case: RoutingCase) -> None:
     """All equal, zeros of both signs, and scores of three values: by score, then by id."""
     rng = case.generator()
@@ -120,22 +106,20 @@ def test_ties_go_to_the_lowest(backend: Remote, case: RoutingCase) -> None:
     assert_exact("chosen", given, np.array(expected, np.int64))
 
 
-@checks("routing.top_k/C3", lambda clause, settings: shapes(clause, settings, "edge", ("extremes",)))
+@checks("routing.top_k/C3", shapes("edge", ("extremes",)))
 def test_choice_equals_the_reference(backend: Remote, case: RoutingCase) -> None:
     """The largest, least and subnormal numbers: type, shape and ids are the reference's."""
     values = np.array([3.4e38, -3.4e38, 1e-45, -1e-45, 0, 1e-38, 1], np.float32)
     scores = case.generator().choice(values, (case.tokens, case.experts))
-    given = run(backend, case, scores, case.k)
-    assert_exact("chosen", given, routing.top_k(scores, case.k))
+    assert_reference(backend, case, "chosen", scores, case.k)
 
 
 # The weights.
 
 
 def weight_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
-    softmax = {"C1": "after", "C2": "before"}[clause.rpartition("/")[2]]
-    for case in random_shapes(clause, settings):
-        yield RoutingCase(**{part.name: getattr(case, part.name) for part in fields(case)} | {"softmax": softmax})
+    softmax: Softmax = "after" if clause.endswith("C1") else "before"
+    yield from (replace(case, softmax=softmax) for case in random_shapes(clause, settings))
 
 
 @checks(("routing.weights/C1", "routing.weights/C2"), with_models(weight_shapes))
@@ -149,13 +133,10 @@ def test_weights_within_the_bound(backend: Remote, case: RoutingCase, record_pro
     assert_bounded(backend, case, record_property, scores, chosen, case.softmax)
 
 
-def equal_scores(clause: str, settings: Settings) -> Iterator[RoutingCase]:
-    for softmax in routing.SOFTMAXES:
-        for shape in SHAPES:
-            yield RoutingCase(clause, "lattice", "equal", *shape, softmax=softmax)
+EQUAL = [(*shape, "logits", softmax) for softmax in SOFTMAXES for shape in SHAPES]
 
 
-@checks("routing.weights/C3", equal_scores)
+@checks("routing.weights/C3", grid(RoutingCase, "lattice", ["equal"], *EQUAL))
 def test_equal_scores_share_equally(backend: Remote, case: RoutingCase) -> None:
     """Equal scores have equal bits of weight; one expert alone has exactly 1."""
     scores = np.full((case.tokens, case.experts), 0.3, np.float32)
@@ -166,7 +147,7 @@ def test_equal_scores_share_equally(backend: Remote, case: RoutingCase) -> None:
         assert_equal_values(given, np.ones(given.shape))
 
 
-@checks("routing.weights/H8", mistakes)
+@checks("routing.weights/H8", grid(RoutingCase, "edge", (*WRONG_IDS, *WRONG_PROBABILITIES), WRONG))
 def test_weights_refuses(backend: Remote, case: RoutingCase) -> None:
     """Ids that are out of range or stand twice, and probabilities that cannot be renormalised, raise ArgumentError."""
     rng = case.generator()

@@ -12,26 +12,26 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit.attention.pooling import METHODS
-from lowbit.quantization.affine import Convention, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp_dot import BlockSums
 from lowbit.quantization.hqq import HqqMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.cases import GROUPS_IN_USE, MatrixCase
+from lowbit_conformance.suite.cases import GROUPS_IN_USE, MatrixCase, conventions
 from lowbit_conformance.suite.clauses.test_bfp import BfpCase
 from lowbit_conformance.suite.clauses.test_hqq import RealZeroCase
 from lowbit_conformance.suite.clauses.test_pooling import SHAPES, HeadsCase
 from lowbit_conformance.suite.clauses.test_pooling import run as pooled
 from lowbit_conformance.suite.compare import assert_exact
 from lowbit_conformance.suite.inputs import build
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Settings, checks, grid
 
 # **Weights.**
 
 
 def matrices(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """A small shape of each width, and the groups in use; the clause says which convention."""
-    convention: Convention = "minimum" if clause.endswith("C1") else "zero_point"
+    (convention,) = conventions(clause)
     for bits in BITS:
         rows = 3 * CODES_PER_UNIT[bits]
         yield MatrixCase(clause, "edge", "zeros", bits, rows, 9, 2 * CODES_PER_UNIT[bits], convention)
@@ -142,12 +142,10 @@ def test_pooled_zeros(backend: Remote, case: HeadsCase) -> None:
 # **Totals.**
 
 
-def totals(clause: str, settings: Settings) -> Iterator[BfpCase]:
-    for blocks in (1, 2, 7, 8, 9, 33):
-        yield BfpCase(clause, "edge", "zeros-of-sums", 2, blocks, 1, 8)
+TOTALS = [(2, blocks, 1, 8) for blocks in (1, 2, 7, 8, 9, 33)]
 
 
-@checks("bfp.total/C2", totals)
+@checks("bfp.total/C2", grid(BfpCase, "edge", ["zeros-of-sums"], *TOTALS))
 def test_a_total_of_zeros(backend: Remote, case: BfpCase) -> None:
     """Blocks of 0 with the greatest and the least exponents give +0, between others they change nothing, and what
     underflows gives a zero of its sign, unless a zero of the other sign follows."""

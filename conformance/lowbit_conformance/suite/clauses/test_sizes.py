@@ -5,24 +5,21 @@ to 70, and on to those that tiles and models have, while the others stay small; 
 take turns, so that none of them always meets the same tail.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from lowbit.attention import ksort
-from lowbit.moe import routing
-from lowbit.quantization import affine, gptq, packing
-from lowbit.quantization.affine import CONVENTIONS, Convention
+from lowbit.quantization.affine import CONVENTIONS
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite import inputs
-from lowbit_conformance.suite.bounded import Record, assert_bounded, run
-from lowbit_conformance.suite.cases import MatrixCase
+from lowbit_conformance.suite.bounded import assert_bounded, assert_reference
+from lowbit_conformance.suite.cases import Case, MatrixCase, conventions
 from lowbit_conformance.suite.clauses import (
     test_affine,
     test_attention,
     test_blocks,
+    test_experts,
     test_gptq,
     test_hqq,
     test_integer,
@@ -31,18 +28,18 @@ from lowbit_conformance.suite.clauses import (
     test_packing,
     test_pooling,
     test_rope,
+    test_routing,
 )
 from lowbit_conformance.suite.clauses.test_attention import AttendCase
 from lowbit_conformance.suite.clauses.test_blocks import RowsCase
-from lowbit_conformance.suite.clauses.test_experts import lattice_experts
 from lowbit_conformance.suite.clauses.test_gptq import LayerCase
 from lowbit_conformance.suite.clauses.test_hqq import BlocksCase
 from lowbit_conformance.suite.clauses.test_ksort import HeadCase
 from lowbit_conformance.suite.clauses.test_pooling import HeadsCase
 from lowbit_conformance.suite.clauses.test_rope import RopeCase
-from lowbit_conformance.suite.compare import assert_equal_values, assert_exact
-from lowbit_conformance.suite.integer_cases import IntegerCase, lattice, of
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.compare import assert_exact
+from lowbit_conformance.suite.integer_cases import IntegerCase, of
+from lowbit_conformance.suite.marking import Generator, Record, Settings, call, checks
 from lowbit_conformance.suite.pairs import LONG
 from lowbit_conformance.suite.routing_cases import RoutingCase, routes
 
@@ -55,11 +52,9 @@ EVERY = "every-size"
 
 def matrices(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """Every N, and of several vectors every T; the width of a code moves on by one more with every sixteen sizes."""
-    vectors = 3 if clause.startswith("linear.qgemm") else 0
-    own: dict[str, Convention] = {"affine.dequantize/C1": "minimum", "affine.dequantize/C2": "zero_point"}
-    wanted = own.get(clause)
+    vectors, own = 3 if clause.startswith("linear.qgemm") else 0, conventions(clause)
     for turn, columns in enumerate(MANY):
-        bits, convention = BITS[(columns + turn // 16) % 4], wanted or CONVENTIONS[turn // 2 % 2]
+        bits, convention = BITS[(columns + turn // 16) % 4], own[turn // 2 % len(own)]
         rows = 2 * CODES_PER_UNIT[bits]
         case = MatrixCase(clause, "exhaustive", f"{EVERY}-full", bits, rows, columns, rows // 2 + 1, convention)
         if clause.startswith("packing."):
@@ -70,49 +65,15 @@ def matrices(clause: str, settings: Settings) -> Iterator[MatrixCase]:
         yield MatrixCase(clause, "exhaustive", f"{EVERY}-dense", bits, 64, 21, 24, convention, vectors=count)
 
 
-@checks("packing.pack/C2", matrices)
-def test_pack_every_width(backend: Remote, case: MatrixCase) -> None:
-    """Random codes give the reference's words."""
-    codes = test_packing.random_codes(case)
-    assert_exact("words", backend.run("packing.pack", codes, case.bits), packing.pack(codes, case.bits))
-
-
-@checks("packing.unpack/C1", matrices)
-def test_unpack_every_width(backend: Remote, case: MatrixCase) -> None:
-    """Random words give the reference's codes."""
-    words = case.generator().integers(0, 2**32, (case.rows * case.bits // 32, case.columns), dtype=np.uint32)
-    assert_exact("codes", backend.run("packing.unpack", words, case.bits), packing.unpack(words, case.bits))
-
-
-@checks("affine.quantize/C1", matrices)
-def test_quantize_every_width(backend: Remote, case: MatrixCase) -> None:
+def quantized(backend: Remote, case: MatrixCase) -> None:
     """Normal weights give the reference's scales, zeros and codes."""
+    __tracebackhide__ = True
     weights = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
-    given = test_affine.quantize(backend, weights, case)
-    test_affine.assert_same_matrix(given, test_affine.expected(weights, case), weights)
-
-
-@checks(("affine.dequantize/C1", "affine.dequantize/C2"), matrices)
-def test_dequantize_of_every_width(backend: Remote, case: MatrixCase) -> None:
-    """Random codes, scales and zeros give the reference's weights."""
-    matrix = inputs.random(case)[1]
-    assert_exact("weights", backend.run("affine.dequantize", matrix), affine.dequantize(matrix))
-
-
-@checks(("linear.qgemv/C1", "linear.qgemm/C1"), matrices)
-def test_products_of_every_width(backend: Remote, case: MatrixCase) -> None:
-    """On the lattice the result equals the reference's, for every number of columns and of rows of X."""
-    test_linear.assert_lattice(backend, case)
+    test_affine.assert_quantized(backend, case, weights)
 
 
 def integer_matrices(clause: str, settings: Settings) -> Iterator[IntegerCase]:
     yield from (of(case, case.vectors) for case in matrices(clause, settings))
-
-
-@checks("linear.qgemm_bfp/C1", integer_matrices)
-def test_integer_product_of_every_width(backend: Remote, case: IntegerCase) -> None:
-    """The same for blocks of integers."""
-    test_integer.assert_lattice(backend, *lattice(case, dense=case.variant.endswith("dense")))
 
 
 def hqq_blocks(clause: str, settings: Settings) -> Iterator[BlocksCase]:
@@ -121,12 +82,6 @@ def hqq_blocks(clause: str, settings: Settings) -> Iterator[BlocksCase]:
         bits = BITS[(size + turn // 16) % 4]
         yield BlocksCase(clause, "exhaustive", f"{EVERY}-small", bits, size, 5)
         yield BlocksCase(clause, "exhaustive", f"{EVERY}-small", bits, 6, size)
-
-
-@checks("hqq.codes/C1", hqq_blocks)
-def test_codes_of_every_group(backend: Remote, case: BlocksCase) -> None:
-    """Random weights give the reference's codes."""
-    test_hqq.assert_codes(backend, case)
 
 
 # **Layers of routing.**
@@ -154,46 +109,20 @@ def layers(clause: str, settings: Settings) -> Iterator[RoutingCase]:
     yield from (replace(small, tokens=size, hidden=7) for size in (*FEW, 96, 128, 256))
 
 
-@checks("routing.gate/C1", layers)
-def test_gates_of_every_size(backend: Remote, case: RoutingCase) -> None:
-    """Small integers give equal logits."""
-    rng = case.generator()
-    x, router = (rng.integers(-9, 10, size) for size in ((case.tokens, case.hidden), (case.hidden, case.experts)))
-    arguments = x.astype(np.float32), router.astype(np.float32)
-    assert_equal_values(run(backend, case, *arguments), routing.gate(*arguments))
-
-
-@checks("routing.top_k/C1", layers)
-def test_choices_of_every_size(backend: Remote, case: RoutingCase) -> None:
+def choices(backend: Remote, case: RoutingCase) -> None:
     """Random scores, some of them equal, give the reference's experts."""
+    __tracebackhide__ = True
     scores = case.generator().integers(0, 99, (case.tokens, case.experts)).astype(np.float32)
-    assert_exact("experts", run(backend, case, scores, case.k), routing.top_k(scores, case.k))
+    assert_reference(backend, case, "experts", scores, case.k)
 
 
-@checks("routing.weights/C1", layers)
-def test_weights_of_every_size(backend: Remote, case: RoutingCase, record_property: Record) -> None:
+def weights(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """The softmax of the chosen logits stays within the bound."""
+    __tracebackhide__ = True
     rng = case.generator()
     scores = (3 * rng.normal(size=(case.tokens, case.experts))).astype(np.float32)
     arguments = scores, routes(case, rng)[0], case.softmax
     assert_bounded(backend, case, record_property, *arguments)
-
-
-@checks("routing.expert/C1", layers)
-def test_experts_of_every_size(backend: Remote, case: RoutingCase) -> None:
-    """Where silu is the identity or zero, the result is equal."""
-    x, *parts = lattice_experts(case)
-    arguments = (x, *(part[0].copy() for part in parts))
-    assert_equal_values(run(backend, case, *arguments), routing.expert(*arguments))
-
-
-@checks("routing.sparse/C1", layers)
-def test_layers_of_every_size(backend: Remote, case: RoutingCase) -> None:
-    """Exact experts with weights of 1/4, 1/2 and 1 give an equal sum."""
-    rng = case.generator()
-    chosen, weights = routes(case, rng)
-    arguments = *lattice_experts(case), chosen, rng.choice((0.25, 0.5, 1), weights.shape).astype(np.float32)
-    assert_equal_values(run(backend, case, *arguments), routing.sparse(*arguments))
 
 
 # **Heads, norms and gates.**
@@ -217,25 +146,16 @@ def heads(clause: str, settings: Settings) -> Iterator[AttendCase]:
         yield replace(small, size=window)
 
 
-@checks("attention.attend/C3", heads)
-def test_heads_of_every_size(backend: Remote, case: AttendCase, record_property: Record) -> None:
-    """Random queries, keys and values stay within the chained bound."""
-    arrays = test_attention.inputs(case)
-    assert_bounded(backend, case, record_property, *arrays, case.window)
+def rows(kind: type[Case]) -> Generator:
+    """Every width, and every number of rows."""
 
+    def generator(clause: str, settings: Settings) -> Iterator[Case]:
+        for size in (*MANY, *LONG):
+            yield kind(clause, "exhaustive", EVERY, 2, size)
+        for size in (*FEW, 96, 128, 256, 512, 1024):
+            yield kind(clause, "exhaustive", EVERY, size, 5)
 
-def rows(clause: str, settings: Settings) -> Iterator[test_attention.RowsCase]:
-    for size in (*MANY, *LONG):
-        yield test_attention.RowsCase(clause, "exhaustive", EVERY, 2, size)
-    for size in (*FEW, 96, 128, 256, 512, 1024):
-        yield test_attention.RowsCase(clause, "exhaustive", EVERY, size, 5)
-
-
-@checks("attention.softmax/C2", rows)
-def test_softmax_of_every_size(backend: Remote, case: test_attention.RowsCase, record_property: Record) -> None:
-    """Plain scores stay within the bound."""
-    scores = (case.generator().normal(size=(case.rows, case.columns)) * 3).astype(np.float32)
-    assert_bounded(backend, case, record_property, scores)
+    return generator
 
 
 def turns(clause: str, settings: Settings) -> Iterator[RopeCase]:
@@ -250,33 +170,6 @@ def turns(clause: str, settings: Settings) -> Iterator[RopeCase]:
             yield RopeCase(clause, "exhaustive", pairing, 2, size, 10)
 
 
-@checks("rope.rotate/C1", turns)
-def test_turns_of_every_size(backend: Remote, case: RopeCase) -> None:
-    """Integers turned by quarters give equal integers."""
-    test_rope.test_quarter_turns_are_exact(backend, case)
-
-
-def tokens(clause: str, settings: Settings) -> Iterator[RowsCase]:
-    for size in (*MANY, *LONG):
-        yield RowsCase(clause, "exhaustive", EVERY, 2, size)
-    for size in (*FEW, 96, 128, 256, 512, 1024):
-        yield RowsCase(clause, "exhaustive", EVERY, size, 5)
-
-
-@checks("blocks.swiglu/C1", tokens)
-@checks("blocks.geglu/C1", tokens)
-def test_gated_rows_of_every_size(backend: Remote, case: RowsCase) -> None:
-    """Where the activation is the identity or zero, the result is equal."""
-    test_blocks.test_gated_on_the_lattice(backend, case)
-
-
-@checks("blocks.rms_norm/C2", tokens)
-def test_norms_of_every_size(backend: Remote, case: RowsCase, record_property: Record) -> None:
-    """Small integers, whose squares have an exact sum, leave a few roundings."""
-    norm = test_blocks.integers(case, (1, 2, 3)), test_blocks.gain_of(case), 1e-5
-    test_blocks.assert_normed(backend, case, record_property, norm, summed_exactly=True)
-
-
 def pooled(clause: str, settings: Settings) -> Iterator[HeadsCase]:
     """Every number of members, of groups, head size and number of rows."""
     for size in FEW:
@@ -285,12 +178,6 @@ def pooled(clause: str, settings: Settings) -> Iterator[HeadsCase]:
     for size in MANY[-13:]:
         for count, members, groups, head_dim in ((2, 8, 2, size), (size, 4, 2, 3)):
             yield HeadsCase(clause, "exhaustive", f"{EVERY}-wide", count, members, groups, head_dim, "mean")
-
-
-@checks("pooling.pool/C1", pooled)
-def test_means_of_every_size(backend: Remote, case: HeadsCase) -> None:
-    """Heads of very different size give the reference's mean."""
-    test_pooling.assert_pooled(backend, case)
 
 
 # **Parts of GPTQ.**
@@ -307,31 +194,6 @@ def gptq_layers(clause: str, settings: Settings) -> Iterator[LayerCase]:
         yield LayerCase(clause, "exhaustive", EVERY, 256, 3)
 
 
-@checks("gptq.hessian/C1", gptq_layers)
-def test_hessians_of_every_size(backend: Remote, case: LayerCase) -> None:
-    """Small integers have an exact Hessian."""
-    x = case.generator().integers(-9, 10, (case.columns, case.rows)).astype(np.float32)
-    assert_equal_values(test_gptq.run(backend, case, x), gptq.hessian(x))
-
-
-@checks("gptq.factor/C1", gptq_layers)
-def test_factors_of_every_size(backend: Remote, case: LayerCase) -> None:
-    """The product of an exact factor with its transpose gives this very factor."""
-    given = test_gptq.run(backend, case, test_gptq.exact_product(case))
-    assert_equal_values(given, test_gptq.exact_factor(case).astype(np.float64))
-
-
-@checks("gptq.targets/C1", gptq_layers)
-def test_targets_of_every_size(backend: Remote, case: LayerCase) -> None:
-    """Integers, quarters and a factor with powers of two on its diagonal have exact targets."""
-    rng, shape = case.generator(), (case.rows, case.columns)
-    weights = (rng.integers(-64, 65, shape) / 4).astype(np.float32)
-    values = rng.integers(-16, 17, shape).astype(np.float32)
-    triangle = test_gptq.exact_factor(case)
-    given = test_gptq.run(backend, case, weights, triangle, values)
-    assert_equal_values(given, gptq.targets(weights, triangle, values))
-
-
 # **Orders.**
 
 
@@ -340,17 +202,47 @@ def channels(clause: str, settings: Settings) -> Iterator[HeadCase]:
         yield HeadCase(clause, "exhaustive", "half-split" if "relabel" in clause else EVERY, 2 * size)
 
 
-@checks("ksort.permutation/C3", channels)
-def test_orders_of_every_size(backend: Remote, case: HeadCase) -> None:
-    """Random sizes give the reference's order."""
-    sizes = np.abs(case.generator().normal(size=case.head_dim))
-    assert_exact("order", test_ksort.ordered(backend, sizes), ksort.permutation(sizes))
-
-
-@checks("ksort.relabel/C2", channels)
-def test_relabelled_heads_of_every_size(backend: Remote, case: HeadCase) -> None:
-    """Channel c has the frequency and the sign that channel order[c] had."""
+def relabelled(backend: Remote, case: HeadCase) -> None:
+    """Channel c has the frequency, the sign and the partner that channel order[c] had."""
+    __tracebackhide__ = True
     layout, order, moved = test_ksort.relabelled(backend, case)
     assert_exact("pair", moved.pair, layout.pair[order])
     assert_exact("sign", moved.sign, layout.sign[order])
     assert_exact("old names of the partners", order[moved.partner], layout.partner[order])
+
+
+EACH: Mapping[str, tuple[Generator, Callable[..., None]]] = {
+    "packing.pack/C2": (matrices, test_packing.test_pack_equals_the_reference),
+    "packing.unpack/C1": (matrices, test_packing.test_unpack_equals_the_reference),
+    "affine.quantize/C1": (matrices, quantized),
+    "affine.dequantize/C1": (matrices, test_affine.test_dequantize),
+    "affine.dequantize/C2": (matrices, test_affine.test_dequantize),
+    "linear.qgemv/C1": (matrices, test_linear.test_products_on_the_lattice),
+    "linear.qgemm/C1": (matrices, test_linear.test_products_on_the_lattice),
+    "linear.qgemm_bfp/C1": (integer_matrices, test_integer.test_integer_product_on_the_lattice),
+    "hqq.codes/C1": (hqq_blocks, test_hqq.test_codes_equal_the_reference),
+    "routing.gate/C1": (layers, test_routing.test_gate_on_the_lattice),
+    "routing.top_k/C1": (layers, choices),
+    "routing.weights/C1": (layers, weights),
+    "routing.expert/C1": (layers, test_experts.test_expert_on_the_lattice),
+    "routing.sparse/C1": (layers, test_experts.test_layer_on_the_lattice),
+    "attention.attend/C3": (heads, test_attention.test_attention_within_the_bound),
+    "attention.softmax/C2": (rows(test_attention.RowsCase), test_attention.test_shares_within_the_bound),
+    "rope.rotate/C1": (turns, test_rope.test_quarter_turns_are_exact),
+    "blocks.swiglu/C1": (rows(RowsCase), test_blocks.test_gated_on_the_lattice),
+    "blocks.geglu/C1": (rows(RowsCase), test_blocks.test_gated_on_the_lattice),
+    "blocks.rms_norm/C2": (rows(RowsCase), test_blocks.test_norm_of_an_exact_sum),
+    "pooling.pool/C1": (pooled, test_pooling.test_pooled_heads),
+    "gptq.hessian/C1": (gptq_layers, test_gptq.test_hessian_on_the_lattice),
+    "gptq.factor/C1": (gptq_layers, test_gptq.test_factor_on_the_lattice),
+    "gptq.targets/C1": (gptq_layers, test_gptq.test_targets_on_the_lattice),
+    "ksort.permutation/C3": (channels, test_ksort.test_every_channel_once),
+    "ksort.relabel/C2": (channels, relabelled),
+}
+"""For each clause its cases, and the test of other sizes that is run on them; a few have inputs of their own."""
+
+
+@checks(EACH, lambda clause, settings: EACH[clause][0](clause, settings))
+def test_every_size(backend: Remote, case: Case, record_property: Record) -> None:
+    """The same as for other sizes, for every small one."""
+    call(EACH[case.clause][1], backend, case, record_property)

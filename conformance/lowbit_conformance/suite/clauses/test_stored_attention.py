@@ -10,18 +10,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lowbit.arrays import F64, Array
+from lowbit.arrays import Array
 from lowbit.attention.stored import attend_stored, attend_stored_bound, in_heads
 from lowbit.numbers.floats import FLOATS, Name, rounded
 from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.tensor_formats.table import Sizes
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.bounded import arithmetic, limit_of
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.clauses.test_types import judged
-from lowbit_conformance.suite.compare import assert_array, assert_same_bits, assert_within, refuses
+from lowbit_conformance.suite.compare import (
+    assert_array,
+    assert_equal_values,
+    assert_same_bits,
+    assert_within,
+    refuses,
+)
 from lowbit_conformance.suite.format_inputs import FormatCase, allows, drawn
-from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.marking import Record, Settings, checks, grid
 
 CACHES = (
     ("float16", "float16"),
@@ -83,7 +89,7 @@ class StoredCase(Case):
         rows, formats = self.kv_heads * self.head_dim, (self.keys, self.values)
         if not all(allows(FORMATS[name], rows, self.length, options_of(self, name)) for name in formats):
             return False
-        return self.tier != "lattice" or self.size == 1 or drawn_winners(self).known
+        return self.tier != "lattice" or self.size == 1 or known(self)
 
     @property
     def window(self) -> int | None:
@@ -113,6 +119,10 @@ def cache(case: StoredCase, name: str, part: str) -> Stored:
     return without_scales(found) if case.variant == "zero-scales" else found
 
 
+def caches(case: StoredCase) -> tuple[Stored, Stored]:
+    return cache(case, case.keys, "keys"), cache(case, case.values, "values")
+
+
 def without_scales(given: Stored) -> Stored:
     """The same with every third scale 0."""
     fields = given.table.fields_of(given.by_name)
@@ -128,31 +138,7 @@ def without_scales(given: Stored) -> Stored:
 def queries(case: StoredCase) -> Array:
     """Small random numbers, since stored keys are large."""
     shape = (case.tokens, case.heads, case.head_dim)
-    return typed(case, case.generator().normal(size=shape) / 8)
-
-
-def typed(case: StoredCase, numbers: F64) -> Array:
-    name = case.inputs
-    return rounded(numbers, name)
-
-
-def assert_values(backend: Remote, case: StoredCase, given: object, expected: F64, judged: Array) -> None:
-    """The result is these values, where a token takes all; zeros may have either sign."""
-    __tracebackhide__ = True
-    if not known(case, expected, judged):
-        raise RuntimeError("the lattice of this case is not exact; this is a defect of the suite")
-    array = assert_array("the result", given, FLOATS[case.inputs].dtype, expected.shape)
-    wrong = (array.astype(np.float64) != expected) & judged
-    if wrong.any():
-        place = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
-        text = f"{int(wrong.sum())} of {int(judged.sum())} elements differ; first at {list(place)}"
-        raise AssertionError(f"WRONG on the lattice: {text}: {array[place]}, expected {expected[place]}")
-
-
-def known(case: StoredCase, expected: F64, judged: Array) -> bool:
-    """Whether the type of the result holds the values that are judged, and these are at least half of all."""
-    right = typed(case, expected).astype(np.float64) == expected
-    return bool(right[judged].all() and judged.mean() >= 0.5)
+    return rounded(case.generator().normal(size=shape) / 8, case.inputs)
 
 
 def one_token(clause: str, settings: Settings) -> Iterator[StoredCase]:
@@ -163,60 +149,49 @@ def one_token(clause: str, settings: Settings) -> Iterator[StoredCase]:
 @checks("attention.attend_stored/C1", one_token)
 def test_one_token_is_its_stored_value(backend: Remote, case: StoredCase) -> None:
     """With a window of 1 each token takes its own value, by the head of its group."""
-    keys, values = cache(case, case.keys, "keys"), cache(case, case.values, "values")
+    keys, values = caches(case)
     given = backend.run(case.operation, queries(case), keys, values, 1)
     own = in_heads(values.values, case.head_dim)[:, case.length - case.tokens :]
     expected = np.repeat(own, case.heads // case.kv_heads, axis=0).swapaxes(0, 1)
-    assert_values(backend, case, given, expected, np.ones(expected.shape, bool))
+    assert_equal_values(given, expected, case.inputs)
 
 
-@dataclass(frozen=True, eq=False)
-class Winners:
-    """Queries that favour the token that the stored numbers favour.
-
-    Attributes:
-        queries, keys, values: the arguments of a call.
-        expected: float64, T × H × d_h: the values of the tokens of the greatest scores.
-        judged: which elements are those of a token whose score lies far above all others.
-        known: whether enough are.
-    """
-
-    queries: Array
-    keys: Stored
-    values: Stored
-    expected: F64
-    judged: Array
-    known: bool
-
-
-def drawn_winners(case: StoredCase) -> Winners:
-    keys, values = cache(case, case.keys, "keys"), cache(case, case.values, "values")
+def favoured(case: StoredCase, keys: Stored) -> tuple[Array, F64]:
+    """Queries that favour the token that the stored numbers favour, and T × H × S scores, −∞ for hidden tokens."""
     signs = case.generator().choice((-1.0, 1.0), (case.tokens, case.heads, case.head_dim))
-    read, wanted = (in_heads(each.values, case.head_dim) for each in (keys, values))
     group = np.arange(case.heads) // (case.heads // case.kv_heads)
-    scores = np.einsum("thd,hsd->ths", signs, read[group]) / np.sqrt(case.head_dim)
+    scores = np.einsum("thd,hsd->ths", signs, in_heads(keys.values, case.head_dim)[group]) / np.sqrt(case.head_dim)
     factor = 2.0 ** np.floor(np.log2(MOST_SCORE / max(np.abs(scores).max(), 1.0)))
     back = np.arange(case.length - case.tokens, case.length)[:, None] - np.arange(case.length)
     hidden = (back < 0) | (back >= (case.window or case.length))
-    ranked = np.where(hidden[:, None], -np.inf, scores * factor)
-    winner, order = ranked.argmax(axis=-1), np.sort(ranked, axis=-1)
-    sure = np.ones(winner.shape, bool) if case.length == 1 else ~(order[..., -1] - order[..., -2] < 256)
-    expected = wanted[group[None], winner]
-    judged = np.broadcast_to(sure[..., None], expected.shape)
-    asked = typed(case, signs * factor)
-    return Winners(asked, keys, values, expected, judged, known(case, expected, judged))
+    return rounded(signs * factor, case.inputs), np.where(hidden[:, None], -np.inf, scores * factor)
 
 
-def winners(clause: str, settings: Settings) -> Iterator[StoredCase]:
-    yield from shapes(clause, "lattice")
+def winners(case: StoredCase, values: Stored, scores: F64) -> tuple[F64, Array]:
+    """T × H × d_h: the values of the tokens of the greatest scores; T × H × 1: which scores lie far above all others."""
+    group, order = np.arange(case.heads) // (case.heads // case.kv_heads), np.sort(scores, axis=-1)
+    sure = np.ones(order.shape[:2], bool) if case.length == 1 else ~(order[..., -1] - order[..., -2] < 256)
+    return in_heads(values.values, case.head_dim)[group[None], scores.argmax(axis=-1)], sure[..., None]
 
 
-@checks("attention.attend_stored/C2", winners)
+def known(case: StoredCase) -> bool:
+    """Whether a drawn token wins by far in at least half of all heads, and the type of the result holds its values."""
+    keys, values = caches(case)
+    expected, sure = winners(case, values, favoured(case, keys)[1])
+    held = rounded(expected, case.inputs).astype(np.float64) == expected
+    return bool((held | ~sure).all() and sure.mean() >= 0.5)
+
+
+@checks("attention.attend_stored/C2", lambda clause, settings: shapes(clause, "lattice"))
 def test_one_stored_score_above_all(backend: Remote, case: StoredCase) -> None:
     """The value of the token with the greatest score comes back, where the others lie far below."""
-    drawn = drawn_winners(case)
-    given = backend.run(case.operation, drawn.queries, drawn.keys, drawn.values, case.window)
-    assert_values(backend, case, given, drawn.expected, drawn.judged)
+    keys, values = caches(case)
+    asked, scores = favoured(case, keys)
+    given = backend.run(case.operation, asked, keys, values, case.window)
+    if not known(case):
+        raise RuntimeError("few tokens of this case win by far; this is a defect of the suite")
+    expected, sure = winners(case, values, scores)
+    assert_equal_values(given, expected, case.inputs, sure)
 
 
 def bounded(clause: str, settings: Settings) -> Iterator[StoredCase]:
@@ -234,7 +209,7 @@ def bounded(clause: str, settings: Settings) -> Iterator[StoredCase]:
 @checks("attention.attend_stored/C3", bounded)
 def test_attention_over_stored_numbers(backend: Remote, case: StoredCase, record_property: Record) -> None:
     """Random bytes and queries stay within the chained bound."""
-    keys, values = cache(case, case.keys, "keys"), cache(case, case.values, "values")
+    keys, values = caches(case)
     asked, declared = queries(case), arithmetic(backend, case)
     given = backend.run(case.operation, asked, keys, values, case.window)
     exact = attend_stored(asked, keys, values, case.window)
@@ -252,7 +227,7 @@ def hidden(clause: str, settings: Settings) -> Iterator[StoredCase]:
 @checks("attention.attend_stored/C4", hidden)
 def test_what_is_not_seen_changes_nothing(backend: Remote, case: StoredCase) -> None:
     """Other codes and scales of what the first query does not see: its result keeps its bits."""
-    keys, values = cache(case, case.keys, "keys"), cache(case, case.values, "values")
+    keys, values = caches(case)
     asked, end = queries(case), case.length - case.tokens + 1
     seen = slice(max(0, end - case.size) if case.size else 0, end)
     first = asked_of(backend, case, asked, keys, values)
@@ -299,17 +274,13 @@ def outside(shape: tuple[str | int, ...], array: Array, other: Array, at: Sizes,
 
 
 MISTAKES = ("other-length", "other-channels", "heads", "more-queries")
+WRONG = (2, 5, 4, 2, 32, 0, "q8_0", "q8_0", "float32")
 
 
-def mistakes(clause: str, settings: Settings) -> Iterator[StoredCase]:
-    for variant in MISTAKES:
-        yield StoredCase(clause, "edge", variant, 2, 5, 4, 2, 32, 0, "q8_0", "q8_0", "float32")
-
-
-@checks("attention.attend_stored/H8", mistakes)
+@checks("attention.attend_stored/H8", grid(StoredCase, "edge", MISTAKES, WRONG))
 def test_sizes_that_do_not_belong_together(backend: Remote, case: StoredCase) -> None:
     """Values of other tokens or channels than the keys, heads that do not divide, and more queries than keys."""
-    asked, keys, values = queries(case), cache(case, case.keys, "keys"), cache(case, case.values, "values")
+    asked, (keys, values) = queries(case), caches(case)
     if case.variant == "other-length":
         values = cache(replace(case, length=6), case.values, "values")
     if case.variant == "other-channels":

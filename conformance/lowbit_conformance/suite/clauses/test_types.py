@@ -14,19 +14,19 @@ import numpy as np
 from lowbit.arrays import F64
 from lowbit.attention import rope
 from lowbit.contract.rounding import Bound
-from lowbit.moe import routing
 from lowbit.numbers.floats import FLOATS, Name, rounded
 from lowbit.operations import OPERATIONS
 from lowbit.tensor_formats.stored import FORMATS
 from lowbit_conformance.bounds import bound_of
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.bounded import arithmetic, assert_reference, limit_of
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.clauses.test_formats import fitted, options_of
 from lowbit_conformance.suite.clauses.test_quantize import assert_cast, normal
-from lowbit_conformance.suite.compare import assert_array, assert_exact, assert_within
+from lowbit_conformance.suite.clauses.test_rope import quarters
+from lowbit_conformance.suite.compare import assert_equal_values, assert_within
 from lowbit_conformance.suite.format_inputs import FormatCase
-from lowbit_conformance.suite.marking import Generator, Settings, checks
+from lowbit_conformance.suite.marking import Generator, Record, Settings, checks
 
 Random = np.random.Generator
 Arguments = tuple[Any, ...]
@@ -100,16 +100,13 @@ def gates(case: TypedCase, rng: Random, exact: bool) -> Arguments:
 
 def heads(case: TypedCase, rng: Random, exact: bool) -> Arguments:
     """On the lattice angles are quarters, and channels integers."""
-    count, _, head_dim = case.sizes
+    count, several, head_dim = case.sizes
     layout = (rope.half_split if case.choice == "half-split" else rope.interleaved)(head_dim)
-    if not exact:
-        start = int(rng.integers(0, 5000))
-        return rng.normal(size=case.sizes) * np.exp(rng.normal(size=head_dim)), rope.rotation(
-            layout, 10000.0, start, count
-        )
-    quarters = rng.integers(0, 4, (count, head_dim // 2))[:, layout.pair]
-    cos, sin = np.array([1.0, 0.0, -1.0, 0.0])[quarters], np.array([0.0, 1.0, 0.0, -1.0])[quarters]
-    return rng.integers(-99, 100, case.sizes).astype(np.float64), rope.Rotation(layout, cos, layout.sign * sin)
+    if exact:
+        return quarters(rng, layout, count, several)
+    start = int(rng.integers(0, 5000))
+    x = rng.normal(size=case.sizes) * np.exp(rng.normal(size=head_dim))
+    return x, rope.rotation(layout, 10000.0, start, count)
 
 
 def scores(case: TypedCase, rng: Random, exact: bool) -> Arguments:
@@ -276,16 +273,9 @@ def typed(tier: str, table: Mapping[str, tuple[Shapes, tuple[str, ...]]]) -> Gen
 @checks(LATTICE, typed("lattice", LATTICE))
 def test_on_the_lattice(backend: Remote, case: TypedCase) -> None:
     """The result is exact, in the type of the inputs; zeros may have either sign."""
-    arguments, kind = arguments_of(case), FLOATS[case.inputs].dtype
+    arguments = arguments_of(case)
     given = backend.run(case.operation, *arguments)
-    exact = OPERATIONS[case.operation].compute(*arguments)
-    expected = rounded(exact, case.inputs)
-    if not (expected.astype(np.float64) == exact).all():
-        raise RuntimeError("the lattice of this case is not exact; this is a defect of the suite")
-    array = assert_array("the result", given, kind, exact.shape)
-    assert_exact(
-        "the result", np.where(array == 0, kind.type(0), array), np.where(expected == 0, kind.type(0), expected)
-    )
+    assert_equal_values(given, OPERATIONS[case.operation].compute(*arguments), case.inputs)
 
 
 @checks(RANDOM, typed("random", RANDOM))
@@ -309,9 +299,7 @@ def judged(given: Any, exact: F64, bound: Bound) -> tuple[Any, F64, Bound]:
 @checks("routing.top_k/C2", typed("edge", {"routing.top_k/C2": (CHOSEN, NONE)}))
 def test_neighbours_and_ties(backend: Remote, case: TypedCase) -> None:
     """Scores that are neighbours in the type, many of them equal: by score, then by id."""
-    arguments = arguments_of(case)
-    given = backend.run(case.operation, *arguments)
-    assert_exact("chosen", given, routing.top_k(*arguments))
+    assert_reference(backend, case, "chosen", *arguments_of(case))
 
 
 # **Casts** widen their numbers, so 16 bits are float32 numbers of few bits.

@@ -14,30 +14,28 @@ from itertools import product
 import numpy as np
 
 from lowbit.arrays import F32, F64
-from lowbit.attention import attention, rope
-from lowbit.linear import integer
-from lowbit.model import layers as blocks
-from lowbit.moe import routing
-from lowbit.quantization import gptq, hqq, hqq_solver
+from lowbit.quantization import hqq
 from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.hqq_numbers import decode
 from lowbit.quantization.packing import BITS
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import deep_inputs
-from lowbit_conformance.suite.bounded import run_bounded
+from lowbit_conformance.suite.bounded import assert_on_lattice, assert_reference
 from lowbit_conformance.suite.cases import GROUPS_IN_USE, MatrixCase
-from lowbit_conformance.suite.clauses import test_gptq, test_rope
+from lowbit_conformance.suite.clauses import test_rope
 from lowbit_conformance.suite.clauses.test_attention import AttendCase
 from lowbit_conformance.suite.clauses.test_blocks import RowsCase
 from lowbit_conformance.suite.clauses.test_blocks import lattice as norm_lattice
-from lowbit_conformance.suite.clauses.test_experts import lattice_experts
-from lowbit_conformance.suite.clauses.test_gptq import LayerCase
-from lowbit_conformance.suite.clauses.test_hqq import BlocksCase, RealZeroCase, weights_and_grid
-from lowbit_conformance.suite.compare import assert_equal_values, assert_exact
+from lowbit_conformance.suite.clauses.test_experts import lattice_experts, of_first_expert
+from lowbit_conformance.suite.clauses.test_gptq import LayerCase, exact_factor
+from lowbit_conformance.suite.clauses.test_hqq import BlocksCase, RealZeroCase, assert_rows, weights_and_grid
+from lowbit_conformance.suite.clauses.test_integer import assert_lattice
+from lowbit_conformance.suite.clauses.test_linear import run_rows
+from lowbit_conformance.suite.compare import assert_equal_values
 from lowbit_conformance.suite.inputs import FLOAT32_INTEGERS
 from lowbit_conformance.suite.integer_cases import IntegerCase, of
-from lowbit_conformance.suite.marking import Generator, Settings, checks
+from lowbit_conformance.suite.marking import Settings, checks, grid
 from lowbit_conformance.suite.routing_cases import RoutingCase
 
 LEAST = 2.0**-149
@@ -104,10 +102,7 @@ def test_products_below_the_normal_numbers(backend: Remote, case: MatrixCase) ->
     """Subnormal scales, minima, weights and products: the result equals the reference's."""
     integers, exponent, matrix = lattice(case)
     x = np.ldexp(integers, exponent).astype(np.float32)
-    prepared = backend.prepare(matrix)
-    rows = [x] if case.vectors else [x[t : t + 1] for t in range(len(x))]
-    given = [np.atleast_2d(prepared.guarded(each, case.vectors)) for each in rows]
-    assert_equal_values(np.concatenate(given), deep_inputs.product(x, matrix))
+    assert_equal_values(run_rows(backend, x, matrix, case), deep_inputs.product(x, matrix))
 
 
 @checks("linear.qgemm_bfp/C1", matrices)
@@ -115,9 +110,7 @@ def test_integer_products_below_the_normal_numbers(backend: Remote, case: Intege
     """The same for blocks of integers, whose exponents take the place of the unit of activations."""
     integers, exponent, matrix = lattice(case)
     exponents = np.full((len(integers), case.format.blocks(case.rows)), exponent, np.int16)
-    x = Blocks(integers.astype(case.format.dtype), exponents, case.format)
-    given = backend.prepare(matrix).guarded_blocks(x)
-    assert_equal_values(given, integer.qgemm_bfp(x, matrix))
+    assert_lattice(backend, Blocks(integers.astype(case.format.dtype), exponents, case.format), matrix)
 
 
 # **Real zeros.**
@@ -143,32 +136,24 @@ def real_zero_lattice(case: RealZeroCase) -> tuple[F32, hqq.HqqMatrix]:
 @checks("hqq.qgemv/C1", real_zeros)
 def test_real_zeros_below_the_normal_numbers(backend: Remote, case: RealZeroCase) -> None:
     """Subnormal scales or activations: the result equals the reference's."""
-    rows, matrix = real_zero_lattice(case)
-    given = [backend.run("hqq.qgemv", x, matrix) for x in rows]
-    weights = hqq.dequantize(matrix).astype(np.float64)  # exact here
-    for x, result in zip(rows, given, strict=True):
-        assert_equal_values(result, x.astype(np.float64) @ weights)
+    assert_rows(backend, *real_zero_lattice(case))
 
 
 @checks("hqq.dequantize/C1", real_zeros)
 def test_weights_of_subnormal_scales(backend: Remote, case: RealZeroCase) -> None:
     """Subnormal scales give the reference's weights."""
-    _, matrix = real_zero_lattice(case)
-    assert_exact("weights", backend.run("hqq.dequantize", matrix), hqq.dequantize(matrix))
+    assert_reference(backend, case, "weights", real_zero_lattice(case)[1])
 
 
-def blocks_of_weights(clause: str, settings: Settings) -> Iterator[BlocksCase]:
-    for bits, (rows, columns) in product(BITS, ((16, 5), (33, 17))):
-        yield BlocksCase(clause, "lattice", "underflow", bits, rows, columns)
+BLOCKS = [(bits, *shape) for bits, shape in product(BITS, ((16, 5), (33, 17)))]
 
 
-@checks("hqq.codes/C1", blocks_of_weights)
+@checks("hqq.codes/C1", grid(BlocksCase, "lattice", ["underflow"], *BLOCKS))
 def test_codes_of_subnormal_weights(backend: Remote, case: BlocksCase) -> None:
     """Subnormal weights by subnormal scales: their quotients are as normal as any."""
     weights, scales, zeros = weights_and_grid(case)
     arguments = weights * np.float32(2.0**-128), scales * np.float32(2.0**-128), zeros
-    given = backend.run("hqq.codes", *arguments, case.bits)
-    assert_exact("codes", given, hqq_solver.codes(*arguments, case.bits))
+    assert_reference(backend, case, "codes", *arguments, case.bits)
 
 
 # **Layers of routing.**
@@ -176,104 +161,78 @@ def test_codes_of_subnormal_weights(backend: Remote, case: BlocksCase) -> None:
 LAYERS = ((3, 33, 8, 3, 17), (2, 16, 5, 5, 9))
 
 
-def layers(*variants: str) -> Generator:
-    def generator(clause: str, settings: Settings) -> Iterator[RoutingCase]:
-        for variant, shape in product(variants, LAYERS):
-            yield RoutingCase(clause, "lattice", f"underflow-{variant}", *shape)
-
-    return generator
-
-
-GATE_UNITS = {"activations": (-149, 0), "router": (0, -149), "products": (-70, -79)}
+GATE_UNITS = {
+    "underflow-activations": (-149, 0),
+    "underflow-router": (0, -149),
+    "underflow-products": (-70, -79),
+}
 
 
-@checks("routing.gate/C1", layers(*GATE_UNITS))
+@checks("routing.gate/C1", grid(RoutingCase, "lattice", GATE_UNITS, *LAYERS))
 def test_logits_below_the_normal_numbers(backend: Remote, case: RoutingCase) -> None:
     """Subnormal activations, weights and products: the logits are equal."""
-    rng, exponents = case.generator(), GATE_UNITS[case.variant.removeprefix("underflow-")]
+    rng, exponents = case.generator(), GATE_UNITS[case.variant]
     shapes = (case.tokens, case.hidden), (case.hidden, case.experts)
     x, router = (
         np.ldexp(rng.integers(-9, 10, shape), unit).astype(np.float32)
         for shape, unit in zip(shapes, exponents, strict=True)
     )
-    given = run_bounded(backend, case, (case.tokens, case.experts), x, router, case.scores)
-    assert_equal_values(given, routing.gate(x, router))
+    assert_on_lattice(backend, case, x, router, case.scores)
 
 
-def tiny_experts(case: RoutingCase) -> tuple[F32, F32, F32, F32]:
-    """Those of the lattice, with subnormal weights on the way out, in units of four times the least number."""
-    x, gate, up, down = lattice_experts(case)
-    return x, gate, up, down * np.float32(4 * LEAST)
-
-
-@checks("routing.expert/C1", layers("down"))
+@checks("routing.expert/C1", grid(RoutingCase, "lattice", ["underflow-down"], *LAYERS))
 def test_an_expert_below_the_normal_numbers(backend: Remote, case: RoutingCase) -> None:
-    """Weights of the last matrix are subnormal: the result is equal."""
-    x, *parts = tiny_experts(case)
-    arguments = (x, *(part[0].copy() for part in parts))
-    assert_equal_values(run_bounded(backend, case, x.shape, *arguments), routing.expert(*arguments))
+    """Weights of the last matrix are subnormal, in units of four times the least number: the result is equal."""
+    x, gate, up, down = lattice_experts(case)
+    assert_on_lattice(backend, case, *of_first_expert(x, gate, up, down * np.float32(4 * LEAST)))
 
 
 # **Heads, norms and gates.**
 
 
-def heads(clause: str, settings: Settings) -> Iterator[AttendCase]:
-    for shape in ((1, 1, 1, 1, 2), (4, 9, 6, 2, 16), (1, 33, 9, 3, 64)):
-        yield AttendCase(clause, "lattice", "underflow", *shape, 1)
+HEADS = ((1, 1, 1, 1, 2, 1), (4, 9, 6, 2, 16, 1), (1, 33, 9, 3, 64, 1))
+"""With a window of 1."""
 
 
-@checks("attention.attend/C1", heads)
+@checks("attention.attend/C1", grid(AttendCase, "lattice", ["underflow"], *HEADS))
 def test_subnormal_values_come_back(backend: Remote, case: AttendCase) -> None:
     """With a window of 1 each token takes its own value, which is subnormal."""
     rng = case.generator()
     queries = rng.normal(size=(case.tokens, case.heads, case.head_dim)).astype(np.float32)
     keys = rng.normal(size=(case.kv_heads, case.length, case.head_dim)).astype(np.float32)
     values = (deep_inputs.odd(rng, 2**20, keys.shape) * LEAST).astype(np.float32)
-    given = run_bounded(backend, case, queries.shape, queries, keys, values, case.window)
-    assert_equal_values(given, attention.attend_to(queries, keys, values, case.window))
+    assert_on_lattice(backend, case, queries, keys, values, case.window)
 
 
-def turns(clause: str, settings: Settings) -> Iterator[test_rope.RopeCase]:
-    for pairing, shape in product(test_rope.PAIRINGS, ((3, 2, 6), (2, 9, 64))):
-        yield test_rope.RopeCase(clause, "lattice", f"underflow-{pairing}", *shape)
+PAIRINGS = [f"underflow-{pairing}" for pairing in test_rope.PAIRINGS]
 
 
-@checks("rope.rotate/C1", turns)
+@checks("rope.rotate/C1", grid(test_rope.RopeCase, "lattice", PAIRINGS, (3, 2, 6), (2, 9, 64)))
 def test_subnormal_heads_turn(backend: Remote, case: test_rope.RopeCase) -> None:
     """Multiples of the least number that turn by quarters keep their magnitudes."""
     pairing = replace(case, variant=case.variant.removeprefix("underflow-"))
     x, turn = test_rope.quarter_turns(pairing)
-    x *= np.float32(LEAST)
-    assert_equal_values(run_bounded(backend, case, x.shape, x, turn), rope.rotate_heads(x, turn))
+    assert_on_lattice(backend, case, x * np.float32(LEAST), turn)
 
 
-def widths(clause: str, settings: Settings) -> Iterator[RowsCase]:
-    for shape in ((2, 4), (4, 16), (3, 64), (2, 256)):
-        yield RowsCase(clause, "lattice", "underflow", *shape)
-
-
-@checks("blocks.rms_norm/C1", widths)
+@checks("blocks.rms_norm/C1", grid(RowsCase, "lattice", ["underflow"], (2, 4), (4, 16), (3, 64), (2, 256)))
 def test_a_norm_with_subnormal_gain(backend: Remote, case: RowsCase) -> None:
     """The root is 2 or 4, and the gain a subnormal multiple of sixteen times the least number."""
     x, gain, epsilon = norm_lattice(case)
-    gain *= np.float32(16 * LEAST)
-    given = run_bounded(backend, case, case.shape, x, gain, epsilon)
-    assert_equal_values(given, blocks.rms_norm_of(x, gain, epsilon))
+    assert_on_lattice(backend, case, x, gain * np.float32(16 * LEAST), epsilon)
 
 
 # **Parts of GPTQ.**
 
 
-def gptq_layers(clause: str, settings: Settings) -> Iterator[LayerCase]:
-    for shape in ((7, 9), (33, 16)):
-        yield LayerCase(clause, "lattice", "underflow", *shape)
+gptq_layers = grid(LayerCase, "lattice", ["underflow"], (7, 9), (33, 16))
 
 
 @checks("gptq.hessian/C1", gptq_layers)
 def test_a_hessian_below_the_normal_numbers(backend: Remote, case: LayerCase) -> None:
     """Normal inputs whose products are subnormal."""
     x = np.ldexp(case.generator().integers(-9, 10, (case.columns, case.rows)), -74).astype(np.float32)
-    assert_equal_values(test_gptq.run(backend, case, x), gptq.hessian(x))
+    assert_on_lattice(backend, case, x)
 
 
 @checks("gptq.targets/C1", gptq_layers)
@@ -281,6 +240,4 @@ def test_targets_below_the_normal_numbers(backend: Remote, case: LayerCase) -> N
     """Weights and values are subnormal multiples of sixteen times the least number."""
     rng, shape = case.generator(), (case.rows, case.columns)
     weights, values = (np.float32(16 * LEAST) * rng.integers(-64, 65, shape).astype(np.float32) for _ in range(2))
-    triangle = test_gptq.exact_factor(case)
-    given = test_gptq.run(backend, case, weights, triangle, values)
-    assert_equal_values(given, gptq.targets(weights, triangle, values))
+    assert_on_lattice(backend, case, weights, exact_factor(case), values)
