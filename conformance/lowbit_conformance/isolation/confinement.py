@@ -16,8 +16,7 @@ child processes and programs that the backend starts share the domain and can re
 of resource limits and priorities, so that a filter of system calls refuses to change those of processes outside. Nor
 does it cover the files of ``/proc`` that root may write to, such as ``oom_score_adj``; the domain of a host of root
 therefore opens no file of ``/proc`` for writing but the host's own, and none of ``/sys``, where groups of processes are
-frozen. The process waits in a domain around that of the
-host, from which it can kill all of them at once.
+frozen. The process waits in a domain around that of the host, from which it can kill all of them at once.
 
 ``none``: neither can be had.
 
@@ -36,16 +35,11 @@ from contextlib import suppress
 from typing import Any
 
 LIBC: Any = ctypes.CDLL(None, use_errno=True)
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = (
-    444,
-    445,
-    446,
-)  # system calls, of the same numbers on all architectures that CPython runs on
+# System calls, of the same numbers on all architectures that CPython runs on.
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
-WRITE, REFER = (
-    1 << 1,
-    1 << 13,
-)  # to files, and from one folder to another, which a domain of files denies unless allowed
+# To files, and from one folder to another, which a domain of files denies unless allowed.
+WRITE, REFER = 1 << 1, 1 << 13
 PATH_BENEATH = 1
 LEAST_ABI = 6
 NEW_USER, NEW_PROCESSES, NEW_MOUNTS, NEW_IPC = 0x10000000, 0x20000000, 0x00020000, 0x08000000

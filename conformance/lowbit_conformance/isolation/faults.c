@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <ucontext.h>
 
-enum { SIGNAL, ADDRESS, ACCESS, CODE };
+enum { SIGNAL, ADDRESS, ACCESS };
 enum { UNKNOWN, READ, WRITE };
 
 static volatile uint64_t *page;
@@ -25,7 +25,6 @@ static void record(int number, siginfo_t *info, void *context)
 {
     page[ADDRESS] = (uint64_t)(uintptr_t)info->si_addr;
     page[ACCESS] = access_of(number, context);
-    page[CODE] = (uint64_t)(int64_t)info->si_code;
     page[SIGNAL] = (uint64_t)number;
     signal(number, SIG_DFL);
     if (info->si_code <= 0) /* sent by a process, so that going back would not repeat it */

@@ -15,7 +15,7 @@ from lowbit.errors import UnavailableError
 from lowbit.system.storage import code_folder, kept_code
 
 FLAGS = ["-std=c11", "-O1", "-shared", "-fPIC"]
-SIGNAL, ADDRESS, ACCESS, CODE = range(4)  # words of the control page, as in faults.c
+SIGNAL, ADDRESS, ACCESS = range(3)  # words of the control page, as in faults.c
 READ, WRITE = 1, 2
 
 

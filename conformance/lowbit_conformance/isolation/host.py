@@ -6,8 +6,8 @@ objects on one socket, and arrays lie in the shared memory of `arena`. During a 
 ones that can be accessed.
 
 This process does not judge. It reports results, exceptions and *breaches*, which are what a call did to the process:
-changed its environment, its folder, its floating-point mode or its signal handlers, wrote to
-standard output, left a child, or asked for the answer elsewhere.
+changed its environment, its folder, its floating-point mode or its signal handlers, wrote to standard output, left a
+child, or asked for the answer elsewhere.
 """
 
 import ctypes
@@ -51,10 +51,11 @@ KEPT_RESULTS = 8  # arrays; a backend may have as many buffers as matrices, or t
 SIGNALS = [number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP)]
 MOST_NOTED = 100  # answers that are not the backend's own, and its child processes
 CHANNEL_LOST = 4  # a status
-MOST_CLASS = 1000  # characters of the name of its class
 SUITE = "lowbit_conformance"
 OBSERVED = os.path.isdir("/proc/self/task")  # whether the system tells what processes there are, and what they have
 SIGACTION_BYTES = 256  # more than a struct sigaction takes anywhere
+
+KNOWN_ROUNDINGS = {any_order: "any_order", one_loop: "one_loop"}
 
 Breach = tuple[str, str]
 Message = dict[str, Tree]
@@ -385,21 +386,10 @@ def measure() -> dict[str, int]:
 
 
 class _MallInfo(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in [
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        ]
-    )
+    """The struct mallinfo2 of the GNU C library."""
+
+    NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = tuple((name, ctypes.c_size_t) for name in NAMES.split())
 
 
 # **Requests.**
@@ -456,13 +446,7 @@ class Host:
         self.watch.remember()
         gc.collect()
         gc.freeze()  # what is there now stays, and need not be looked through again and again
-        kind_of = type(self.backend)
-        return {
-            "name": str(self.backend.name),
-            "class": f"{kind_of.__module__}.{kind_of.__qualname__}"[:MOST_CLASS],
-            "capabilities": capabilities,
-            "breaches": breaches,
-        }
+        return {"capabilities": capabilities, "breaches": breaches}
 
     def capabilities(self) -> Message:
         given: Any = capabilities_of(self.backend)  # plain values
@@ -470,23 +454,14 @@ class Host:
         operations = {}
         for name, declaration in given.operations.items():
             arithmetic = declaration.arithmetic
-            operations[name] = {
-                "limits": declaration.told_limits,
-                "arithmetic": arithmetic
-                and {
-                    "form": arithmetic.form,
-                    "accumulator": arithmetic.accumulator,
-                    "roundings": {any_order: "any_order", one_loop: "one_loop"}.get(arithmetic.roundings, "own"),
-                    "weights": arithmetic.weights,
-                    "promotion": arithmetic.promotion,
-                    "intermediate": arithmetic.intermediate,
-                },
-            }
-        rest = {
-            field.name: getattr(given, field.name) for field in dataclasses.fields(given) if field.name != "operations"
-        }
-        rest["details"] = dict(given.details or {})
-        return json.loads(json.dumps({"operations": operations, **rest}))  # type: ignore[no-any-return]  # JSON is Any to mypy
+            told = None
+            if arithmetic:
+                told = {part.name: getattr(arithmetic, part.name) for part in dataclasses.fields(arithmetic)}
+                told["roundings"] = KNOWN_ROUNDINGS.get(arithmetic.roundings, "own")
+            operations[name] = {"limits": declaration.told_limits, "arithmetic": told}
+        rest = {part.name: getattr(given, part.name) for part in dataclasses.fields(given)}
+        rest |= {"operations": operations, "details": dict(given.details or {})}
+        return json.loads(json.dumps(rest))  # type: ignore[no-any-return]  # JSON is Any to mypy
 
     def roundings(self, operation: str, rows: int, group_size: int) -> Message:
         arithmetic: Any = self.claimed[operation].arithmetic
@@ -627,8 +602,7 @@ class Host:
         def work(number: int, call: Message) -> None:
             attempt = call["attempt"]
             function = self.function(call["what"], call["operation"], attempt.get("handle"))
-            arguments = [decode(tree, self.memory.get) for tree in attempt["arguments"]]
-            choices = {name: decode(tree, self.memory.get) for name, tree in attempt["choices"].items()}
+            arguments, choices = self.arguments(attempt)
             ready.wait()
             for _ in range(times):
                 try:
@@ -662,8 +636,7 @@ class Host:
     def repeat(self, what: str, attempt: Message, operation: str, batches: int, times: int) -> Message:
         """Perform a call again and again; what there was of everything before and after each batch of `times`."""
         self.memory.allow(attempt["segments"])
-        arguments = [decode(tree, self.memory.get) for tree in attempt["arguments"]]
-        choices = {name: decode(tree, self.memory.get) for name, tree in attempt["choices"].items()}
+        arguments, choices = self.arguments(attempt)
         function = self.function(what, operation, attempt.get("handle"))
         counts = []
         try:

@@ -17,7 +17,6 @@ from typing import IO
 
 from lowbit.backend.wire import Tree
 from lowbit.system.interpreters import python_command, python_environment, signal_name
-from lowbit_conformance.isolation import faults
 from lowbit_conformance.isolation import methods as isolation
 from lowbit_conformance.isolation.arena import ARGUMENTS, CONTROL, Arena
 from lowbit_conformance.isolation.descendants import adopt_orphans, children, end_orphans, kill
@@ -195,16 +194,16 @@ class HostProcess:
         """How the process ended, as a verdict without the place of a fault."""
         try:
             status = self._process.wait(2.0)
-        except subprocess.TimeoutExpired:  # it lives, and broke the protocol
+        except subprocess.TimeoutExpired:  # it is still running
             self.end()
-            return f"CRASHED: the process spoke out of turn: {error}"
-        last = self.last_words()
+            return f"CRASHED: the process broke the protocol: {error}"
+        last = self._last_output()
         self.end()
         if status < 0:
             return f"CRASHED({signal_name(-status)}){': ' + last if last else ''}"
         return f"CRASHED: the process ended with status {status}{': ' + last if last else ''}"
 
-    def last_words(self) -> str:
+    def _last_output(self) -> str:
         """The end of what the process wrote to standard error."""
         size = os.fstat(self._output[1].fileno()).st_size
         text = os.pread(self._output[1].fileno(), 2000, max(0, size - 2000)).decode(errors="replace")
@@ -257,11 +256,3 @@ def neutral_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name.startswith(SETTINGS) or not name.startswith(("PYTEST_", "LOWBIT_"))
     }
-
-
-def fault_of(arena: Arena) -> dict[str, int] | None:
-    """What the handler recorded of the last fault: signal, address, access; None if nothing."""
-    words = arena.control()
-    if not words[faults.SIGNAL]:
-        return None
-    return {"signal": int(words[faults.SIGNAL]), "address": int(words[faults.ADDRESS]), "access": int(words[2])}

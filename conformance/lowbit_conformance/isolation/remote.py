@@ -26,15 +26,7 @@ from lowbit.text import one_line
 from lowbit_conformance.isolation import faults
 from lowbit_conformance.isolation.arena import Arena, Segment
 from lowbit_conformance.isolation.blame import blame
-from lowbit_conformance.isolation.calls import (
-    POISON,
-    SIDES,
-    Call,
-    Held,
-    RemoteLinear,
-    RemoteSession,
-    Variant,
-)
+from lowbit_conformance.isolation.calls import POISON, SIDES, Call, Held, RemoteLinear, RemoteSession, Variant
 from lowbit_conformance.isolation.claims import claimed
 from lowbit_conformance.isolation.equal_bits import difference, same
 from lowbit_conformance.isolation.placing import Attempt, SameArrays, placed
@@ -60,7 +52,6 @@ class Remote:
         name: as the user gave it.
         loading: seconds that importing and making it may take.
         started: how many hosts there have been.
-        backend_class: module and name of its class.
         breaches: what loading it did to the process.
         isolation: how each host is separated from this process; empty before there was one.
     """
@@ -90,7 +81,7 @@ class Remote:
         self.loading, self._own_packages, self._sealed = loading, list(own), sealed
         self.arena, self.started = Arena(), 0
         self.breaches: list[tuple[str, str]] = []
-        self.backend_class = self.isolation = ""
+        self.isolation = ""
         self._host: HostProcess | None = None
         self._capabilities = Capabilities({})
         self._roundings: dict[tuple[str, int, int], int] = {}
@@ -125,7 +116,6 @@ class Remote:
         if "misdeclared" in reply:
             raise BrokenPromiseError(f"DECLARATION_REFUSED: {one_line(str(reply['misdeclared']))}")
         with self._understanding():
-            self.backend_class = str(reply["class"])
             self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]] + self._host.seen()
             self._host.remember()
             try:
@@ -239,7 +229,7 @@ class Remote:
         limit = TWO_HANDLES if call.what in ("prepare", "open") else BOTH_SIDES
         sides = 2 if call.nbytes <= limit and self._series is None else 1
         try:
-            results = self._attempts(call, list(SIDES[:sides]), self._series)
+            results = self.elsewhere(call, list(SIDES[:sides]), self._series)
         except BrokenPromiseError as error:
             hung = str(error).startswith("HUNG")
             if hung or self._host is None:
@@ -254,7 +244,9 @@ class Remote:
             for other in results[1:]:
                 if not same(results[0], other):
                     self._explain(call, results[0], other)
-            call.result = self._settled(results[0])
+            if isinstance(results[0], Exception):
+                raise results[0]
+            call.result = results[0]
             if call.out >= 0 and not call.poisoned:
                 call.arguments[call.out][...] = call.result
                 call.result = call.arguments[call.out]
@@ -269,13 +261,11 @@ class Remote:
                 f"NOT_RUN: the process hung {hangs} times and ended {deaths} times in {operation}; the rest is not run"
             )
 
-    def _settled(self, outcome: Any) -> Any:
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+    def elsewhere(self, call: Call, variants: list[Variant], series: SameArrays | None = None) -> list[Any]:
+        """What a call gives in each of these variants; exceptions are among it.
 
-    def _attempts(self, call: Call, variants: list[Variant], series: SameArrays | None = None) -> list[Any]:
-        """The outcomes of a call in these variants; of one that makes something that is held, that alone."""
+        One that makes something that is held gives that alone, with a handle for each variant.
+        """
         held = call.what in ("prepare", "open")
         attempts = [placed(call, variant, self.arena, self._capabilities, series) for variant in variants]
         segments = [segment for attempt in attempts for segment in attempt.segments]
@@ -377,7 +367,7 @@ class Remote:
         if isinstance(call.owner, RemoteSession):
             raise BrokenPromiseError(f"NONDETERMINISTIC: two sessions that were asked the same differ: {where}")
         # Both placements again, in an order without a period: what depends on them alone gives the same two results.
-        again = self._attempts(call, [SIDES[side] for side in ORDER])
+        again = self.elsewhere(call, [SIDES[side] for side in ORDER])
         if not all(same((first, second)[side], result) for side, result in zip(ORDER, again, strict=True)):
             raise BrokenPromiseError(f"NONDETERMINISTIC: the same call again gives other bits: {where}")
         causes = (
@@ -385,7 +375,7 @@ class Remote:
             (Variant(filling=1), "STALE_OUTPUT: the result changes with what fresh memory holds"),
         )
         for variant, verdict in causes:
-            if not same(first, self._attempts(call, [variant])[0]):
+            if not same(first, self.elsewhere(call, [variant])[0]):
                 raise BrokenPromiseError(f"{verdict}: {where}")
         raise BrokenPromiseError(f"NONDETERMINISTIC: the result changes with the addresses of the arguments: {where}")
 
@@ -418,13 +408,6 @@ class Remote:
                 self._free(segments)
             if self._host is not None:
                 self._ask({"do": "forget", "serial": series.serial}, self.deadline)
-
-    def elsewhere(self, call: Call, variants: list[Variant]) -> list[Any]:
-        """What a call gives in each of these variants; exceptions are among it.
-
-        One that makes something that is held gives that alone, with a handle for each variant.
-        """
-        return self._attempts(call, variants)
 
     def together(self, calls: list[Call], times: int) -> list[list[Any]]:
         """Make several calls at once, each in a thread of its own and `times` times; what each gave."""

@@ -11,7 +11,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -57,18 +57,24 @@ def follow(
     sources = Sources([pipe, output], judge.pid)
     ending, printed = Ending(), bytearray()
     silent = stopped = 0.0
+
+    def listen(found: Iterable[tuple[int, bytes]]) -> bool:
+        """Take what has come; whether an event is among it."""
+        heard = False
+        for source, data in found:
+            if source == output:
+                printed.extend(data)
+                del printed[:-MOST_OUTPUT]
+                continue
+            for event in reader.feed(data):
+                heard = True
+                take(event)
+        return heard
+
     try:
         last = time.monotonic()
         while judge.poll() is None:
-            heard = False
-            for source, data in sources.ready(TICK):
-                if source == output:
-                    printed += data
-                    del printed[:-MOST_OUTPUT]
-                    continue
-                for event in reader.feed(data):
-                    heard = True
-                    take(event)
+            heard = listen(sources.ready(TICK))
             now = time.monotonic()
             passed, last = min(now - last, 2 * TICK), now
             silent = 0.0 if heard else silent + passed
@@ -80,13 +86,7 @@ def follow(
                 judge.wait()
         until = time.monotonic() + LATE
         while time.monotonic() < until and (late := list(sources.ready(0))):
-            for source, data in late:
-                if source == output:
-                    printed += data
-                    del printed[:-MOST_OUTPUT]
-                else:
-                    for event in reader.feed(data):
-                        take(event)
+            listen(late)
     finally:
         sources.close()
     ending.output = printed.decode(errors="replace")

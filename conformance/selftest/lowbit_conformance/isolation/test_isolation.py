@@ -257,7 +257,7 @@ def test_processes_of_python_itself_are_no_breach() -> None:
 def test_a_reply_out_of_turn_is_a_crash() -> None:
     """A backend that writes to the judge's channel does not get its words taken for results."""
     assert verdict_on(AnswersInTheJudgesPlace, 2.0).startswith(
-        ("CRASHED: the process spoke out of turn", "RAISED", "HUNG")
+        ("CRASHED: the process broke the protocol", "RAISED", "HUNG")
     )
 
 
@@ -311,7 +311,7 @@ def test_a_host_ends_with_its_judge() -> None:
     ("program", "words"),
     [
         ("import os; os._exit(7)", "CRASHED: the process ended with status 7"),
-        ("import os, time; os.write(0, b'x' * 8); time.sleep(600)", "CRASHED: the process spoke out of turn"),
+        ("import os, time; os.write(0, b'x' * 8); time.sleep(600)", "CRASHED: the process broke the protocol"),
         ("import os, time; os.write(0, b'\\x02' + bytes(7) + b'[]'); time.sleep(600)", "CRASHED: the process spoke"),
         ("import os, time; os.write(0, bytes(6) + b'\\xff\\xff'); time.sleep(600)", "CRASHED: the process spoke"),
     ],

@@ -35,7 +35,7 @@ def test_a_reply_that_is_none_is_a_crash(arena: Arena, monkeypatch: pytest.Monke
     program = f"import os, sys, time; os.write(0, {struct.pack('<Q', len(reply))!r})\n"
     program += f"rest = {reply!r}\nwhile rest: rest = rest[os.write(0, rest):]\ntime.sleep(600)"
     monkeypatch.setattr("lowbit_conformance.isolation.process.BOOT", program)
-    with pytest.raises(HostEndedError, match="CRASHED: the process spoke out of turn"):
+    with pytest.raises(HostEndedError, match="CRASHED: the process broke the protocol"):
         HostProcess(arena)
 
 
