@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
-from lowbit.backend import Capabilities
 from lowbit.backend.function import FunctionBackend
 from lowbit.certification import certify
 from lowbit.contract.rounding import Arithmetic
@@ -103,7 +102,6 @@ def check(
         ArgumentError: the function cannot be described so.
     """
     backend = FunctionBackend.of(function, claim_of(operation, arithmetic, arrays, device, limits))
-    subject = InProcess(backend)
     declared = backend.capabilities().operations[operation]
     load_suite()
     outcomes: Counter[str] = Counter()
@@ -116,30 +114,16 @@ def check(
         fitting = [case for case in cases if not not_declared(declared, case)]
         outcomes["not declared"] += len(cases) - len(fitting)
         for case in fitting[:: max(1, -(-len(fitting) // most))]:
-            message = _failure(mark, case, subject)
+            message = _failure(mark, case, backend)
             outcomes["failed" if message else "passed"] += 1
             failures += [(case.id, message)] if message else []
     return Checked(outcomes["passed"], tuple(failures), outcomes["not declared"])
 
 
-class InProcess:
-    """A function's backend, with the methods of a `lowbit_conformance.isolation.remote.Remote` that tests of exact and
-    bounded clauses use."""
-
-    def __init__(self, backend: FunctionBackend) -> None:
-        self._backend = backend
-
-    def capabilities(self) -> Capabilities:
-        return self._backend.capabilities()
-
-    def run(self, operation: str, *arguments: Any, **choices: Any) -> Any:
-        return self._backend.run(operation, *arguments, **choices)
-
-
-def _failure(mark: Mark, case: Case, subject: InProcess) -> str:
-    """What a test says of a case; empty if it passes."""
+def _failure(mark: Mark, case: Case, backend: FunctionBackend) -> str:
+    """What a test says of a case; empty if it passes. Tests of exact and bounded clauses need no `Remote`."""
     try:
-        mark.run(subject, case)
+        mark.run(backend, case)
     except (AssertionError, LowbitError) as failure:
         return str(failure).splitlines()[0]
     except Exception as error:  # the kernel's own

@@ -42,6 +42,7 @@ from lowbit_conformance.isolation.watchdog import death, follow
 from lowbit_conformance.report import Report, report_of, show, text_of, write_html, write_json, write_junit
 from lowbit_conformance.report.files import check_writable
 from lowbit_conformance.report.gather import suite
+from lowbit_conformance.report.html import check_available
 from lowbit_conformance.suite import clauses
 from lowbit_conformance.suite.deadlines import DEADLINE, LOADING_DEADLINE
 from lowbit_conformance.suite.tally import Certificate, Tally, Verdict
@@ -130,6 +131,8 @@ def conformance(
     for argument, path, _ in files:
         if path:
             check_writable(argument, path)
+    if html:
+        check_available()
     settings = {"seeds": seeds, "first_seed": first_seed, "ops": op or [], "profiles": profile or []}
     settings |= {"case": case, "model": model, "quick": quick}
     types = {"format": format, "activations": activations, "result": result}

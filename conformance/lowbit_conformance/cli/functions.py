@@ -64,30 +64,14 @@ def function_target(
             limit of another form.
     """
     promised, asked = claimed(profiles)
-    operation = operation or promised
-    check_choice("--operation", operation, [name for name, each in OPERATIONS.items() if not each.stateful])
-    assert operation is not None
+    operation = check_operation("--operation", operation or promised)
     given = {name: each for name, each in types.items() if each is not None}
     words = ["--function", function, "--operation", operation]
     words += [word for name, each in given.items() for word in (f"--{name}", each)]
     words += [word for each in limits for word in ("--limit", each)]
     words += ["--arrays", arrays] * (arrays != "numpy") + ["--device", device] * (device != "cpu")
-    library = check_choice("--arrays", arrays, ARRAYS)
     handled = {**asked, **limits_of(limits), **with_result(given)}
-    check_format("--format", operation, handled)
-    claim = Claim(operation, handled, None, library, device)
-    return tuple(words), ("--function", described(function, claim))
-
-
-def check_format(argument: str, operation: str, limits: Mapping[str, object]) -> None:
-    """Of a stored matrix a function gets the arrays, whose names and meaning follow from a format.
-
-    Raises:
-        ArgumentError: the operation takes stored matrices, and no format is named.
-    """
-    if "format" in LIMITS.get(operation, ()) and "format" not in limits:
-        text = f"the format of the matrix that the function of {operation} takes: {spoken(list(FORMATS))}"
-        raise ArgumentError(argument, "not given", text)
+    return tuple(words), ("--function", described(function, claim_of(operation, None, arrays, device, handled, "--")))
 
 
 def claimed(profiles: Iterable[str]) -> tuple[str | None, dict[str, object]]:
@@ -124,17 +108,27 @@ def claim_of(
     arrays: str,
     device: str,
     limits: Mapping[str, object],
+    before: str = "",
 ) -> Claim:
-    """What a function is said to compute.
+    """What a function is said to compute; `before` stands before the names of arguments in messages.
 
     Raises:
-        ArgumentError: an unknown operation; no format where matrices are stored; an arithmetic for an exact one.
+        ArgumentError: an unknown operation; no format where matrices are stored, whose arrays have the names and the
+            meaning that follow from it; an arithmetic for an exact one.
     """
-    check_choice("operation", operation, [name for name, each in OPERATIONS.items() if not each.stateful])
-    check_format("format", operation, limits)
+    check_operation(f"{before}operation", operation)
+    if "format" in LIMITS.get(operation, ()) and "format" not in limits:
+        text = f"the format of the matrix that the function of {operation} takes: {spoken(list(FORMATS))}"
+        raise ArgumentError(f"{before}format", "not given", text)
     if arithmetic is not None and OPERATIONS[operation].promise is Promise.EXACT:
         raise ArgumentError("arithmetic", "given", f"None, since {operation} is exact")
-    return Claim(operation, with_result(limits), arithmetic, check_choice("arrays", arrays, ARRAYS), device)
+    return Claim(operation, with_result(limits), arithmetic, check_choice(f"{before}arrays", arrays, ARRAYS), device)
+
+
+def check_operation(argument: str, operation: str | None) -> str:
+    """An operation that a function can compute."""
+    check_choice(argument, operation, [name for name, each in OPERATIONS.items() if not each.stateful])
+    return str(operation)
 
 
 def name_of(function: Callable[..., Any] | str) -> str:

@@ -5,13 +5,13 @@ itself or raises is shown and never obeyed.
 """
 
 import importlib.util
+from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from lowbit.errors import UnavailableError
-from lowbit.operations import OPERATIONS
 from lowbit.system.storage import write_whole
 from lowbit_conformance.isolation.methods import ADVISORY, ISOLATION
 from lowbit_conformance.report import words
@@ -65,7 +65,7 @@ def as_html(report: Report) -> str:
         report=report,
         total=report.tally.total(),
         rows=rows,
-        tables=[Table.of(line) for line in _by_operation(lines)],
+        tables=_by_operation(lines),
         budgets=[Budget.of(report, row) for row in rows if row.worst_share is not None],
         groups=report.failure_groups,
         missing=_missing(report.tally.verdicts),
@@ -81,19 +81,6 @@ def _by_operation(lines: list[Line]) -> list[list[Line]]:
     """The lines of each operation that has widths."""
     wide = [line for line in lines if set(line.cells) != {None}]
     return [list(group) for _, group in groupby(wide, key=lambda line: line.operation)]
-
-
-@dataclass(frozen=True)
-class Table:
-    """The matrix of one operation."""
-
-    operation: str
-    widths: list[int | None]
-    lines: list[Line]
-
-    @classmethod
-    def of(cls, lines: list[Line]) -> "Table":
-        return cls(lines[0].operation, list(lines[0].cells), lines)
 
 
 @dataclass(frozen=True)
@@ -120,11 +107,7 @@ class Budget:
 
 def _missing(verdicts: list[Verdict]) -> list[tuple[str, int]]:
     """What is not declared and how many cases that leaves out."""
-    counts: dict[str, int] = {}
-    for verdict in verdicts:
-        if verdict.outcome == "not declared":
-            counts[verdict.message] = counts.get(verdict.message, 0) + 1
-    return sorted(counts.items())
+    return sorted(Counter(verdict.message for verdict in verdicts if verdict.outcome == "not declared").items())
 
 
 def _flat(value: Any) -> str:
@@ -134,8 +117,3 @@ def _flat(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_flat, value)) or "none"
     return {None: "none", True: "yes", False: "no"}.get(value) or str(value)
-
-
-def promise(operation: str) -> str:
-    """The kind of promise of an operation, for the table."""
-    return OPERATIONS[operation].promise.value if operation in OPERATIONS else ""

@@ -23,7 +23,7 @@ from lowbit_conformance.isolation.calls import Call, RemoteLinear, RemoteSession
 MOST_BYTES = 1 << 20  # of a call that is looked at
 MOST_KEPT = 1 << 28  # bytes of all calls that are kept
 MOST_CALLS = 6  # of a case
-MOST_FAILURES = 16  # of an operation that are put before the bank
+MOST_FAILURES = 16  # of an operation that are compared with the bank
 MOST_PASSES = 8  # calls of an operation that were right
 DESCRIBED = 20  # failures of each clause
 LEAST_WRONG = 3  # elements from which a mistake is named
@@ -137,7 +137,7 @@ class Explainer:
         """The one thing that explains all failures, if there is one and they say enough to tell it from others."""
         clear = [pair for pair in seen if pair[1].wrong] or seen
         # Where x is infinite, NaN or infinity depends on the order of a sum, and so says nothing of a defect; where
-        # only the result is infinite, it may. The failures that say most are put before the bank first.
+        # only the result is infinite, it may. The failures that say most are compared with the bank first.
         meant, finite = ([pair for pair in clear if getattr(pair[1], kind)] for kind in ("meant_finite", "finite"))
         several: list[list[tuple[Failure, Seen]]] = []
         for some in (meant, finite, clear if _wrong(finite) < LEAST_WRONG else []):

@@ -37,7 +37,7 @@ class Mistake:
 
 
 def mistakes(signature: Signature) -> dict[str, Mistake]:
-    """All mistakes that a signature speaks of, by names such as ``x-dtype``."""
+    """All mistakes that can be made with a signature, by names such as ``x-dtype``."""
     shared = _shared_sizes(signature)
     found = {}
     for argument in signature.arguments:

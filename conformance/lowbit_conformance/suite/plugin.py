@@ -48,16 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lowbit", "conformance with the lowbit specification")
     group.addoption("--backend", help="the backend under test: a name that `lowbit backends` lists, or module:Class")
     group.addoption("--library", help="instead, a shared library that implements lowbit.h")
-    group.addoption("--command", help="instead, a program that speaks the line protocol")
+    group.addoption("--command", help="instead, a program that answers by the line protocol")
     group.addoption("--function", help="instead, the description of a plain function (lowbit.backend.function)")
     group.addoption("--quick", action="store_true", help="a few cases of each clause, and all of --model")
     group.addoption("--deadline", type=float, help=DEADLINE_HELP)
-    group.addoption(
-        "--op",
-        action="append",
-        default=[],
-        help="only this operation or clause; repeatable",
-    )
+    group.addoption("--op", action="append", default=[], help="only this operation or clause; repeatable")
     group.addoption(
         "--profile", action="append", default=[], help="only the cases of this profile, and certify it; repeatable"
     )
@@ -118,8 +113,8 @@ class Run:
             self.capabilities = self.backend.capabilities()
             added = self._move_cases()
             self.unmet = self._unmet_operations()
-            if self.events and added and not self.quick:
-                self.events.send("added", ids=added)
+            if added and not self.quick:
+                self._tell("added", ids=added)
             if self.quick:  # which certifies nothing: its few cases are among those that are declared
                 self.plan = {mark: self._quick(planned) for mark, planned in self.plan.items()}
                 self._announce()
@@ -131,7 +126,12 @@ class Run:
         claims, details = claims_of(self.capabilities), plain(self.capabilities.details or {})
         self.tally = Tally(self.backend.name, details, claims, isolation=self.backend.isolation)
 
-    def _planned(self) -> dict[Mark, "Planned"]:
+    def _tell(self, kind: str, **content: object) -> None:
+        """Send an event to the command, if there is one."""
+        if self.events:
+            self.events.send(kind, **content)
+
+    def _planned(self) -> dict[Mark, Planned]:
         """The cases of each mark, known before there is a host.
 
         All test modules are imported now: a backend could replace the file of one that is imported later.
@@ -152,7 +152,7 @@ class Run:
             return operation == self.case_id.partition("/")[0]
         return not self.operations or operation in self.operations or mark.clause in self.operations
 
-    def _planned_of(self, mark: Mark) -> "Planned":
+    def _planned_of(self, mark: Mark) -> Planned:
         every = {case.id: case for case in mark.generator(mark.clause, self.settings)}
         wanted = [case for case in every.values() if self._wanted(case)]
         return Planned(list(every.values()), wanted)
@@ -174,7 +174,7 @@ class Run:
             added += [case.id for case in wanted]
         return added
 
-    def _quick(self, planned: "Planned") -> "Planned":
+    def _quick(self, planned: Planned) -> Planned:
         """A few of the cases that the backend declares; where it declares none, a few that say so."""
         claims = self.capabilities.operations
         declared = [case for case in planned.wanted if not not_declared(claims.get(case.operation), case)]
@@ -182,8 +182,7 @@ class Run:
 
     def _announce(self) -> None:
         """Tell the command which cases need a verdict."""
-        if self.events:
-            self.events.send("expected", ids=[case.id for planned in self.plan.values() for case in planned.wanted])
+        self._tell("expected", ids=[case.id for planned in self.plan.values() for case in planned.wanted])
 
     def _load(self) -> None:
         """Load the backend; if that fails, the case of loading says so, and no other is run."""
@@ -259,18 +258,17 @@ class Run:
         if self.events:
             gc.collect()
             gc.freeze()  # thousands of cases, which the collector need not look through again and again
-            tally = self.tally
-            self.events.send("loaded", details=tally.details, claims=tally.claims, isolation=tally.isolation)
-            for verdict in self.tally.verdicts:
-                self.events.send("verdict", **vars(verdict))
+        tally = self.tally
+        self._tell("loaded", details=tally.details, claims=tally.claims, isolation=tally.isolation)
+        for verdict in tally.verdicts:
+            self._tell("verdict", **vars(verdict))
 
     # Running.
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         case = case_of(item)
         assert case is not None
-        if self.events:
-            self.events.send("start", id=case.id)
+        self._tell("start", id=case.id)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -289,23 +287,20 @@ class Run:
             if verdict.outcome == "passed" or verdict.verdict == "WRONG":
                 self.explainer.note(case.id, asked_of(self.calls), verdict.verdict == "WRONG")
             self.tally.verdicts.append(verdict)
-            if self.events:
-                self.events.send("verdict", **vars(verdict))
+            self._tell("verdict", **vars(verdict))
         return report
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         for id, found in self.explainer.explanations():
             self.tally.explain(id, plain(found.where), found.diagnosis)
-            if self.events:
-                self.events.send("explained", id=id, where=plain(found.where), diagnosis=found.diagnosis)
+            self._tell("explained", id=id, where=plain(found.where), diagnosis=found.diagnosis)
         for profile in self.certified:
             seeds = len(self.settings.seeds)
             certificate = certify(profile, self.certified_cases, self.tally.verdicts, seeds)
             self.tally.certificates.append(certificate)
-            if self.events:
-                self.events.send("certificate", **vars(certificate))
-        if self.events and session.exitstatus != pytest.ExitCode.INTERRUPTED:  # a kernel may interrupt, too
-            self.events.send("finished")
+            self._tell("certificate", **vars(certificate))
+        if session.exitstatus != pytest.ExitCode.INTERRUPTED:  # a kernel may interrupt, too
+            self._tell("finished")
         self.backend.close()
         if self.events:
             self.events.stop_beating()

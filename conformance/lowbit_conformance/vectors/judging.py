@@ -16,13 +16,13 @@ from lowbit.arrays import F64
 from lowbit.attention.stored import attend_stored_bound
 from lowbit.backend.reference import STORED_PRODUCTS, in_type
 from lowbit.backend.wire import as_json
-from lowbit.contract.operation import OPERATIONS, Promise
+from lowbit.contract.operation import Promise
 from lowbit.contract.rounding import Arithmetic, Bound, any_order
 from lowbit.linear.bounds import linear_bound
 from lowbit.linear.integer_bounds import integer_loop
 from lowbit.linear.stored_bounds import of_sums, stored_bound
 from lowbit.model.bounds import rms_norm_bound
-from lowbit.operations import OPERATIONS as _ALL
+from lowbit.operations import OPERATIONS
 from lowbit.tensor_formats.stored import Result, Stored
 from lowbit_conformance import bounds
 
@@ -34,7 +34,7 @@ INTEGER = Arithmetic("integer", "float32", integer_loop(1))
 
 STATED: Mapping[str, Arithmetic] = {
     name: DEQUANTISED if name in MATRICES else INTEGER if name == "linear.qgemm_bfp" else DIRECT
-    for name, operation in _ALL.items()
+    for name, operation in OPERATIONS.items()
     if operation.promise is Promise.BOUNDED
 }
 """The arithmetic for which the files state bounds, by operation."""

@@ -1,8 +1,11 @@
 """Reports say what happened, in every form, and what a backend says of itself cannot do anything there."""
 
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
@@ -12,6 +15,7 @@ from xml.etree import ElementTree
 
 import jsonschema
 import pytest
+from absence import ABSENCE
 from paths import ROOT
 from rich.console import Console
 
@@ -396,3 +400,18 @@ def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> Non
     for path in (tmp_path / "absent" / "r.json", tmp_path):
         with pytest.raises(ArgumentError, match=r"--html is .*; allowed: a plain file in a folder"):
             check_writable("--html", path)
+
+
+def test_a_page_that_cannot_be_made_is_refused_before_the_run(tmp_path: Path) -> None:
+    """Without jinja2, the command says so at once: no backend is loaded, and none of the name exists."""
+    (tmp_path / "sitecustomize.py").write_text(ABSENCE.format(absent=("jinja2",)))
+    page = tmp_path / "report.html"
+    done = subprocess.run(
+        [sys.executable, "-m", "lowbit", "conformance", "no-backend", "--html", str(page)],
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "the HTML report is unavailable: jinja2 is not installed" in done.stderr
+    assert not page.exists()
