@@ -405,10 +405,11 @@ def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> Non
 def test_a_page_that_cannot_be_made_is_refused_before_the_run(tmp_path: Path) -> None:
     """Without jinja2, the command says so at once: no backend is loaded, and none of the name exists."""
     (tmp_path / "sitecustomize.py").write_text(ABSENCE.format(absent=("jinja2",)))
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     page = tmp_path / "report.html"
     done = subprocess.run(
         [sys.executable, "-m", "lowbit", "conformance", "no-backend", "--html", str(page)],
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "200"},
+        env=os.environ | {"PYTHONPATH": path, "COLUMNS": "200"},
         capture_output=True,
         text=True,
     )

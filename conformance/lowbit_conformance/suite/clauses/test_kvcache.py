@@ -6,7 +6,7 @@ What is right follows from `bfp.cast` and `bfp.decode` of each row alone, so not
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from lowbit_conformance.suite.marking import Settings, checks, grid
 
 Tokens = tuple[F32, F32]  # keys and values, T × G × d_h each
 NAMES = ("keys", "values")
-Part = TypeVar("Part", bound=Array)
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def drawn(case: CacheCase, rng: np.random.Generator, tokens: int | None = None) 
     return one(), one()
 
 
-def parts(tokens: tuple[Part, Part], lengths: Sequence[int]) -> Iterator[tuple[Part, Part]]:
+def parts(tokens: tuple[Array, Array], lengths: Sequence[int]) -> Iterator[tuple[Array, Array]]:
     """The tokens in steps of these lengths."""
     for start, length in zip(np.cumsum([0, *lengths]), lengths, strict=False):
         keys, values = (np.ascontiguousarray(part[start : start + length]) for part in tokens)

@@ -146,7 +146,7 @@ def heads(clause: str, settings: Settings) -> Iterator[AttendCase]:
         yield replace(small, size=window)
 
 
-def rows(kind: type[Case]) -> Generator:
+def rows(kind: Callable[..., Case]) -> Generator:
     """Every width, and every number of rows."""
 
     def generator(clause: str, settings: Settings) -> Iterator[Case]:
