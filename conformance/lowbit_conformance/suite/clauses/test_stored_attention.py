@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lowbit.arrays import Array
+from lowbit.arrays import F64, Array
 from lowbit.attention.stored import attend_stored, attend_stored_bound, in_heads
 from lowbit.numbers.floats import FLOATS, Name, rounded
 from lowbit.tensor_formats.stored import FORMATS, Stored
@@ -168,7 +168,7 @@ def favoured(case: StoredCase, keys: Stored) -> tuple[Array, F64]:
 
 
 def winners(case: StoredCase, values: Stored, scores: F64) -> tuple[F64, Array]:
-    """T × H × d_h: the values of the tokens of the greatest scores; T × H × 1: which scores lie far above all others."""
+    """T × H × d_h values of the tokens of the greatest scores; T × H × 1: which scores lie far above all others."""
     group, order = np.arange(case.heads) // (case.heads // case.kv_heads), np.sort(scores, axis=-1)
     sure = np.ones(order.shape[:2], bool) if case.length == 1 else ~(order[..., -1] - order[..., -2] < 256)
     return in_heads(values.values, case.head_dim)[group[None], scores.argmax(axis=-1)], sure[..., None]
