@@ -7,6 +7,7 @@ import numpy as np
 
 from lowbit.arrays import Array
 from lowbit.linear.elementary import logistic
+from lowbit_conformance.defects.attention import visible
 from lowbit_conformance.defects.roundings import narrow, wide
 from lowbit_conformance.defects.stages import At, Stages
 
@@ -101,16 +102,6 @@ def softmax(at: At, scores: Array) -> Array:
 # **Attention.**
 
 
-def _seen(
-    tokens: int, length: int, window: int | None, ahead: int = 0, back: int = 0, start: int | None = None
-) -> Array:
-    """T × S: which tokens each token sees."""
-    position = (length - tokens if start is None else start) + np.arange(tokens)[:, None]
-    u = np.arange(length)[None]
-    seen = u <= position + ahead
-    return seen if window is None else seen & (u > position - window - back)
-
-
 def _not_empty(seen: Array, own: Array) -> Array:
     """A token that would see nothing sees itself."""
     return np.asarray(seen | own & ~seen.any(axis=1, keepdims=True))
@@ -118,19 +109,19 @@ def _not_empty(seen: Array, own: Array) -> Array:
 
 def _masks(tokens: int, length: int, window: int | None) -> dict[str, Any]:
     u, position = np.arange(length)[None], (length - tokens + np.arange(tokens))[:, None]
-    whole, own = _seen(tokens, length, window), u == position
+    whole, own = visible(tokens, length, window), u == position
 
     def of(**choices: int) -> Any:
-        return lambda: _seen(tokens, length, window, **choices)
+        return lambda: visible(tokens, length, window, **choices)
 
     return {
         "next-seen-too": of(ahead=1),
         "two-seen-too": of(ahead=2),
-        "self-hidden": lambda: _not_empty(_seen(tokens, length, window, ahead=-1), own),
-        "self-hidden-in-windows": lambda: _not_empty(_seen(tokens, length, window, ahead=-1, back=1), own),
+        "self-hidden": lambda: _not_empty(visible(tokens, length, window, ahead=-1), own),
+        "self-hidden-in-windows": lambda: _not_empty(visible(tokens, length, window, ahead=-1, back=1), own),
         "window-one-wider": of(back=1),
-        "window-one-narrower": lambda: _not_empty(_seen(tokens, length, window, back=-1), own),
-        "no-window": lambda: _seen(tokens, length, None),
+        "window-one-narrower": lambda: _not_empty(visible(tokens, length, window, back=-1), own),
+        "no-window": lambda: visible(tokens, length, None),
         "later-seen": lambda: np.ones_like(whole) if window is None else u > position - window,
         "positions-from-0": of(start=0),
         "window-from-the-end": lambda: _not_empty(whole & (u > length - 1 - (window or length)), own),
@@ -189,7 +180,7 @@ def attend(at: At, queries: Array, keys: Array, values: Array, window: int | Non
     )
     scale = at("scale", np.array(width**-0.5), **_scales(width, heads, groups, length))
     scores = at("scores", np.einsum("thd,hsd->hts", q, k[of_keys % groups]) * scale)
-    seen = at("mask", _seen(tokens, length, window), **_masks(tokens, length, window))
+    seen = at("mask", visible(tokens, length, window), **_masks(tokens, length, window))
     hidden = at("hidden-scores", np.array(-np.inf), **{f"{n:g}": lambda n=n: np.array(n) for n in HIDDEN})
     probabilities = _softmax(at, np.where(seen, scores, hidden), {})
     answers = at("answers", np.einsum("hts,hsd->thd", probabilities, v[of_values % groups]))

@@ -17,7 +17,7 @@ from lowbit.numbers.floats import FLOATS, rounded
 from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Field, Sizes, Terms
 from lowbit_conformance.defects.defect import Defect, arithmetical
-from lowbit_conformance.defects.stored_codes import codes_of
+from lowbit_conformance.defects.stored_codes import codes_of, like, numbers_of, reread
 from lowbit_conformance.defects.stored_lines import short_groups_uncounted, without_padding
 
 Change = Callable[[Field, Array, Sizes], Array]
@@ -51,7 +51,7 @@ def neighbour(row: Field, array: Array, at: Sizes) -> Array:
     return np.roll(array, 1, axis=axis)
 
 
-def first(row: Field, array: Array, at: Sizes) -> Array:
+def first(row: Field, array: Array, at: object) -> Array:
     """All groups or blocks of a column have the number of the first."""
     axis = axis_of_groups(row, array)
     return np.broadcast_to(np.take(array, [0], axis=axis), array.shape).copy()
@@ -83,15 +83,11 @@ def negative(row: Field, array: Array, at: Sizes) -> Array:
 
 def with_fields(change: Change, role: str, weights: Stored) -> Terms:
     """The terms of a matrix whose fields of one role are changed."""
-    table, at = weights.table, weights.sizes
-    fields = table.fields_of(weights.by_name)
-    rows = {row.name: row for row in table.fields if row.role == role}
-    wrong = {
-        name: change(rows[name], np.ascontiguousarray(each), at) if name in rows else each
-        for name, each in fields.items()
-    }
-    found = table.decode(wrong, at)
-    return found if table.block is None else found.across(at)
+    fields = weights.table.fields_of(weights.by_name)
+    rows = [row for row in weights.table.fields if row.role == role]
+    return reread(
+        weights, {row.name: change(row, np.ascontiguousarray(fields[row.name]), weights.sizes) for row in rows}
+    )
 
 
 # **Changes of the two parts.**
@@ -113,9 +109,7 @@ def zero_off_by_one(change: int, weights: Stored) -> Terms:
 
 
 def transposed(weights: Stored) -> Terms:
-    terms = weights.terms
-    square = terms.values.T.reshape(terms.values.shape)
-    return Terms(square)
+    return Terms(weights.values.T.reshape(weights.values.shape))
 
 
 DECODES: dict[str, tuple[str, Callable[[Stored], Terms]]] = {
@@ -160,10 +154,8 @@ def dequantized(terms_of: Callable[[Stored], Terms], weights: Stored, result: An
 
 
 def multiplied(terms_of: Callable[[Stored], Terms], x: Any, weights: Stored, result: Any = "float32") -> Array:
-    numbers = x.values.T if isinstance(x, Stored) else np.atleast_2d(x).astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        total = rounded(product(numbers, terms_of(weights).values), result)
-    return total[0] if not isinstance(x, Stored) and x.ndim == 1 else total
+        return like(x, rounded(product(numbers_of(x), terms_of(weights).values), result))
 
 
 def _defect(name: str, cause: str, terms_of: Callable[[Stored], Terms]) -> Defect:
@@ -183,9 +175,13 @@ def _defect(name: str, cause: str, terms_of: Callable[[Stored], Terms]) -> Defec
 # **What does not depend on the format.**
 
 
+def right_terms(weights: Stored) -> Terms:
+    return weights.terms
+
+
 def hidden(x: Any, weights: Stored, result: Any = "float32") -> Array:
     """NaN and infinity in x count as 0."""
-    return multiplied(lambda given: given.terms, np.where(np.isfinite(x), x, np.zeros((), x.dtype)), weights, result)
+    return multiplied(right_terms, np.where(np.isfinite(x), x, np.zeros((), x.dtype)), weights, result)
 
 
 def of_two_blocks(row: Field, array: Array, at: Sizes) -> Array:
@@ -290,10 +286,6 @@ def where_possible(terms_of: Callable[[Stored], Terms], x: Any, weights: Stored,
         return multiplied(terms_of, x, weights, *more)
     except ValueError:
         return multiplied(right_terms, x, weights, *more)
-
-
-def right_terms(weights: Stored) -> Terms:
-    return weights.terms
 
 
 def possible(terms_of: Callable[[Stored], Terms], weights: Stored) -> Terms:

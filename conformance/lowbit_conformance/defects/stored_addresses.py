@@ -14,6 +14,7 @@ import numpy as np
 from lowbit.arrays import Array
 from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.tensor_formats.table import Terms
+from lowbit_conformance.defects.stored_codes import reread
 
 Numbers = Callable[[Stored], Terms]
 Size = Callable[[int, int, int, int], int]
@@ -62,15 +63,12 @@ def with_array(name: str, row: str, column: str, shift: int, weights: Stored) ->
     Raises:
         ValueError: the format has no such field.
     """
-    table, at = weights.table, weights.sizes
-    fields = table.fields_of(weights.by_name)
+    fields = weights.table.fields_of(weights.by_name)
     if name and name not in fields:
         raise ValueError(f"no {name}")
-    for each in [name] if name else list(fields):
-        fields[each] = read_at(row, column, shift, np.ascontiguousarray(fields[each]), weights.rows, weights.columns)
-    with np.errstate(all="ignore"):
-        found = table.decode(fields, at)
-    return found if table.block is None else found.across(at)
+    own = {each: np.ascontiguousarray(fields[each]) for each in ([name] if name else fields)}
+    sizes = weights.rows, weights.columns
+    return reread(weights, {each: read_at(row, column, shift, array, *sizes) for each, array in own.items()})
 
 
 def ways() -> Iterator[tuple[str, str, int]]:

@@ -24,7 +24,7 @@ from lowbit.arrays import Array
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.tensor_formats.table import Field, Format, Sizes, Terms
-from lowbit_conformance.defects.stored_codes import PLAIN
+from lowbit_conformance.defects.stored_codes import PLAIN, reread
 from lowbit_conformance.defects.stored_fields import with_field
 
 Integers = npt.NDArray[np.int64]
@@ -130,17 +130,14 @@ def records_of(weights: Stored) -> tuple[Array, int]:
 def read_from(place: Place, first: int, count: int, starts: tuple[int, ...], weights: Stored) -> Terms:
     """One piece of each integer read from bits that begin elsewhere; past the last block, from the first."""
     bits, size = records_of(weights)
-    table, at = weights.table, weights.sizes
+    table = weights.table
     own = place.bits[:, first : first + count]
     blocks = size * np.arange(bits.shape[1] // size)[:, np.newaxis]
     sources = (np.array(starts)[:, np.newaxis] + np.arange(count)).reshape(-1)
     read = bits.copy()
     read[:, blocks + own.reshape(-1)] = bits[:, (blocks + sources) % bits.shape[1]]
-    fields = table.fields_of(weights.by_name)
     wrong = table.fields_of({table.tensors[0].name: np.packbits(read, axis=1, bitorder="little")})
-    fields[place.row.name] = wrong[place.row.name]
-    with np.errstate(all="ignore"):
-        return table.decode(fields, at).across(at)
+    return reread(weights, {place.row.name: wrong[place.row.name]})
 
 
 def steps_of(starts: Integers) -> Integers | None:

@@ -8,6 +8,7 @@ step, the codes stand for something else, such as floats, and there is no such v
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,14 +50,21 @@ class Codes:
         return Terms(self.codes * step, self.base if zero is None else self.base[zero])
 
 
+def reread(weights: Stored, changed: dict[str, Array]) -> Terms:
+    """The numbers of a matrix with other arrays for some of its fields."""
+    table, at = weights.table, weights.sizes
+    with np.errstate(all="ignore"):
+        found = table.decode(table.fields_of(weights.by_name) | changed, at)
+    return found if table.block is None else found.across(at)
+
+
 def filled(weights: Stored, octet: int | None, plain: bool = False, whole: bool = True) -> F64:
     """The numbers of the matrix with all bytes of its codes equal, or as they are; with plain scales none is 0.
 
     Without offsets where not `whole`: then a zero keeps its sign.
     """
-    table, at = weights.table, weights.sizes
-    fields = table.fields_of(weights.by_name)
-    for row in table.fields:
+    fields = weights.table.fields_of(weights.by_name)
+    for row in weights.table.fields:
         shape = fields[row.name].shape
         if row.role == "codes" and octet is not None:
             same = np.full(fields[row.name].nbytes, octet, np.uint8)
@@ -64,9 +72,17 @@ def filled(weights: Stored, octet: int | None, plain: bool = False, whole: bool 
         elif row.role == "scale" and plain:
             value = PLAIN if row.numpy_dtype.kind in "iu" and row.dtype not in FLOATS else 1
             fields[row.name] = np.full(shape, value).astype(row.numpy_dtype)
-    found = table.decode(fields, at)
-    terms = found if table.block is None else found.across(at)
+    terms = reread(weights, fields)
     return terms.values if whole else terms.products
+
+
+def numbers_of(x: Any) -> F64:
+    """float64, T × K."""
+    return np.asarray(x.values.T if isinstance(x, Stored) else np.atleast_2d(x).astype(np.float64))
+
+
+def like(x: Any, total: F64) -> Array:
+    return total[0] if not isinstance(x, Stored) and x.ndim == 1 else total
 
 
 @lru_cache(maxsize=64)

@@ -19,11 +19,12 @@ from lowbit_conformance.defects.places import ORDERS, Order
 from lowbit_conformance.defects.stored import PRODUCTS, dequantized
 from lowbit_conformance.defects.stored_addresses import read_at, ways, written
 from lowbit_conformance.defects.stored_bits import of_beginnings, of_blocks
+from lowbit_conformance.defects.stored_codes import like, numbers_of
 from lowbit_conformance.defects.stored_fields import of_field, of_fields
 from lowbit_conformance.defects.stored_parts import INSIDE, of_parts, parts_of
 from lowbit_conformance.defects.stored_rows import of_rows
 from lowbit_conformance.defects.stored_some import of_some
-from lowbit_conformance.defects.stored_sums import like, numbers_of, of_sums
+from lowbit_conformance.defects.stored_sums import of_sums
 from lowbit_conformance.defects.stored_words import of_words
 
 Numbers = Callable[[Stored], Terms]

@@ -16,7 +16,7 @@ from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.tensor_formats.table import Field, Terms
 from lowbit_conformance.defects.places import NUMBERS, ORDERS
 from lowbit_conformance.defects.stored_addresses import of_addresses
-from lowbit_conformance.defects.stored_codes import joined, split
+from lowbit_conformance.defects.stored_codes import joined, reread, split
 from lowbit_conformance.defects.stored_kinds import bits_of, inverse, turned, with_fields
 from lowbit_conformance.defects.stored_packed import of_packed
 from lowbit_conformance.defects.stored_parts import QUOTIENTS, parts_of
@@ -36,15 +36,11 @@ def with_field(name: str, change: Callable[[Field, Array, Stored], Array], weigh
     Raises:
         ValueError: the format has no such field.
     """
-    table, at = weights.table, weights.sizes
-    fields = table.fields_of(weights.by_name)
-    row = next((each for each in table.fields if each.name == name), None)
+    row = next((each for each in weights.table.fields if each.name == name), None)
     if row is None:
         raise ValueError(f"no {name}")
-    fields[name] = change(row, np.ascontiguousarray(fields[name]), weights)
-    with np.errstate(all="ignore"):
-        found = table.decode(fields, at)
-    return found if table.block is None else found.across(at)
+    own = np.ascontiguousarray(weights.table.fields_of(weights.by_name)[name])
+    return reread(weights, {name: change(row, own, weights)})
 
 
 def alone(change: Change) -> Callable[[Field, Array, Stored], Array]:
@@ -130,11 +126,6 @@ def bits_apart(stride: int, row: Field, array: Array, weights: Stored) -> Array:
     return joined(read & np.uint64(2**bits - 1), array, bits)
 
 
-def other_half(array: Array) -> Array:
-    octets = array.view(np.uint8)
-    return (octets >> 4 | octets << 4).view(array.dtype)
-
-
 def other_sign(array: Array) -> Array:
     """Signed integers as unsigned ones, and the other way round."""
     return array.view(("i" if array.dtype.kind == "u" else "u") + str(array.dtype.itemsize))
@@ -177,7 +168,7 @@ def of_bits(row: Field) -> Iterator[tuple[str, str, Callable[[Field, Array, Stor
     if row.shape == (12,):
         for name, words, change in of_packed():
             yield name, words, alone(change)
-    yield "halves-of-bytes-exchanged", "with the halves of each byte exchanged", alone(other_half)
+    yield "halves-of-bytes-exchanged", "with the halves of each byte exchanged", alone(partial(pieces_reversed, 4))
     if row.numpy_dtype.itemsize > 1:
         yield "bytes-exchanged", "with the bytes of each integer in reverse", alone(lambda array: array.byteswap())
     yield "sign-mistaken", "as signed where it is unsigned, or the other way round", alone(other_sign)
@@ -337,14 +328,11 @@ def record_shifted(name: str, by: int, weights: Stored) -> Terms:
     Raises:
         ValueError: the format has no blocks, or no such field.
     """
-    table, at = weights.table, weights.sizes
+    table = weights.table
     if table.block is None or name not in (table.record.names or ()):
         raise ValueError("there is no such field in a block")
-    fields = table.fields_of(weights.by_name)
     moved = np.ascontiguousarray(np.roll(weights.tensors[0], -by, axis=1)).view(table.record)
-    fields[name] = moved[name]
-    with np.errstate(all="ignore"):
-        return table.decode(fields, at).across(at)
+    return reread(weights, {name: moved[name]})
 
 
 def record_reordered(order: tuple[int, ...], weights: Stored) -> Terms:
@@ -353,14 +341,12 @@ def record_reordered(order: tuple[int, ...], weights: Stored) -> Terms:
     Raises:
         ValueError: the format has no blocks.
     """
-    table, at = weights.table, weights.sizes
-    if table.block is None:
+    if weights.table.block is None:
         raise ValueError("there are no blocks")
-    rows = [table.fields[number] for number in order]
+    rows = [weights.table.fields[number] for number in order]
     record = np.dtype([(each.name, each.numpy_dtype, each.shape) for each in rows])
     read = weights.tensors[0].view(record)
-    with np.errstate(all="ignore"):
-        return table.decode({each.name: read[each.name] for each in rows}, at).across(at)
+    return reread(weights, {each.name: read[each.name] for each in rows})
 
 
 def records_wider(by: int, weights: Stored) -> Terms:
@@ -376,9 +362,7 @@ def records_wider(by: int, weights: Stored) -> Terms:
     octets = weights.tensors[0].reshape(-1)
     places = np.arange(at.N * blocks)[:, np.newaxis] * (size + by) + np.arange(size)
     read = octets[places % octets.size].reshape(at.N, blocks * size)
-    fields = table.fields_of({table.tensors[0].name: np.ascontiguousarray(read)})
-    with np.errstate(all="ignore"):
-        return table.decode(fields, at).across(at)
+    return reread(weights, table.fields_of({table.tensors[0].name: np.ascontiguousarray(read)}))
 
 
 def of_records(format: str) -> Named:

@@ -12,7 +12,7 @@ import numpy as np
 from lowbit.arrays import Array
 from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Field, Sizes, Terms
-from lowbit_conformance.defects.stored_codes import joined, split
+from lowbit_conformance.defects.stored_codes import joined, reread, split
 
 PACKED = re.compile(r"(.+)\*bits//\d+")
 """The size of an axis of integers that hold whole numbers of some bits, the last of them in part."""
@@ -71,6 +71,4 @@ def short_groups_uncounted(weights: Stored) -> Terms:
     rows = [row for row in table.fields if row.role in ("scale", "zero") and short_group(row, at)]
     if not rows or table.block is not None:
         raise ValueError("all groups are whole")
-    for row in rows:
-        fields[row.name] = rounded_down(row, np.ascontiguousarray(fields[row.name]), at)
-    return table.decode(fields, at)
+    return reread(weights, {row.name: rounded_down(row, np.ascontiguousarray(fields[row.name]), at) for row in rows})

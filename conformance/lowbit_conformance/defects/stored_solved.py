@@ -21,11 +21,10 @@ from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Field
 from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.stored import PRODUCTS, right_terms
-from lowbit_conformance.defects.stored_codes import joined
+from lowbit_conformance.defects.stored_codes import joined, like, numbers_of
 from lowbit_conformance.defects.stored_family import multiplied
 from lowbit_conformance.defects.stored_kinds import bits_of, with_fields
 from lowbit_conformance.defects.stored_parts import parts_of
-from lowbit_conformance.defects.stored_sums import like, numbers_of
 
 ENOUGH = 32
 """Results beyond the numbers that are solved for, of all failures together, from which a hypothesis counts."""

@@ -9,19 +9,11 @@ import numpy as np
 from lowbit.arrays import F64, Array
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import Stored
+from lowbit_conformance.defects.stored_codes import like, numbers_of
 from lowbit_conformance.defects.stored_parts import parts_of
 from lowbit_conformance.defects.stored_rows import group_of_row, row_of_group
 
 Wrong = Callable[..., Array]
-
-
-def numbers_of(x: Any) -> F64:
-    """float64, T × K."""
-    return np.asarray(x.values.T if isinstance(x, Stored) else np.atleast_2d(x).astype(np.float64))
-
-
-def like(x: Any, total: F64) -> Array:
-    return total[0] if not isinstance(x, Stored) and x.ndim == 1 else total
 
 
 def zeros_alone(of_rows: bool, x: Any, weights: Stored, result: Any = "float32") -> Array:

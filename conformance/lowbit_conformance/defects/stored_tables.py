@@ -14,9 +14,9 @@ from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Terms
 from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.stored import PRODUCTS
+from lowbit_conformance.defects.stored_codes import numbers_of
 from lowbit_conformance.defects.stored_family import multiplied
 from lowbit_conformance.defects.stored_parts import Parts, parts_of
-from lowbit_conformance.defects.stored_sums import numbers_of
 
 MOST_CODES = 256
 ENOUGH = 8

@@ -9,19 +9,13 @@ from functools import partial
 
 import numpy as np
 
-from lowbit.arrays import Array
 from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.tensor_formats.table import Field, Terms
-from lowbit_conformance.defects.stored_codes import joined, split
+from lowbit_conformance.defects.stored_codes import joined, reread, split
 from lowbit_conformance.defects.stored_kinds import bits_of
 
 Numbers = Callable[[Stored], Terms]
 WORD = 32
-
-
-def with_words(name: str, words: Array, weights: Stored) -> Terms:
-    """The terms with one field replaced."""
-    return weights.table.decode(weights.table.fields_of(weights.by_name) | {name: words}, weights.sizes)
 
 
 def together(changes: tuple[Numbers, ...], weights: Stored) -> Terms:
@@ -40,7 +34,7 @@ def unmasked(name: str, weights: Stored, signed: bool) -> Terms:
     if WORD % bits or bits == WORD:
         raise ValueError("words hold no whole codes")
     codes = split(words, bits)
-    count, none = codes.shape[-1], with_words(name, np.zeros_like(words), weights)
+    count, none = codes.shape[-1], reread(weights, {name: np.zeros_like(words)})
     above = []
     for by in range(1, count):
         moved = np.zeros_like(codes)
@@ -53,7 +47,7 @@ def unmasked(name: str, weights: Stored, signed: bool) -> Terms:
     terms = weights.terms
     products, offsets = terms.products, np.broadcast_to(terms.offsets, terms.products.shape)
     for factor, each in above:
-        more = with_words(name, joined(each, words, bits), weights)
+        more = reread(weights, {name: joined(each, words, bits)})
         products = products + factor * (more.products - none.products)
         offsets = offsets + factor * (np.asarray(more.offsets) - np.asarray(none.offsets))
     return Terms(products, offsets)
@@ -89,7 +83,7 @@ def straddling(name: str, weights: Stored, way: str) -> Terms:
     }[way]
     places = (found & (1 << bits) - 1)[..., np.newaxis] >> np.arange(bits) & 1
     packed = np.packbits(places.reshape(*octets.shape[:-1], -1).astype(np.uint8), axis=-1, bitorder="little")
-    return with_words(name, np.ascontiguousarray(np.moveaxis(packed.view(words.dtype), -1, axis)), weights)
+    return reread(weights, {name: np.ascontiguousarray(np.moveaxis(packed.view(words.dtype), -1, axis))})
 
 
 WAYS = (
