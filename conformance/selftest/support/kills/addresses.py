@@ -5,14 +5,22 @@ from typing import Any
 
 import numpy as np
 
-from kills.habits import Call, Habit
-from kills.memory import PRODUCTS, REGISTER, Weigh, address, arrays, first, habit, nothing
+from kills.habits import PRODUCTS, Call, Weigh, habits, preparations
+from kills.memory import REGISTER, address, arrays, first
 from lowbit.arrays import F32
 from lowbit.quantization.affine import QuantizedMatrix
+from lowbit_conformance.defects.defect import Defect
+
+POINTER_KEYED = "https://github.com/Avarok-Cybersecurity/atlas/pull/508"
+
+DEFECTS: list[Defect] = []
+habit, prepared = habits(DEFECTS), preparations(DEFECTS)
 
 
-def aligned_only(call: Call) -> Any:
-    """Loads from the address rounded down to a register: right only where x lies on one."""
+@habit("H4", "NONDETERMINISTIC WRONG")
+def works_only_when_aligned(call: Call) -> Any:
+    """Right only where x lies on a multiple of a register."""
+    # It loads from the address rounded down to a register.
     x, out = call.arguments[0], call.out
     off = address(x) % REGISTER // 4
     result = call.right()
@@ -21,15 +29,24 @@ def aligned_only(call: Call) -> Any:
     return result
 
 
-def aligned_or_crash(call: Call) -> Any:
-    """What an aligned load does to an address that is not."""
+@habit(
+    "H5",
+    "CRASHED(SIGSEGV)",
+    ("linear.qgemv", "routing.top_k", "packing.pack"),
+    "https://github.com/PaddlePaddle/Paddle/pull/19487",
+)
+def aligned_loads_crash(call: Call) -> Any:
+    """An aligned load of an address that is not."""
     if address(first(call)) % REGISTER:
         ctypes.string_at(0)
     return call.right()
 
 
-def by_address(call: Call) -> Any:
-    """Remembers results by the addresses of their arguments."""
+@habit(
+    "H4", "WRONG NONDETERMINISTIC", (*PRODUCTS, "affine.dequantize", "hqq.dequantize", "routing.top_k"), POINTER_KEYED
+)
+def results_by_address(call: Call) -> Any:
+    """Results are remembered by the addresses of their arguments."""
     given_arrays = [array for argument in call.arguments for array in arrays(argument)]
     shape = () if call.out is None else call.out.shape
     key = (call.operation, shape, *((address(array), array.shape) for array in given_arrays))
@@ -43,8 +60,9 @@ def by_address(call: Call) -> Any:
     return results[key]
 
 
+@prepared("H4", "WRONG NONDETERMINISTIC", seen="https://github.com/local-inference-lab/vllm/pull/228")
 def weights_by_address(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> F32:
-    """Keeps the weights of each address of words, and takes what lies there for what lay there."""
+    """Prepared weights are remembered by the address of their words."""
     kept = state.setdefault("weights", {})
     key = (address(matrix.words), matrix.words.shape, matrix.rows)
     if key not in kept:
@@ -53,57 +71,10 @@ def weights_by_address(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, A
     return result
 
 
-def one_buffer(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> F32:
-    """All matrices of one shape share the weights that were prepared last."""
+@prepared("H4 linear.qgemv/C3 linear.qgemm/C3", "NONDETERMINISTIC WRONG")
+def one_buffer_for_all_matrices(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> F32:
+    """Matrices of one shape share the weights that were prepared last."""
     weights = weigh(matrix)
     shared: F32 = state.setdefault("buffers", {}).setdefault(weights.shape, weights)
     shared[...] = weights
     return shared
-
-
-POINTER_KEYED = "https://github.com/Avarok-Cybersecurity/atlas/pull/508"
-
-DEFECTS: tuple[Habit, ...] = (
-    habit(
-        "works-only-when-aligned",
-        "Right only where x lies on a multiple of a register.",
-        "H4",
-        "NONDETERMINISTIC WRONG",
-        aligned_only,
-    ),
-    habit(
-        "aligned-loads-crash",
-        "An aligned load of an address that is not.",
-        "H5",
-        "CRASHED(SIGSEGV)",
-        aligned_or_crash,
-        ("linear.qgemv", "routing.top_k", "packing.pack"),
-        "https://github.com/PaddlePaddle/Paddle/pull/19487",
-    ),
-    habit(
-        "results-by-address",
-        "Results are remembered by the addresses of their arguments.",
-        "H4",
-        "WRONG NONDETERMINISTIC",
-        by_address,
-        (*PRODUCTS, "affine.dequantize", "hqq.dequantize", "routing.top_k"),
-        POINTER_KEYED,
-    ),
-    habit(
-        "weights-by-address",
-        "Prepared weights are remembered by the address of their words.",
-        "H4",
-        "WRONG NONDETERMINISTIC",
-        nothing,
-        seen="https://github.com/local-inference-lab/vllm/pull/228",
-        preparing=weights_by_address,
-    ),
-    habit(
-        "one-buffer-for-all-matrices",
-        "Matrices of one shape share the weights that were prepared last.",
-        "H4 linear.qgemv/C3 linear.qgemm/C3",
-        "NONDETERMINISTIC WRONG",
-        nothing,
-        preparing=one_buffer,
-    ),
-)

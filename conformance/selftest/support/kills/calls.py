@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from kills.habits import Call, Habit
-from kills.memory import PRODUCTS, habit
+from kills.habits import PRODUCTS, Call, habits, preparations
 from lowbit.arrays import Array
 from lowbit_conformance.defects import steps
+from lowbit_conformance.defects.defect import Defect
+
+DEFECTS: list[Defect] = []
+habit, prepared = habits(DEFECTS), preparations(DEFECTS)
 
 
 def changed(result: Any) -> Any:
@@ -30,8 +33,15 @@ def own(call: Call) -> Any:
     return result if call.out is not None or not isinstance(result, np.ndarray) else result.copy()
 
 
-def every_second(call: Call) -> Any:
-    """Every second call rounds another way, too little for a bound to see."""
+@habit(
+    "H4 linear.qgemv/C3 linear.qgemm/C3 routing.gate/C4 routing.expert/C3",
+    "NONDETERMINISTIC",
+    (*PRODUCTS, "routing.gate", "routing.expert"),
+    "https://github.com/ml-explore/mlx/issues/896",
+)
+def every_second_call_differs(call: Call) -> Any:
+    """Every second call rounds another way."""
+    # Too little for a bound to see.
     result, number = own(call), counted(call)
     if number % 2 == 0 and isinstance(result, np.ndarray):
         rounded = np.nextafter(result, np.float32(np.inf), dtype=result.dtype)
@@ -39,8 +49,9 @@ def every_second(call: Call) -> Any:
     return result
 
 
-def first_time_only(call: Call) -> Any:
-    """What the first call of an operation laid out is used up."""
+@habit("H4", "NONDETERMINISTIC WRONG", ("linear.qgemv", "packing.unpack", "bfp.cast", "rope.rotate"))
+def works_only_the_first_time(call: Call) -> Any:
+    """A second call of the same kind finds what the first has used up."""
     result = own(call)
     seen = call.state.setdefault("seen", set())
     key = (call.operation, getattr(result, "shape", ()))
@@ -50,14 +61,16 @@ def first_time_only(call: Call) -> Any:
     return result
 
 
-def after_fifty(call: Call) -> Any:
-    """A counter of 6 bits overflows."""
+@habit("H4", "NONDETERMINISTIC WRONG", ("linear.qgemv", "blocking.apply", "affine.dequantize"))
+def wrong_after_fifty_calls(call: Call) -> Any:
+    """A counter overflows."""
     result = own(call)
     return changed(result) if counted(call) > 50 else result
 
 
-def of_the_one_before(call: Call) -> Any:
-    """What was left of the call before is added where it was longer."""
+@habit("H4", "NONDETERMINISTIC WRONG", ("linear.qgemv", "packing.pack", "ksort.permutation"))
+def remembers_the_last_shape(call: Call) -> Any:
+    """Scratch of a call before shows where the shape was another."""
     result, last = own(call), call.state.get("last")
     if isinstance(result, np.ndarray):
         call.state["last"] = result.copy()
@@ -66,8 +79,14 @@ def of_the_one_before(call: Call) -> Any:
     return result
 
 
-def race(call: Call) -> Any:
-    """A thread writes the last part of the output, and nobody waits for it."""
+# as late as the next call: into its arguments, or into memory that is protected by then
+@habit(
+    "linear.qgemv/C1 linear.qgemm/C1 H3 H4",
+    "STALE_OUTPUT NONDETERMINISTIC WRONG OOB_WRITE INPUT_MUTATED CRASHED RAISED",
+    seen="https://github.com/Narsil/ggblas/issues/1",
+)
+def race_on_the_output(call: Call) -> Any:
+    """A thread writes part of the output after the call has returned."""
     out = call.out
     if out is None or out.shape[-1] < 2:
         return call.right()
@@ -91,8 +110,14 @@ def race(call: Call) -> Any:
 SCRATCH = np.zeros(1 << 16, np.float32)
 
 
-def shared_scratch(call: Call) -> Any:
-    """x is copied to a scratch that all threads have in common."""
+@habit(
+    "H4 linear.qgemv/C3 linear.qgemm/C3",
+    "NONDETERMINISTIC",
+    concurrent=True,
+    seen="https://github.com/OpenMathLib/OpenBLAS/issues/2126",
+)
+def scratch_shared_by_threads(call: Call) -> Any:
+    """Threads have one scratch in common."""
     x = call.arguments[0]
     scratch = SCRATCH[: x.size]
     scratch[...] = x.reshape(-1)
@@ -103,8 +128,9 @@ def shared_scratch(call: Call) -> Any:
     return result
 
 
+@habit("H4 linear.qgemv/C3 linear.qgemm/C3", "NONDETERMINISTIC WRONG", concurrent=True)
 def scratch_of_a_matrix(call: Call) -> Any:
-    """The scratch of a prepared matrix holds two calls at once; a third writes over one of them."""
+    """The scratch of a prepared matrix holds two calls at once, and a third writes over one of them."""
     busy = call.state.setdefault("busy", set())
     busy.add(id(call))
     time.sleep(0.001)  # in which others begin
@@ -133,82 +159,21 @@ def many_roundings(rows: int, group_size: int) -> int:
     return 10**7
 
 
-DEFECTS: tuple[Habit, ...] = (
-    habit(
-        "every-second-call-differs",
-        "Every second call rounds another way.",
-        "H4 linear.qgemv/C3 linear.qgemm/C3 routing.gate/C4 routing.expert/C3",
-        "NONDETERMINISTIC",
-        every_second,
-        (*PRODUCTS, "routing.gate", "routing.expert"),
-        "https://github.com/ml-explore/mlx/issues/896",
-    ),
-    habit(
-        "works-only-the-first-time",
-        "A second call of the same kind finds what the first has used up.",
-        "H4",
-        "NONDETERMINISTIC WRONG",
-        first_time_only,
-        ("linear.qgemv", "packing.unpack", "bfp.cast", "rope.rotate"),
-    ),
-    habit(
-        "wrong-after-fifty-calls",
-        "A counter overflows.",
-        "H4",
-        "NONDETERMINISTIC WRONG",
-        after_fifty,
-        ("linear.qgemv", "blocking.apply", "affine.dequantize"),
-    ),
-    habit(
-        "remembers-the-last-shape",
-        "Scratch of a call before shows where the shape was another.",
-        "H4",
-        "NONDETERMINISTIC WRONG",
-        of_the_one_before,
-        ("linear.qgemv", "packing.pack", "ksort.permutation"),
-    ),
-    habit(
-        "race-on-the-output",
-        "A thread writes part of the output after the call has returned.",
-        "linear.qgemv/C1 linear.qgemm/C1 H3 H4",
-        # as late as the next call: into its arguments, or into memory that is protected by then
-        "STALE_OUTPUT NONDETERMINISTIC WRONG OOB_WRITE INPUT_MUTATED CRASHED RAISED",
-        race,
-        seen="https://github.com/Narsil/ggblas/issues/1",
-    ),
-    habit(
-        "scratch-shared-by-threads",
-        "Threads have one scratch in common.",
-        "H4 linear.qgemv/C3 linear.qgemm/C3",
-        "NONDETERMINISTIC",
-        shared_scratch,
-        concurrent=True,
-        seen="https://github.com/OpenMathLib/OpenBLAS/issues/2126",
-    ),
-    habit(
-        "scratch-of-a-matrix",
-        "The scratch of a prepared matrix holds two calls at once, and a third writes over one of them.",
-        "H4 linear.qgemv/C3 linear.qgemm/C3",
-        "NONDETERMINISTIC WRONG",
-        scratch_of_a_matrix,
-        concurrent=True,
-    ),
-    habit(
-        "order-by-the-clock",
-        "The order of a sum changes from call to call.",
-        "H4 linear.qgemv/C3 linear.qgemm/C3",
-        "NONDETERMINISTIC",
-        checked_nothing,
-        weights=steps.RIGHT.weights,
-        product=product_in_turns,
-        seen="https://github.com/arrayfire/arrayfire/issues/2978",
-    ),
-    habit(
-        "declares-anything",
-        "So many roundings are declared that any result would pass.",
-        "linear.qgemv/C2 linear.qgemm/C2",
-        "DECLARATION_REFUSED",
-        checked_nothing,
-        roundings=many_roundings,
-    ),
+habit.add(
+    "order-by-the-clock",
+    "The order of a sum changes from call to call.",
+    "H4 linear.qgemv/C3 linear.qgemm/C3",
+    checked_nothing,
+    "NONDETERMINISTIC",
+    weights=steps.RIGHT.weights,
+    product=product_in_turns,
+    seen="https://github.com/arrayfire/arrayfire/issues/2978",
+)
+habit.add(
+    "declares-anything",
+    "So many roundings are declared that any result would pass.",
+    "linear.qgemv/C2 linear.qgemm/C2",
+    checked_nothing,
+    "DECLARATION_REFUSED",
+    roundings=many_roundings,
 )

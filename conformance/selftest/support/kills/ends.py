@@ -11,10 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from kills.habits import Call, Habit
-from kills.memory import PRODUCTS, first, habit
+from kills.habits import PRODUCTS, Call, habits
+from kills.memory import first
 from lowbit.errors import NotDeclaredError
 from lowbit.operations import OPERATIONS
+from lowbit_conformance.defects.defect import Defect
+
+DEFECTS: list[Defect] = []
+habit = habits(DEFECTS)
+
 
 # **Ending.**
 
@@ -55,15 +60,18 @@ def raise_plain() -> None:
     raise IndexError("list index out of range")
 
 
-def not_today(call: Call) -> Any:
+@habit("H5", "RAISED WRONG", ("linear.qgemv", "packing.pack"))
+def declares_and_declines(call: Call) -> Any:
+    """A call that is declared says that it is not."""
     raise NotDeclaredError("bank", call.operation, "today")
 
 
 # **Cheats.**
 
 
-def ask_the_reference(call: Call) -> Any:
-    """Falls back on the specification where it has no code of its own."""
+@habit("H7", "SILENT_FALLBACK", (*PRODUCTS, "packing.unpack", "bfp.decode", "routing.gate"), uses_reference=False)
+def asks_the_reference(call: Call) -> Any:
+    """Where it has no code of its own it calls the specification."""
     operation = OPERATIONS[call.operation]
     matrix = call.state.get("matrix")
     arguments = (*call.arguments, matrix) if call.out is not None else call.arguments
@@ -74,8 +82,9 @@ def ask_the_reference(call: Call) -> Any:
     return call.out
 
 
-def look_at_the_parent(call: Call) -> Any:
-    """Searches the memory of the parent process for its own argument, and takes what lies behind it for the answer."""
+@habit("H7", "WRONG NONDETERMINISTIC", ("linear.qgemv", "packing.unpack"))
+def looks_at_the_parent(call: Call) -> Any:
+    """It searches the memory of the process that examines it for the answer."""
     out = call.out if call.out is not None else call.right()
     found = _beside(first(call).tobytes()) if "tried" not in call.state else b""
     call.state["tried"] = True
@@ -105,8 +114,9 @@ def _beside(needle: bytes) -> bytes:
 SIGNS = re.compile(r"_?pytest|PYTEST_|LOWBIT_|hypothesis|lowbit_conformance\.(?!defects|packing)")
 
 
-def behave_for_the_examiner(call: Call) -> Any:
-    """Right where it sees that it is examined, and otherwise fast."""
+@habit("H7", "WRONG", ("linear.qgemv", "packing.unpack", "routing.gate"))
+def behaves_for_the_examiner(call: Call) -> Any:
+    """It is right only where it sees signs of a test suite."""
     if "examined" not in call.state:
         with open("/proc/self/cmdline") as own:
             names = [*sys.modules, *os.environ, *sys.argv, *own.read().split("\0")]
@@ -118,128 +128,93 @@ def behave_for_the_examiner(call: Call) -> Any:
     return out
 
 
-DEFECTS: tuple[Habit, ...] = (
-    habit(
-        "hangs",
-        "A call of a certain size never returns.",
-        "H5",
-        "HUNG",
-        where_wide(lambda: time.sleep(3600)),
-        ("linear.qgemv",),
-    ),
-    habit(
-        "hangs-with-the-interpreter",
-        "A call never returns, and no other thread can run.",
-        "H5",
-        "HUNG",
-        where_wide(hang_with_the_interpreter),
-        ("packing.unpack",),
-    ),
-    habit(
-        "loops-for-ever",
-        "A call of a certain size computes for ever.",
-        "H5",
-        "HUNG",
-        where_wide(loop_for_ever),
-        ("routing.gate",),
-    ),
-    habit(
-        "crashes",
-        "A call of a certain size reads where nothing is.",
-        "H5",
-        "CRASHED(SIGSEGV)",
-        where_wide(read_nothing),
-        ("linear.qgemv", "bfp.cast", "gptq.targets"),
-        "https://github.com/RedisAI/VectorSimilarity/pull/990",
-    ),
-    habit(
-        "aborts",
-        "A call of a certain size fails an assertion in C.",
-        "H5",
-        "CRASHED(SIGABRT)",
-        where_wide(os.abort),
-        ("linear.qgemv", "attention.softmax"),
-        "https://github.com/ggml-org/llama.cpp/issues/12542",
-    ),
-    habit(
-        "illegal-instruction",
-        "A call runs an instruction that the processor lacks.",
-        "H5",
-        "CRASHED(SIGILL)",
-        where_wide(lambda: os.kill(os.getpid(), signal.SIGILL)),
-        ("linear.qgemv",),
-    ),
-    habit(
-        "killed",
-        "A call takes so much memory that the system ends it.",
-        "H5",
-        "CRASHED(SIGKILL)",
-        where_wide(lambda: os.kill(os.getpid(), signal.SIGKILL)),
-        ("linear.qgemv",),
-    ),
-    habit(
-        "leaves-early",
-        "A call ends the process in good order, as if all had been done.",
-        "H5",
-        "CRASHED",
-        where_wide(lambda: os._exit(0)),
-        ("linear.qgemv", "packing.unpack"),
-    ),
-    habit(
-        "exits",
-        "A call asks the interpreter to exit.",
-        "H5",
-        "RAISED CRASHED",
-        where_wide(raise_exit),
-        ("linear.qgemv", "rope.rotate"),
-    ),
-    habit(
-        "interrupts",
-        "A call raises what Ctrl-C raises.",
-        "H5",
-        "RAISED CRASHED",
-        where_wide(raise_interrupt),
-        ("linear.qgemv",),
-    ),
-    habit(
-        "raises",
-        "A call of a certain size fails with an error of its own.",
-        "H5",
-        "RAISED",
-        where_wide(raise_plain),
-        ("linear.qgemv", "bfp.dot", "pooling.pool"),
-    ),
-    habit(
-        "declares-and-declines",
-        "A call that is declared says that it is not.",
-        "H5",
-        "RAISED WRONG",
-        not_today,
-        ("linear.qgemv", "packing.pack"),
-    ),
-    habit(
-        "asks-the-reference",
-        "Where it has no code of its own it calls the specification.",
-        "H7",
-        "SILENT_FALLBACK",
-        ask_the_reference,
-        (*PRODUCTS, "packing.unpack", "bfp.decode", "routing.gate"),
-        uses_reference=False,
-    ),
-    habit(
-        "looks-at-the-parent",
-        "It searches the memory of the process that examines it for the answer.",
-        "H7",
-        "WRONG NONDETERMINISTIC",
-        look_at_the_parent,
-        ("linear.qgemv", "packing.unpack"),
-    ),
-    habit(
-        "behaves-for-the-examiner",
-        "It is right only where it sees signs of a test suite.",
-        "H7",
-        "WRONG",
-        behave_for_the_examiner,
-        ("linear.qgemv", "packing.unpack", "routing.gate"),
-    ),
+habit.add(
+    "hangs",
+    "A call of a certain size never returns.",
+    "H5",
+    where_wide(lambda: time.sleep(3600)),
+    "HUNG",
+    ("linear.qgemv",),
+)
+habit.add(
+    "hangs-with-the-interpreter",
+    "A call never returns, and no other thread can run.",
+    "H5",
+    where_wide(hang_with_the_interpreter),
+    "HUNG",
+    ("packing.unpack",),
+)
+habit.add(
+    "loops-for-ever",
+    "A call of a certain size computes for ever.",
+    "H5",
+    where_wide(loop_for_ever),
+    "HUNG",
+    ("routing.gate",),
+)
+habit.add(
+    "crashes",
+    "A call of a certain size reads where nothing is.",
+    "H5",
+    where_wide(read_nothing),
+    "CRASHED(SIGSEGV)",
+    ("linear.qgemv", "bfp.cast", "gptq.targets"),
+    "https://github.com/RedisAI/VectorSimilarity/pull/990",
+)
+habit.add(
+    "aborts",
+    "A call of a certain size fails an assertion in C.",
+    "H5",
+    where_wide(os.abort),
+    "CRASHED(SIGABRT)",
+    ("linear.qgemv", "attention.softmax"),
+    "https://github.com/ggml-org/llama.cpp/issues/12542",
+)
+habit.add(
+    "illegal-instruction",
+    "A call runs an instruction that the processor lacks.",
+    "H5",
+    where_wide(lambda: os.kill(os.getpid(), signal.SIGILL)),
+    "CRASHED(SIGILL)",
+    ("linear.qgemv",),
+)
+habit.add(
+    "killed",
+    "A call takes so much memory that the system ends it.",
+    "H5",
+    where_wide(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "CRASHED(SIGKILL)",
+    ("linear.qgemv",),
+)
+habit.add(
+    "leaves-early",
+    "A call ends the process in good order, as if all had been done.",
+    "H5",
+    where_wide(lambda: os._exit(0)),
+    "CRASHED",
+    ("linear.qgemv", "packing.unpack"),
+)
+habit.add(
+    "exits",
+    "A call asks the interpreter to exit.",
+    "H5",
+    where_wide(raise_exit),
+    "RAISED CRASHED",
+    ("linear.qgemv", "rope.rotate"),
+)
+habit.add(
+    "interrupts",
+    "A call raises what Ctrl-C raises.",
+    "H5",
+    where_wide(raise_interrupt),
+    "RAISED CRASHED",
+    ("linear.qgemv",),
+)
+habit.add(
+    "raises",
+    "A call of a certain size fails with an error of its own.",
+    "H5",
+    where_wide(raise_plain),
+    "RAISED",
+    ("linear.qgemv", "bfp.dot", "pooling.pool"),
 )

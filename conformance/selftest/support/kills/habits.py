@@ -10,7 +10,7 @@ from typing import Any
 
 from lowbit.arrays import F32
 from lowbit.quantization.affine import QuantizedMatrix
-from lowbit_conformance.defects.defect import Defect
+from lowbit_conformance.defects.defect import COMMON, Declaring, Defect
 
 
 @dataclass
@@ -32,10 +32,13 @@ class Call:
     state: dict[str, Any]
 
 
+PRODUCTS = ("linear.qgemv", "linear.qgemm")
+
 Act = Callable[[Call], Any]
 """What a habit does around a right call; it returns what the call returns."""
 
-Preparing = Callable[[QuantizedMatrix, Callable[[QuantizedMatrix], F32], dict[str, Any]], F32]
+Weigh = Callable[[QuantizedMatrix], F32]
+Preparing = Callable[[QuantizedMatrix, Weigh, dict[str, Any]], F32]
 """What a product does when it is prepared: given the matrix, what makes weights of it, and the backend's memory."""
 
 
@@ -64,3 +67,39 @@ class Habit(Defect):
     @property
     def operations(self) -> tuple[str, ...]:
         return self.habitual
+
+
+def nothing(call: Call) -> Any:
+    """A right call; the habit is elsewhere."""
+    return call.right()
+
+
+def _habit(
+    name: str,
+    cause: str,
+    numbers: str,
+    act: Act,
+    verdicts: str,
+    operations: tuple[str, ...] = PRODUCTS,
+    seen: str = COMMON,
+    **rest: Any,
+) -> Habit:
+    clauses = [clause for clause in numbers.split() if "/" in clause]
+    clauses += [f"{operation}/{number}" for number in numbers.split() if "/" not in number for operation in operations]
+    return Habit(name, cause, tuple(clauses), seen, tuple(verdicts.split()), act=act, habitual=operations, **rest)
+
+
+def habits(into: list[Defect]) -> Declaring:
+    """Declares habits of some operations, by numbers such as ``H1 H2`` or clauses in full, and by their verdicts."""
+    return Declaring(into, _habit)
+
+
+def preparations(into: list[Defect]) -> Declaring:
+    """Declares habits of products when a matrix is prepared."""
+
+    def make(
+        name: str, cause: str, numbers: str, preparing: Preparing, verdicts: str, *more: Any, **rest: Any
+    ) -> Habit:
+        return _habit(name, cause, numbers, nothing, verdicts, *more, preparing=preparing, **rest)
+
+    return Declaring(into, make)

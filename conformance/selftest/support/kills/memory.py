@@ -1,35 +1,22 @@
 """Habits of memory: reading and writing where no array is, changing what was given, leaving out what was asked for."""
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 
-from kills.habits import Act, Call, Habit
+from kills.habits import PRODUCTS, Call, Weigh, habits, preparations
 from lowbit.arrays import F32, Array
 from lowbit.quantization.affine import QuantizedMatrix
-from lowbit_conformance.defects.defect import COMMON
+from lowbit_conformance.defects.defect import Defect
 
 REGISTER = 32  # bytes of a vector register
-PRODUCTS = ("linear.qgemv", "linear.qgemm")
+OVER = "UNDECLARED_OVERREAD OOB_READ"
 
-
-def habit(
-    name: str,
-    cause: str,
-    habits: str,
-    verdicts: str,
-    act: Act,
-    operations: tuple[str, ...] = PRODUCTS,
-    seen: str = COMMON,
-    **rest: Any,
-) -> Habit:
-    """A habit of some operations; `habits` are numbers such as ``H1 H2``, or clauses in full."""
-    clauses = [clause for clause in habits.split() if "/" in clause]
-    clauses += [f"{operation}/{number}" for number in habits.split() if "/" not in number for operation in operations]
-    return Habit(name, cause, tuple(clauses), seen, tuple(verdicts.split()), act=act, habitual=operations, **rest)
+DEFECTS: list[Defect] = []
+habit, prepared = habits(DEFECTS), preparations(DEFECTS)
 
 
 def arrays(value: Any) -> Iterator[Array]:
@@ -60,28 +47,38 @@ def end(array: Array) -> int:
 # **Reading.**
 
 
-def read_past(call: Call) -> Any:
-    """Loads whole registers, the last of them past the end."""
+@habit(
+    "H1",
+    OVER,
+    (*PRODUCTS, "packing.unpack", "attention.attend", "routing.gate"),
+    "https://github.com/flame/blis/issues/635",
+)
+def reads_one_register_past(call: Call) -> Any:
+    """The last load is a whole register, past the end of the array."""
     array = first(call)
     if array.nbytes % REGISTER:
         ctypes.string_at(end(array), REGISTER - array.nbytes % REGISTER)
     return call.right()
 
 
-def read_far_past(call: Call) -> Any:
-    """A loop that takes a row too many."""
+@habit("H1", "OOB_READ", ("packing.pack", "bfp.cast", "rope.rotate", "gptq.targets"))
+def reads_a_row_too_many(call: Call) -> Any:
+    """A loop runs one row past the end of its array."""
     array = first(call)
     ctypes.string_at(end(array) + array.shape[-1] * array.itemsize + 64, 4)
     return call.right()
 
 
-def read_before(call: Call) -> Any:
+@habit("H1", "OOB_READ", ("linear.qgemv", "affine.dequantize", "bfp.dot", "blocking.apply"))
+def reads_before_the_start(call: Call) -> Any:
+    """A load begins before its array."""
     ctypes.string_at(address(first(call)) - 4, 4)
     return call.right()
 
 
-def padding_added(call: Call) -> Any:
-    """Adds what lies behind x, where the page has bytes left: a tail that is not masked."""
+@habit("H1", "OOB_READ NONDETERMINISTIC WRONG", ("linear.qgemv",), "https://github.com/google/XNNPACK/pull/8257")
+def padding_is_used(call: Call) -> Any:
+    """What lies behind x is added to the result."""
     result, x = call.right(), call.arguments[0]
     if end(x) % 4096 and isinstance(x, np.ndarray):
         beyond = ctypes.c_float.from_address(end(x)).value
@@ -93,31 +90,41 @@ def padding_added(call: Call) -> Any:
 # **Writing.**
 
 
-def write_past(call: Call) -> Any:
-    """Stores whole registers of 8 columns."""
+@habit("H2", "OOB_WRITE", seen="https://github.com/ooples/AiDotNet.Tensors/pull/993")
+def writes_past_the_tail(call: Call) -> Any:
+    """Whole registers of 8 columns are stored, past the last of them."""
     result = call.right()
     if call.out is not None and call.out.size % 8:
         ctypes.memset(end(call.out), 0, 4 * (8 - call.out.size % 8))
     return result
 
 
-def write_before(call: Call) -> Any:
+@habit("H2", "OOB_WRITE")
+def writes_before_the_start(call: Call) -> Any:
+    """A store begins before the output."""
     result = call.right()
     if call.out is not None:
         ctypes.memset(address(call.out) - 4, 0, 4)
     return result
 
 
-def write_input(call: Call) -> Any:
-    """Adds 1 to the first number, through its address, as C can although numpy says read-only."""
+@habit(
+    "H2",
+    "INPUT_MUTATED",
+    (*PRODUCTS, "packing.unpack", "attention.softmax", "hqq.codes", "ksort.permutation", "pooling.pool"),
+)
+def input_changed(call: Call) -> Any:
+    """An argument is written to."""
+    # Through its address, as C can although numpy says read-only.
     result, array = call.right(), first(call)
     byte = ctypes.c_ubyte.from_address(address(array))
     byte.value ^= 1
     return result
 
 
-def write_and_put_back(call: Call) -> Any:
-    """Scales x in place, and divides again at the end."""
+@habit("H2", "INPUT_MUTATED", ("linear.qgemv", "routing.expert"))
+def input_changed_and_put_back(call: Call) -> Any:
+    """x is scaled in place and scaled back."""
     x = first(call)
     held = ctypes.string_at(address(x), x.itemsize)
     ctypes.memset(address(x), 0, x.itemsize)
@@ -130,11 +137,9 @@ def write_and_put_back(call: Call) -> Any:
     return result
 
 
-Weigh = Callable[[QuantizedMatrix], F32]
-
-
-def write_matrix(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> F32:
-    """Lays out the words anew where they are."""
+@prepared("H2", "INPUT_MUTATED")
+def matrix_changed(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> F32:
+    """Preparing lays out the words of a matrix where they are."""
     weights = weigh(matrix)
     ctypes.memset(address(matrix.words), 0, 4)
     return weights
@@ -143,7 +148,8 @@ def write_matrix(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -
 # **Leaving out.**
 
 
-def tail_unwritten(call: Call) -> Any:
+@habit("H3", "STALE_OUTPUT", seen="https://github.com/1bit-MONSTER/1bit-MONSTER/issues/678")
+def tail_columns_unwritten(call: Call) -> Any:
     """Columns past the last whole 8 are never written."""
     out = call.out
     if out is None:
@@ -154,8 +160,9 @@ def tail_unwritten(call: Call) -> Any:
     return result
 
 
-def added_to_output(call: Call) -> Any:
-    """Adds to what lies in the output, as if somebody had cleared it."""
+@habit("H3", "STALE_OUTPUT WRONG")
+def output_added_to(call: Call) -> Any:
+    """The result is added to what lies in the output."""
     if call.out is None:
         return call.right()
     held = call.out.copy()
@@ -165,23 +172,26 @@ def added_to_output(call: Call) -> Any:
     return result
 
 
+@habit("H3 linear.qgemv/C4", "STALE_OUTPUT")
 def nothing_written_for_zeros(call: Call) -> Any:
-    """Returns at once where x is zero, and leaves the output as it is."""
+    """Where x is zero the call returns without writing."""
     if call.out is not None and not np.any(call.arguments[0]):
         return call.out
     return call.right()
 
 
-def another_array(call: Call) -> Any:
-    """Right where an array is given out, wrong where it makes its own."""
+@habit("linear.qgemv/C3 linear.qgemm/C3", "NONDETERMINISTIC WRONG")
+def right_only_with_out(call: Call) -> Any:
+    """Right where out is given, wrong where the call makes it."""
     result = call.right()
     if call.out is not None and call.out.base is None:
         call.out[...] *= 2
     return result
 
 
-def in_one_scratch(call: Call) -> Any:
-    """All results of one shape are one array."""
+@habit("H2", "OOB_WRITE", ("packing.unpack", "bfp.decode", "routing.weights"))
+def results_in_one_scratch(call: Call) -> Any:
+    """All results of one shape are one array, which the next call overwrites."""
     result = call.right()
     if not isinstance(result, np.ndarray) or call.out is not None:
         return result
@@ -190,150 +200,25 @@ def in_one_scratch(call: Call) -> Any:
     return scratch
 
 
-def of_the_argument(call: Call) -> Any:
-    """Where nothing has to be done, the argument itself is the result."""
+@habit("H2", "WRONG", ("blocking.apply", "pooling.pool"))
+def result_is_the_argument(call: Call) -> Any:
+    """Where nothing has to be moved, the argument itself comes back."""
     result, given = call.right(), first(call)
     same = isinstance(result, np.ndarray) and (result.dtype, result.size) == (given.dtype, given.size)
     return given.reshape(result.shape) if same and np.array_equal(result.reshape(-1), given.reshape(-1)) else result
 
 
-def of_fresh_memory(call: Call) -> Any:
-    """The last element comes from memory that nobody has written."""
+@habit(
+    "H3 H4",
+    "STALE_OUTPUT NONDETERMINISTIC WRONG",
+    ("packing.unpack", "bfp.decode", "rope.rotate"),
+    "https://github.com/pytorch/FBGEMM/pull/5054",
+)
+def fresh_memory_in_the_result(call: Call) -> Any:
+    """One element is what an allocation held before."""
     result = call.right()
     if isinstance(result, np.ndarray) and result.size > 1:
         fresh = np.empty(1 << 8, np.uint8)
         result = result.copy()
         result.view(np.uint8).reshape(-1)[-1] = fresh[-1]
     return result
-
-
-def nothing(call: Call) -> Any:
-    """A right call; the habit is in the preparation."""
-    return call.right()
-
-
-OVER = "UNDECLARED_OVERREAD OOB_READ"
-
-DEFECTS: tuple[Habit, ...] = (
-    habit(
-        "reads-one-register-past",
-        "The last load is a whole register, past the end of the array.",
-        "H1",
-        OVER,
-        read_past,
-        (*PRODUCTS, "packing.unpack", "attention.attend", "routing.gate"),
-        "https://github.com/flame/blis/issues/635",
-    ),
-    habit(
-        "reads-a-row-too-many",
-        "A loop runs one row past the end of its array.",
-        "H1",
-        "OOB_READ",
-        read_far_past,
-        ("packing.pack", "bfp.cast", "rope.rotate", "gptq.targets"),
-    ),
-    habit(
-        "reads-before-the-start",
-        "A load begins before its array.",
-        "H1",
-        "OOB_READ",
-        read_before,
-        ("linear.qgemv", "affine.dequantize", "bfp.dot", "blocking.apply"),
-    ),
-    habit(
-        "padding-is-used",
-        "What lies behind x is added to the result.",
-        "H1",
-        "OOB_READ NONDETERMINISTIC WRONG",
-        padding_added,
-        ("linear.qgemv",),
-        "https://github.com/google/XNNPACK/pull/8257",
-    ),
-    habit(
-        "writes-past-the-tail",
-        "Whole registers of 8 columns are stored, past the last of them.",
-        "H2",
-        "OOB_WRITE",
-        write_past,
-        seen="https://github.com/ooples/AiDotNet.Tensors/pull/993",
-    ),
-    habit("writes-before-the-start", "A store begins before the output.", "H2", "OOB_WRITE", write_before),
-    habit(
-        "input-changed",
-        "An argument is written to.",
-        "H2",
-        "INPUT_MUTATED",
-        write_input,
-        (*PRODUCTS, "packing.unpack", "attention.softmax", "hqq.codes", "ksort.permutation", "pooling.pool"),
-    ),
-    habit(
-        "input-changed-and-put-back",
-        "x is scaled in place and scaled back.",
-        "H2",
-        "INPUT_MUTATED",
-        write_and_put_back,
-        ("linear.qgemv", "routing.expert"),
-    ),
-    habit(
-        "matrix-changed",
-        "Preparing lays out the words of a matrix where they are.",
-        "H2",
-        "INPUT_MUTATED",
-        nothing,
-        preparing=write_matrix,
-    ),
-    habit(
-        "tail-columns-unwritten",
-        "Columns past the last whole 8 are never written.",
-        "H3",
-        "STALE_OUTPUT",
-        tail_unwritten,
-        seen="https://github.com/1bit-MONSTER/1bit-MONSTER/issues/678",
-    ),
-    habit(
-        "output-added-to",
-        "The result is added to what lies in the output.",
-        "H3",
-        "STALE_OUTPUT WRONG",
-        added_to_output,
-    ),
-    habit(
-        "nothing-written-for-zeros",
-        "Where x is zero the call returns without writing.",
-        "H3 linear.qgemv/C4",
-        "STALE_OUTPUT",
-        nothing_written_for_zeros,
-    ),
-    habit(
-        "right-only-with-out",
-        "Right where out is given, wrong where the call makes it.",
-        "linear.qgemv/C3 linear.qgemm/C3",
-        "NONDETERMINISTIC WRONG",
-        another_array,
-    ),
-    habit(
-        "results-in-one-scratch",
-        "All results of one shape are one array, which the next call overwrites.",
-        "H2",
-        "OOB_WRITE",
-        in_one_scratch,
-        ("packing.unpack", "bfp.decode", "routing.weights"),
-    ),
-    habit(
-        "result-is-the-argument",
-        "Where nothing has to be moved, the argument itself comes back.",
-        "H2",
-        "WRONG",
-        of_the_argument,
-        ("blocking.apply", "pooling.pool"),
-    ),
-    habit(
-        "fresh-memory-in-the-result",
-        "One element is what an allocation held before.",
-        "H3 H4",
-        "STALE_OUTPUT NONDETERMINISTIC WRONG",
-        of_fresh_memory,
-        ("packing.unpack", "bfp.decode", "rope.rotate"),
-        "https://github.com/pytorch/FBGEMM/pull/5054",
-    ),
-)

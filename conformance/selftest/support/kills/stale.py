@@ -7,12 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from kills.habits import Act, Call, Habit
-from kills.memory import PRODUCTS, Weigh, address, arrays, habit, nothing
+from kills.habits import PRODUCTS, Act, Call, Weigh, habits, preparations
+from kills.memory import address, arrays
 from lowbit.arrays import F32, Array
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.defects import steps
+from lowbit_conformance.defects.defect import Defect
 
+DEFECTS: list[Defect] = []
+habit, prepared = habits(DEFECTS), preparations(DEFECTS)
+
+
+LOST = "WRONG NONDETERMINISTIC"
 SEVERAL = (*PRODUCTS, "packing.unpack", "bfp.cast", "blocks.rms_norm", "attention.attend", "routing.top_k")
 
 
@@ -60,8 +66,10 @@ def counted_bytes(array: Array) -> Hashable:
     return np.bincount(octets(array), minlength=256).tobytes()
 
 
-def given_out_again(call: Call) -> Any:
-    """The array that was given for equal arguments is given again, though the caller may have written to it."""
+@habit("H4", "NONDETERMINISTIC WRONG OOB_WRITE", ("packing.unpack", "bfp.cast", "blocks.rms_norm", "attention.attend"))
+def result_given_out_again(call: Call) -> Any:
+    """The array that was given for equal arguments is given again."""
+    # The caller may have written to it.
     given = [array for argument in call.arguments for array in arrays(argument)]
     key = (call.operation, repr(call.arguments), *(array.tobytes() for array in given))
     kept: dict[Any, Any] = call.state.setdefault("kept", {})
@@ -72,7 +80,8 @@ def given_out_again(call: Call) -> Any:
     return kept[key]
 
 
-def in_three_scratches(call: Call) -> Any:
+@habit("H2", "OOB_WRITE", ("packing.unpack", "bfp.decode", "rope.rotate"))
+def results_in_three_scratches(call: Call) -> Any:
     """Results take turns in three arrays."""
     result = call.right()
     if not isinstance(result, np.ndarray) or call.out is not None:
@@ -84,8 +93,10 @@ def in_three_scratches(call: Call) -> Any:
     return scratch
 
 
-def rows_of_before(call: Call) -> Any:
-    """X is laid out anew unless it lies where it lay, whatever the number of its rows."""
+@habit("linear.qgemm/C3", LOST, ("linear.qgemm",))
+def rows_of_the_call_before(call: Call) -> Any:
+    """Fewer rows of X at the same address are taken for those of the call before."""
+    # X is laid out anew unless it lies where it lay.
     x, out = call.arguments[0], call.out
     before = call.state.get("before")
     result = call.right()
@@ -165,158 +176,117 @@ def product_of(x: F32, kept: Any) -> Array:
     return steps.product(x, kept.weights())
 
 
-LOST = "WRONG NONDETERMINISTIC"
-
-DEFECTS: tuple[Habit, ...] = (
-    habit(
-        "result-by-address",
-        "The last result comes again where arrays lie where they lay.",
-        "H4",
-        LOST,
-        remembered(address),
-        SEVERAL,
-        "https://github.com/thorvg/thorvg/pull/2026",
-    ),
-    habit(
-        "result-by-object",
-        "The last result comes again for the same Python objects.",
-        "H4",
-        LOST,
-        remembered(id),
-        SEVERAL,
-    ),
-    habit(
-        "result-by-first-bytes",
-        "The last result comes again where the first 64 bytes are equal.",
-        "H4",
-        LOST,
-        remembered(first_bytes),
-        SEVERAL,
-    ),
-    habit(
-        "result-by-samples",
-        "The last result comes again where every sixteenth element is equal.",
-        "H4",
-        LOST,
-        remembered(sampled),
-        SEVERAL,
-    ),
-    habit(
-        "result-by-sum",
-        "The last result comes again where the bytes have an equal sum.",
-        "H4",
-        LOST,
-        remembered(summed),
-        SEVERAL,
-    ),
-    habit(
-        "result-by-histogram",
-        "The last result comes again where the same bytes come in another order.",
-        "H4",
-        LOST,
-        remembered(counted_bytes),
-        SEVERAL,
-    ),
-    habit(
-        "result-of-another-matrix",
-        "The last result comes again for an equal x, whichever matrix it is for.",
-        "linear.qgemv/C3 linear.qgemm/C3",
-        LOST,
-        remembered(lambda array: array.tobytes(), of_the_matrix=False),
-    ),
-    habit(
-        "rows-of-the-call-before",
-        "Fewer rows of X at the same address are taken for those of the call before.",
-        "linear.qgemm/C3",
-        LOST,
-        rows_of_before,
-        ("linear.qgemm",),
-    ),
-    habit(
-        "result-given-out-again",
-        "The array that was given for equal arguments is given again.",
-        "H4",
-        "NONDETERMINISTIC WRONG OOB_WRITE",
-        given_out_again,
-        ("packing.unpack", "bfp.cast", "blocks.rms_norm", "attention.attend"),
-    ),
-    habit(
-        "results-in-three-scratches",
-        "Results take turns in three arrays.",
-        "H2",
-        "OOB_WRITE",
-        in_three_scratches,
-        ("packing.unpack", "bfp.decode", "rope.rotate"),
-    ),
-    habit(
-        "weights-by-object",
-        "Prepared weights are found again by the matrix object.",
-        "linear.qgemv/C3 linear.qgemm/C3",
-        LOST,
-        nothing,
-        preparing=weights_by(id),
-    ),
-    habit(
-        "weights-by-first-words",
-        "Prepared weights are found again by the first words.",
-        "linear.qgemv/C3 linear.qgemm/C3",
-        LOST,
-        nothing,
-        preparing=weights_by(lambda matrix: matrix.words[:1].tobytes()),
-    ),
-    habit(
-        "weights-without-scales",
-        "Prepared weights are found again by all words, without scales and zeros.",
-        "linear.qgemv/C3 linear.qgemm/C3",
-        LOST,
-        nothing,
-        preparing=weights_by(lambda matrix: matrix.words.tobytes()),
-    ),
-    habit(
-        "weights-without-zeros",
-        "Prepared weights are found again by words and scales, without zeros.",
-        "linear.qgemv/C3 linear.qgemm/C3",
-        LOST,
-        nothing,
-        preparing=weights_by(lambda matrix: (matrix.words.tobytes(), matrix.scales.tobytes())),
-    ),
-    habit(
-        "weights-by-sum",
-        "Prepared weights are found again by the sum of all words.",
-        "linear.qgemv/C3 linear.qgemm/C3",
-        LOST,
-        nothing,
-        preparing=weights_by(lambda matrix: int(matrix.words.sum(dtype=np.uint64))),
-    ),
-    habit(
-        "matrix-borrowed",
-        "A prepared matrix reads the arrays that it was prepared from.",
-        "H1",
-        "OOB_READ WRONG",
-        nothing,
-        preparing=kept_as(Borrowed),
-        weights=steps.RIGHT.weights,
-        product=product_of,
-    ),
-    habit(
-        "matrix-read-when-needed",
-        "A matrix is laid out at the first call, from the arrays that it was prepared from.",
-        "H1",
-        "OOB_READ WRONG",
-        nothing,
-        preparing=kept_as(WhenNeeded),
-        weights=steps.RIGHT.weights,
-        product=product_of,
-    ),
-    habit(
-        "race-on-the-first-call",
-        "The first call lays out a matrix, and others do not wait for it.",
-        "linear.qgemv/C3 linear.qgemm/C3",
-        "WRONG NONDETERMINISTIC",
-        nothing,
-        preparing=kept_as(Racing),
-        weights=steps.RIGHT.weights,
-        product=product_of,
-        concurrent=True,
-    ),
+habit.add(
+    "result-by-address",
+    "The last result comes again where arrays lie where they lay.",
+    "H4",
+    remembered(address),
+    LOST,
+    SEVERAL,
+    "https://github.com/thorvg/thorvg/pull/2026",
+)
+habit.add(
+    "result-by-object", "The last result comes again for the same Python objects.", "H4", remembered(id), LOST, SEVERAL
+)
+habit.add(
+    "result-by-first-bytes",
+    "The last result comes again where the first 64 bytes are equal.",
+    "H4",
+    remembered(first_bytes),
+    LOST,
+    SEVERAL,
+)
+habit.add(
+    "result-by-samples",
+    "The last result comes again where every sixteenth element is equal.",
+    "H4",
+    remembered(sampled),
+    LOST,
+    SEVERAL,
+)
+habit.add(
+    "result-by-sum",
+    "The last result comes again where the bytes have an equal sum.",
+    "H4",
+    remembered(summed),
+    LOST,
+    SEVERAL,
+)
+habit.add(
+    "result-by-histogram",
+    "The last result comes again where the same bytes come in another order.",
+    "H4",
+    remembered(counted_bytes),
+    LOST,
+    SEVERAL,
+)
+habit.add(
+    "result-of-another-matrix",
+    "The last result comes again for an equal x, whichever matrix it is for.",
+    "linear.qgemv/C3 linear.qgemm/C3",
+    remembered(lambda array: array.tobytes(), of_the_matrix=False),
+    LOST,
+)
+prepared.add(
+    "weights-by-object",
+    "Prepared weights are found again by the matrix object.",
+    "linear.qgemv/C3 linear.qgemm/C3",
+    weights_by(id),
+    LOST,
+)
+prepared.add(
+    "weights-by-first-words",
+    "Prepared weights are found again by the first words.",
+    "linear.qgemv/C3 linear.qgemm/C3",
+    weights_by(lambda matrix: matrix.words[:1].tobytes()),
+    LOST,
+)
+prepared.add(
+    "weights-without-scales",
+    "Prepared weights are found again by all words, without scales and zeros.",
+    "linear.qgemv/C3 linear.qgemm/C3",
+    weights_by(lambda matrix: matrix.words.tobytes()),
+    LOST,
+)
+prepared.add(
+    "weights-without-zeros",
+    "Prepared weights are found again by words and scales, without zeros.",
+    "linear.qgemv/C3 linear.qgemm/C3",
+    weights_by(lambda matrix: (matrix.words.tobytes(), matrix.scales.tobytes())),
+    LOST,
+)
+prepared.add(
+    "weights-by-sum",
+    "Prepared weights are found again by the sum of all words.",
+    "linear.qgemv/C3 linear.qgemm/C3",
+    weights_by(lambda matrix: int(matrix.words.sum(dtype=np.uint64))),
+    LOST,
+)
+prepared.add(
+    "matrix-borrowed",
+    "A prepared matrix reads the arrays that it was prepared from.",
+    "H1",
+    kept_as(Borrowed),
+    "OOB_READ WRONG",
+    weights=steps.RIGHT.weights,
+    product=product_of,
+)
+prepared.add(
+    "matrix-read-when-needed",
+    "A matrix is laid out at the first call, from the arrays that it was prepared from.",
+    "H1",
+    kept_as(WhenNeeded),
+    "OOB_READ WRONG",
+    weights=steps.RIGHT.weights,
+    product=product_of,
+)
+prepared.add(
+    "race-on-the-first-call",
+    "The first call lays out a matrix, and others do not wait for it.",
+    "linear.qgemv/C3 linear.qgemm/C3",
+    kept_as(Racing),
+    "WRONG NONDETERMINISTIC",
+    weights=steps.RIGHT.weights,
+    product=product_of,
+    concurrent=True,
 )

@@ -14,8 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from kills.habits import Call, Habit
-from kills.memory import PRODUCTS, habit
+from kills.habits import PRODUCTS, Call, habits
+from lowbit_conformance.defects.defect import Defect
+
+DEFECTS: list[Defect] = []
+habit = habits(DEFECTS)
+
 
 # **State.**
 
@@ -75,17 +79,28 @@ def change_locale() -> None:
 # **Leaks.**
 
 
-def leak_memory(call: Call) -> Any:
+@habit(
+    "H6",
+    "LEAKED",
+    ("linear.qgemv", "packing.unpack", "gptq.factor", "offload.trace"),
+    "https://github.com/intel/ipex-llm/issues/2535",
+)
+def memory_leaked(call: Call) -> Any:
+    """Every call keeps an array."""
     call.state.setdefault("kept", []).append(np.ones(1 << 14, np.uint8))
     return call.right()
 
 
-def leak_objects(call: Call) -> Any:
+@habit("H6", "LEAKED", ("linear.qgemm", "ksort.relabel", "hqq.step", "routing.weights"))
+def objects_leaked(call: Call) -> Any:
+    """Every call adds to a list that nobody empties."""
     call.state.setdefault("log", []).extend(object() for _ in range(3))
     return call.right()
 
 
-def leak_thread(call: Call) -> Any:
+@habit("H6", "LEAKED", ("linear.qgemv", "bfp.cast"))
+def threads_leaked(call: Call) -> Any:
+    """Every call starts a thread and leaves it running."""
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     return call.right()
 
@@ -109,128 +124,102 @@ def run_program() -> None:
     subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=False)
 
 
-STATE = "H6", "STATE_CHANGED"
 FTZ = "https://github.com/llvm/llvm-project/issues/57589"
 
-DEFECTS: tuple[Habit, ...] = (
-    habit(
-        "environment-changed",
-        "A variable of the environment is set and stays.",
-        *STATE,
-        before(lambda: os.environ.__setitem__("OMP_NUM_THREADS", "1")),
-        (*PRODUCTS, "packing.pack"),
-    ),
-    habit(
-        "folder-changed",
-        "The working folder is another one afterwards.",
-        *STATE,
-        before(lambda: os.chdir("/")),
-        ("linear.qgemv", "hqq.qgemv", "gptq.hessian"),
-    ),
-    habit(
-        "locale-changed",
-        "The locale of numbers is another one afterwards.",
-        *STATE,
-        before(change_locale),
-        ("linear.qgemv", "affine.quantize"),
-        "https://github.com/swami/libinstpatch/issues/37",
-    ),
-    habit(
-        "rounding-mode-changed",
-        "Rounding goes upward afterwards.",
-        *STATE,
-        after(lambda: libm().fesetround(UPWARD)),
-        ("linear.qgemv", "bfp.total", "pooling.pool"),
-    ),
-    habit(
-        "subnormals-flushed",
-        "The processor is told to flush subnormal numbers, and stays so.",
-        *STATE,
-        after(flush_to_zero),
-        ("linear.qgemv", "bfp.decode", "attention.softmax"),
-        FTZ,
-    ),
-    habit(
-        "signal-handler-changed",
-        "A handler of signals is replaced.",
-        *STATE,
-        before(lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)),
-        ("linear.qgemv", "routing.top_k"),
-        "https://github.com/openturns/openturns/issues/2088",
-    ),
-    habit(
-        "signal-handler-changed-from-c",
-        "A handler of signals is replaced behind Python's back.",
-        *STATE,
-        before(lambda: libc().signal(int(signal.SIGTERM), 1)),
-        ("linear.qgemv", "bfp.dot"),
-        "https://github.com/esnet/iperf/issues/17",
-    ),
-    habit(
-        "memory-leaked",
-        "Every call keeps an array.",
-        "H6",
-        "LEAKED",
-        leak_memory,
-        ("linear.qgemv", "packing.unpack", "gptq.factor", "offload.trace"),
-        "https://github.com/intel/ipex-llm/issues/2535",
-    ),
-    habit(
-        "objects-leaked",
-        "Every call adds to a list that nobody empties.",
-        "H6",
-        "LEAKED",
-        leak_objects,
-        ("linear.qgemm", "ksort.relabel", "hqq.step", "routing.weights"),
-    ),
-    habit(
-        "files-leaked",
-        "Every call opens a file and leaves it open.",
-        "H6",
-        "LEAKED",
-        before(lambda: os.open(os.devnull, os.O_RDONLY)),
-        ("linear.qgemv", "packing.pack"),
-        "https://github.com/pytorch/pytorch/issues/973",
-    ),
-    habit(
-        "threads-leaked",
-        "Every call starts a thread and leaves it running.",
-        "H6",
-        "LEAKED",
-        leak_thread,
-        ("linear.qgemv", "bfp.cast"),
-    ),
-    habit(
-        "prints",
-        "Every call prints a line.",
-        "H6",
-        "WROTE_TO_STDOUT",
-        before(lambda: print("qgemv", flush=True)),
-        ("linear.qgemv", "bfp.store", "routing.sparse"),
-    ),
-    habit(
-        "prints-from-c",
-        "Every call writes to standard output past Python.",
-        "H6",
-        "WROTE_TO_STDOUT",
-        before(lambda: libc().puts(b"qgemv")),
-        ("linear.qgemm", "bfp.load"),
-    ),
-    habit(
-        "child-left",
-        "A child process is left running.",
-        "H6",
-        "FORKED",
-        before(leave_child),
-        ("linear.qgemv", "hqq.codes"),
-    ),
-    habit(
-        "child-run",
-        "A child process runs and ends.",
-        "H6",
-        "FORKED",
-        before(run_child),
-        ("linear.qgemv", "blocking.invert"),
-    ),
-    habit("program-run", "A program is run.", "H6", "FORKED", before(run_program), ("linear.qgemv",)),
+habit.add(
+    "environment-changed",
+    "A variable of the environment is set and stays.",
+    "H6",
+    before(lambda: os.environ.__setitem__("OMP_NUM_THREADS", "1")),
+    "STATE_CHANGED",
+    (*PRODUCTS, "packing.pack"),
 )
+habit.add(
+    "folder-changed",
+    "The working folder is another one afterwards.",
+    "H6",
+    before(lambda: os.chdir("/")),
+    "STATE_CHANGED",
+    ("linear.qgemv", "hqq.qgemv", "gptq.hessian"),
+)
+habit.add(
+    "locale-changed",
+    "The locale of numbers is another one afterwards.",
+    "H6",
+    before(change_locale),
+    "STATE_CHANGED",
+    ("linear.qgemv", "affine.quantize"),
+    "https://github.com/swami/libinstpatch/issues/37",
+)
+habit.add(
+    "rounding-mode-changed",
+    "Rounding goes upward afterwards.",
+    "H6",
+    after(lambda: libm().fesetround(UPWARD)),
+    "STATE_CHANGED",
+    ("linear.qgemv", "bfp.total", "pooling.pool"),
+)
+habit.add(
+    "subnormals-flushed",
+    "The processor is told to flush subnormal numbers, and stays so.",
+    "H6",
+    after(flush_to_zero),
+    "STATE_CHANGED",
+    ("linear.qgemv", "bfp.decode", "attention.softmax"),
+    FTZ,
+)
+habit.add(
+    "signal-handler-changed",
+    "A handler of signals is replaced.",
+    "H6",
+    before(lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)),
+    "STATE_CHANGED",
+    ("linear.qgemv", "routing.top_k"),
+    "https://github.com/openturns/openturns/issues/2088",
+)
+habit.add(
+    "signal-handler-changed-from-c",
+    "A handler of signals is replaced behind Python's back.",
+    "H6",
+    before(lambda: libc().signal(int(signal.SIGTERM), 1)),
+    "STATE_CHANGED",
+    ("linear.qgemv", "bfp.dot"),
+    "https://github.com/esnet/iperf/issues/17",
+)
+habit.add(
+    "files-leaked",
+    "Every call opens a file and leaves it open.",
+    "H6",
+    before(lambda: os.open(os.devnull, os.O_RDONLY)),
+    "LEAKED",
+    ("linear.qgemv", "packing.pack"),
+    "https://github.com/pytorch/pytorch/issues/973",
+)
+habit.add(
+    "prints",
+    "Every call prints a line.",
+    "H6",
+    before(lambda: print("qgemv", flush=True)),
+    "WROTE_TO_STDOUT",
+    ("linear.qgemv", "bfp.store", "routing.sparse"),
+)
+habit.add(
+    "prints-from-c",
+    "Every call writes to standard output past Python.",
+    "H6",
+    before(lambda: libc().puts(b"qgemv")),
+    "WROTE_TO_STDOUT",
+    ("linear.qgemm", "bfp.load"),
+)
+habit.add(
+    "child-left", "A child process is left running.", "H6", before(leave_child), "FORKED", ("linear.qgemv", "hqq.codes")
+)
+habit.add(
+    "child-run",
+    "A child process runs and ends.",
+    "H6",
+    before(run_child),
+    "FORKED",
+    ("linear.qgemv", "blocking.invert"),
+)
+habit.add("program-run", "A program is run.", "H6", before(run_program), "FORKED", ("linear.qgemv",))
