@@ -6,9 +6,11 @@ the meaning of the numbers matters more than their dtype: `Codes`, `Words`, `Man
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+# isort: split
+import ml_dtypes  # after numpy, which its C code imports too: there an interrupt would become an ImportError
 
 BF16 = npt.NDArray[ml_dtypes.bfloat16]
 F16 = npt.NDArray[np.float16]

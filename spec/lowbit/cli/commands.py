@@ -32,6 +32,7 @@ OWN = {
     "profiles": "lowbit.cli.profiles:profiles",
     "demo": "lowbit.cli.demo:demo",
     "generate": "lowbit.cli.model:generate",
+    "chat": "lowbit.cli.chat:chat",
     "logits": "lowbit.cli.model:logits",
     "perplexity": "lowbit.cli.model:perplexity",
     "step": "lowbit.cli.step:step",

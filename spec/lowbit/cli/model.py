@@ -5,8 +5,8 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -41,6 +41,7 @@ from lowbit.cli.options import (
     PromptOption,
     SeedOption,
     StepOption,
+    StopOption,
     TemperatureOption,
     TopKOption,
     TopPOption,
@@ -49,16 +50,20 @@ from lowbit.cli.options import (
     opened,
     options_for,
     sampling_of,
+    stops_of,
 )
 from lowbit.cli.progress import changing_bar, progress_bar
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.formats.fetch import DEFAULT_TEXT, TABLE, read_text
-from lowbit.formats.tokenizer import Tokenizer
+from lowbit.formats.tokenizer import Tokenizer, until
 from lowbit.linear.elementary import softmax
 from lowbit.model.decoder import Step
 from lowbit.runtime import LanguageModel, Options, StoredModel, load
 from lowbit.text import cleaned, one_line, quoted
+
+Show = Callable[[str, int], None]
+"""Called with a piece of text, and with the number of tokens so far."""
 
 
 def generate(
@@ -78,6 +83,7 @@ def generate(
     top_p: TopPOption = None,
     min_p: MinPOption = None,
     seed: SeedOption = None,
+    stop: StopOption = None,
     device_memory: DeviceMemoryOption = None,
     buffers: BuffersOption = None,
     memory: MemoryOption = None,
@@ -88,7 +94,7 @@ def generate(
 ) -> None:
     """Continue a prompt, until --tokens are generated or the model ends the text."""
     check_integer("--tokens", tokens, least=1)
-    sampling = sampling_of(temperature, top_k, top_p, min_p, seed)
+    sampling, stops = sampling_of(temperature, top_k, top_p, min_p, seed), stops_of(stop)
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
     device = DeviceOptions(device_memory, buffers, memory, prefetch, keys, cold_experts)
     with ExitStack() as stack:
@@ -105,12 +111,13 @@ def generate(
             answers = ready.generate(ids, tokens, sampling=sampling, progress=progress)
             first = next(answers)
         prompted = time.perf_counter()
-        collect = _collect if as_json else _print_as_it_comes
-        answer = collect(chain([first], answers), tokenizer, tokens)
+        with _collected(tokens) if as_json else nullcontext(_print_piece) as show:
+            answer, text = _text_of(chain([first], answers), tokenizer, stops, show)
         done = time.perf_counter()
         account = ready.account()
     speed = (len(answer) - 1) / (done - prompted) if len(answer) > 1 else None
     ended = answer[-1] in tokenizer.stop
+    stopped = len(answer) < tokens and not ended
     drawn = sampling.temperature > 0
     if as_json:
         result = dict(account.fields) | {
@@ -118,8 +125,9 @@ def generate(
             "prompt": prompt,
             "prompt_tokens": ids,
             "tokens": answer,
-            "text": tokenizer.decode(answer),
+            "text": text,
             "ended": ended,
+            "stopped": stopped,
             "prompt_seconds": prompted - start,
             "tokens_per_second": speed,
         }
@@ -127,7 +135,8 @@ def generate(
         return
     rate = "" if speed is None else f", {speed:.1f} tokens/s"
     made = f"{len(answer)} token{'s' * (len(answer) > 1)}"
-    why = "the model ended the text" if ended else "as many as --tokens allows"
+    print()
+    why = "the model ended the text" if ended else "a text of --stop came" if stopped else "as many as --tokens allows"
     seeded = f", drawn with --seed {sampling.seed}" if drawn else ""
     _note(f"{made}{rate}{seeded}, {why}; {account.sentence}")
 
@@ -256,30 +265,32 @@ def _encoded(model: StoredModel, prompt: str) -> list[int]:
     return ids
 
 
-def _collect(steps: Iterable[Step], tokenizer: Tokenizer, count: int) -> list[int]:
-    """The tokens of all steps."""
-    answer: list[int] = []
+@contextmanager
+def _collected(count: int) -> Iterator[Show]:
+    """Show how many of `count` tokens are there."""
     with progress_bar("generating") as progress:
-        for step in steps:
-            answer.append(step.token)
-            progress(len(answer), count)
-    return answer
+        yield lambda piece, tokens: progress(tokens, count)
 
 
-def _print_as_it_comes(steps: Iterable[Step], tokenizer: Tokenizer, count: int) -> list[int]:
-    """The tokens of all steps, each printed as text as soon as it is known."""
+def _print_piece(piece: str, tokens: int) -> None:
+    """Print a piece of text at once. A terminal obeys control characters, so it gets none; a file keeps them."""
+    print(cleaned(piece) if sys.stdout.isatty() else piece, end="", flush=True)
+
+
+def _text_of(steps: Iterable[Step], tokenizer: Tokenizer, stops: Sequence[str], show: Show) -> tuple[list[int], str]:
+    """The tokens of all steps and their text, of which each piece is shown as soon as it is known."""
     answer: list[int] = []
+    text: list[str] = []
 
     def tokens() -> Iterator[int]:
         for step in steps:
             answer.append(step.token)
             yield step.token
 
-    shown = cleaned if sys.stdout.isatty() else str  # a terminal obeys control characters; a file keeps them
-    for piece in tokenizer.stream(tokens()):
-        print(shown(piece), end="", flush=True)
-    print()
-    return answer
+    for piece in until(tokenizer.stream(tokens(), special=False), stops):
+        text.append(piece)
+        show(piece, len(answer))
+    return answer, "".join(text)
 
 
 def _note(sentence: str) -> None:

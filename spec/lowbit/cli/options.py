@@ -151,6 +151,10 @@ SeedOption = Annotated[
     int | None,
     typer.Option("--seed", help="The seed of the draws, which repeats them. By default another in every run."),
 ]
+StopOption = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="A text that ends the answer and is no part of it. May be given several times."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
 
@@ -243,6 +247,18 @@ def sampling_of(
     except ArgumentError as error:
         option = f"--{error.argument.replace('_', '-')}"
         raise ArgumentError(option, error.given, error.allowed) from error
+
+
+def stops_of(given: list[str] | None) -> tuple[str, ...]:
+    """The texts of ``--stop``.
+
+    Raises:
+        ArgumentError: an empty text.
+    """
+    stops = tuple(given or ())
+    if "" in stops:
+        raise ArgumentError("--stop", "''", "a text of at least one character")
+    return stops
 
 
 @dataclass(frozen=True)

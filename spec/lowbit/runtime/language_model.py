@@ -22,9 +22,11 @@ from lowbit.backend.base import Backend, StepRequest
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.contract.checks import check_choice
 from lowbit.errors import ArgumentError, NotDeclaredError
+from lowbit.formats.chat import Message
 from lowbit.formats.checkpoint.reader import Checkpoint
 from lowbit.formats.fetch import Report, silent
 from lowbit.formats.tokenizer import Tokenizer
+from lowbit.formats.tokenizer import until as text_until
 from lowbit.model import decoder as decoders
 from lowbit.model import perplexity as perplexities
 from lowbit.model.block import FORMULAS, Linear, MakeLinear
@@ -245,9 +247,55 @@ class LanguageModel:
             return given
         return () if self._tokenizer is None else self._tokenizer.stop
 
+    def answer(
+        self,
+        messages: Sequence[Message],
+        count: int = 256,
+        *,
+        sampling: Sampling = GREEDY,
+        until: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> Iterator[str]:
+        """The model's answer in a conversation, in pieces as they come.
+
+        Args:
+            messages: the conversation; the last message is the one to be answered.
+            count: the most tokens to generate; fewer where the context ends.
+            sampling: how a token is chosen.
+            until: strings that end the answer, and are no part of it.
+            progress: called while the conversation is read.
+
+        Raises:
+            ArgumentError: wrong arguments, a model without a chat template, or a conversation that it refuses or that
+                leaves no room in the context.
+            FormatError: the template cannot be run.
+        """
+        ids = self.conversation(messages)
+        count = min(count, self.config.context - len(ids) + 1)
+        steps = self.generate(ids, count, sampling=sampling, progress=progress)
+        return text_until(self.tokenizer.stream((step.token for step in steps), special=False), until)
+
+    def conversation(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation, up to where the model's answer begins.
+
+        Raises:
+            ArgumentError: as `answer`.
+            FormatError: as `answer`.
+        """
+        template = self.tokenizer.chat
+        if template is None:
+            sentence = f"{self.name} has no chat template; give it a prompt to continue in place of messages"
+            raise ArgumentError("model", self.name, "a model with a chat template", sentence)
+        ids = self.tokens_of(template.render(messages), begin=False)
+        if len(ids) > self.config.context:
+            allowed = f"at most {self.config.context} tokens, the model's context"
+            raise ArgumentError("conversation", f"{len(ids)} tokens", allowed)
+        return ids
+
     def complete(self, prompt: str, count: int = 64, sampling: Sampling = GREEDY) -> str:
-        """The text that follows a prompt: that of the tokens of `generate`."""
-        return self.tokenizer.decode(step.token for step in self.generate(prompt, count, sampling=sampling))
+        """The text that follows a prompt: that of the tokens of `generate`, without special ones."""
+        tokens = [step.token for step in self.generate(prompt, count, sampling=sampling)]
+        return self.tokenizer.decode(tokens, special=False)
 
     def logits(self, prompt: str | Sequence[int], progress: Progress | None = None) -> F32:
         """The score of every token that could follow a prompt: float32, vocabulary.

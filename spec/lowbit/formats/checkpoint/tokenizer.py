@@ -26,6 +26,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from lowbit.contract.checks import spoken
 from lowbit.errors import FormatError
+from lowbit.formats.chat import MOST_TEMPLATE, ChatTemplate
 from lowbit.formats.checkpoint.reader import CONFIG, Checkpoint
 from lowbit.formats.gguf.tokenizer import QWEN2_WORDS
 from lowbit.formats.tokenizer import Tokenizer, failures_told
@@ -33,6 +34,7 @@ from lowbit.system.json_files import Fields, described, parsed, read_bytes, read
 from lowbit.text import quoted
 
 FILE, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+TEMPLATE = "chat_template.jinja"
 MOST_BYTES = 2**25
 MOST_PARTS = 16
 
@@ -78,7 +80,7 @@ def read_tokenizer(source: Checkpoint) -> Tokenizer:
     library = _library(fields, source.config.vocabulary)
     settings = _fields_if_there(source.folder / SETTINGS)
     bos = _bos(chain["post_processor"], settings, library)
-    return Tokenizer(bos, _stop(source, settings, library), library)
+    return Tokenizer(bos, _stop(source, settings, library), library, _chat_template(source, settings))
 
 
 def byte_tokenizer() -> bytes:
@@ -199,6 +201,27 @@ def _stop(source: Checkpoint, settings: Fields | None, library: tokenizers.Token
             return tuple(sorted(set(numbers)))
     named = None if settings is None else _content(settings, "eos_token")
     return () if named is None else (_number(named, "eos_token", SETTINGS, library),)
+
+
+def _chat_template(source: Checkpoint, settings: Fields | None) -> ChatTemplate | None:
+    """The template of conversations: a file of its own, a field, or the default of several."""
+    names = ("bos_token", "eos_token")
+    texts = {} if settings is None else {name: _content(settings, name) for name in names}
+    tokens = {name: text for name, text in texts.items() if text is not None}
+    if (path := source.folder / TEMPLATE).exists():
+        content = read_bytes(path, MOST_TEMPLATE)
+        try:
+            return ChatTemplate(TEMPLATE, content.decode(), tokens)
+        except UnicodeDecodeError as error:
+            raise FormatError(TEMPLATE, "text", f"undecodable at byte {error.start}", "UTF-8") from None
+    if settings is None or settings.values.get("chat_template") is None:
+        return None
+    if isinstance(settings.values["chat_template"], list):
+        for each in settings.value("chat_template", list):
+            if isinstance(each, dict) and each.get("name") == "default":
+                return ChatTemplate(SETTINGS, Fields(SETTINGS, each).value("template", str), tokens)
+        raise FormatError(SETTINGS, "chat_template", "a list without the name default", "a template")
+    return ChatTemplate(SETTINGS, settings.value("chat_template", str), tokens)
 
 
 def _content(settings: Fields, key: str) -> str | None:

@@ -28,6 +28,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
 from lowbit.errors import FormatError
+from lowbit.formats.chat import ChatTemplate
 from lowbit.formats.gguf.reader import GGUFFile
 from lowbit.formats.tokenizer import Tokenizer, failures_told
 from lowbit.text import quoted
@@ -87,7 +88,16 @@ def read_tokenizer(source: GGUFFile) -> Tokenizer:
     begins = source.value("tokenizer.ggml.add_bos_token", bool, default=False)
     bos = _token_id(source, "bos", len(tokens)) if begins else None
     ends = (_token_id(source, name, len(tokens)) for name in ("eos", "eot", "eom"))
-    return Tokenizer(bos, tuple(sorted({token for token in ends if token is not None})), library)
+    stop = tuple(sorted({token for token in ends if token is not None}))
+    return Tokenizer(bos, stop, library, _chat_template(source, tokens))
+
+
+def _chat_template(source: GGUFFile, tokens: list[str]) -> ChatTemplate | None:
+    if "tokenizer.chat_template" not in source.header.metadata:
+        return None
+    numbers = {f"{name}_token": _token_id(source, name, len(tokens)) for name in ("bos", "eos")}
+    texts = {name: tokens[number] for name, number in numbers.items() if number is not None}
+    return ChatTemplate(source.file, source.value("tokenizer.chat_template", str), texts)
 
 
 def _from_bytes(source: GGUFFile, vocabulary: Vocabulary, types: PerToken) -> tokenizers.Tokenizer:
