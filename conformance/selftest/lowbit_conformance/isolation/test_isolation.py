@@ -312,8 +312,8 @@ def test_a_host_ends_with_its_judge() -> None:
     [
         ("import os; os._exit(7)", "CRASHED: the process ended with status 7"),
         ("import os, time; os.write(0, b'x' * 8); time.sleep(600)", "CRASHED: the process broke the protocol"),
-        ("import os, time; os.write(0, b'\\x02' + bytes(7) + b'[]'); time.sleep(600)", "CRASHED: the process spoke"),
-        ("import os, time; os.write(0, bytes(6) + b'\\xff\\xff'); time.sleep(600)", "CRASHED: the process spoke"),
+        ("import os, time; os.write(0, b'\\x02' + bytes(7) + b'[]'); time.sleep(600)", "CRASHED: the process broke"),
+        ("import os, time; os.write(0, bytes(6) + b'\\xff\\xff'); time.sleep(600)", "CRASHED: the process broke"),
     ],
 )
 def test_a_broken_channel_ends_in_words(
