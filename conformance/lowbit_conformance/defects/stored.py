@@ -16,7 +16,7 @@ from lowbit.linear.elementary import product
 from lowbit.numbers.floats import FLOATS, rounded
 from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Field, Sizes, Terms
-from lowbit_conformance.defects.defect import Defect, arithmetical
+from lowbit_conformance.defects.defect import Function, arithmetical
 from lowbit_conformance.defects.stored_codes import codes_of, like, numbers_of, reread
 from lowbit_conformance.defects.stored_lines import short_groups_uncounted, without_padding
 
@@ -158,18 +158,19 @@ def multiplied(terms_of: Callable[[Stored], Terms], x: Any, weights: Stored, res
         return like(x, rounded(product(numbers_of(x), terms_of(weights).values), result))
 
 
-def _defect(name: str, cause: str, terms_of: Callable[[Stored], Terms]) -> Defect:
-    multiply = partial(multiplied, terms_of)
-    wrong = {
-        "formats.dequantize": partial(dequantized, terms_of),
-        "linear.gemv": multiply,
-        "linear.gemm": multiply,
-        "linear.gemm_cast": multiply,
-    }
-    clauses = "formats.dequantize/C1 " + " ".join(
-        f"linear.{each}/{c}" for each in ("gemv", "gemm", "gemm_cast") for c in ("C1", "C2")
-    )
-    return arithmetical(name, cause, clauses, wrong)
+PRODUCTS = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
+PLAIN = PRODUCTS[:2]
+"""Products with plain x."""
+
+
+def of_products(numbers: str, *operations: str) -> str:
+    return " ".join(f"{name}/{number}" for name in operations or PRODUCTS for number in numbers.split())
+
+
+def reading(terms_of: Callable[[Stored], Terms], products: tuple[str, ...] = PLAIN) -> dict[str, Function]:
+    """The operations on a matrix that is read wrong."""
+    wrong = partial(multiplied, terms_of)
+    return {"formats.dequantize": partial(dequantized, terms_of), **dict.fromkeys(products, wrong)}
 
 
 # **What does not depend on the format.**
@@ -280,14 +281,6 @@ def least_power_as_zero(weights: Stored) -> Terms:
     return Terms(np.where(changed, 0.0, weights.values))
 
 
-def where_possible(terms_of: Callable[[Stored], Terms], x: Any, weights: Stored, *more: Any) -> Array:
-    """A product with the mistake, and right where the format has no place for it."""
-    try:
-        return multiplied(terms_of, x, weights, *more)
-    except ValueError:
-        return multiplied(right_terms, x, weights, *more)
-
-
 def possible(terms_of: Callable[[Stored], Terms], weights: Stored) -> Terms:
     """The terms with the mistake, and the right ones where the format has no place for it."""
     try:
@@ -296,28 +289,22 @@ def possible(terms_of: Callable[[Stored], Terms], weights: Stored) -> Terms:
         return weights.terms
 
 
-PRODUCTS = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
-
-
-def of_products(numbers: str, *operations: str) -> str:
-    return " ".join(f"{name}/{number}" for name in operations or PRODUCTS for number in numbers.split())
+def with_possible(change: Change, role: str) -> Callable[[Stored], Terms]:
+    return partial(possible, partial(with_fields, change, role))
 
 
 OTHERS = (
     arithmetical(
         "stored-non-finite-hidden",
         "NaN and infinity in x count as 0.",
-        of_products("C4", *PRODUCTS[:2]),
-        dict.fromkeys(PRODUCTS[:2], hidden),
+        of_products("C4", *PLAIN),
+        dict.fromkeys(PLAIN, hidden),
     ),
     arithmetical(
         "stored-scales-end-with-float16",
         "Scales of bfloat16 and float32 beyond float16 become its largest number, or 0.",
         "formats.dequantize/C1 " + of_products("C2"),
-        {"formats.dequantize": partial(dequantized, partial(possible, partial(with_fields, ends_of_float16, "scale")))}
-        | dict.fromkeys(
-            PRODUCTS, partial(multiplied, partial(possible, partial(with_fields, ends_of_float16, "scale")))
-        ),
+        reading(with_possible(ends_of_float16, "scale"), PRODUCTS),
     ),
     arithmetical(
         "stored-scales-of-activations-end-with-float16",
@@ -326,38 +313,37 @@ OTHERS = (
         {"linear.gemm_cast": partial(of_activations, ends_of_float16)},
     ),
     *(
-        arithmetical(
-            name,
-            cause,
-            f"formats.dequantize/C1 {of_products('C2', *PRODUCTS[:2])}",
-            {"formats.dequantize": partial(dequantized, partial(possible, partial(with_fields, change, role)))}
-            | dict.fromkeys(PRODUCTS[:2], partial(multiplied, partial(possible, partial(with_fields, change, role)))),
-        )
-        for name, cause, change, role in (
-            ("stored-scale-of-0-as-1", "A scale of 0 counts as 1.", zero_as_one, "scale"),
-            ("stored-real-zero-within-codes", "A zero that is a float is at most 15.", not_above_codes, "zero"),
-            ("stored-short-group-unseen", "A short last group has the scale before its own.", of_whole_groups, "scale"),
+        arithmetical(name, cause, f"formats.dequantize/C1 {of_products('C2', *PLAIN)}", reading(terms_of))
+        for name, cause, terms_of in (
+            ("stored-scale-of-0-as-1", "A scale of 0 counts as 1.", with_possible(zero_as_one, "scale")),
+            (
+                "stored-real-zero-within-codes",
+                "A zero that is a float is at most 15.",
+                with_possible(not_above_codes, "zero"),
+            ),
+            (
+                "stored-short-group-unseen",
+                "A short last group has the scale before its own.",
+                with_possible(of_whole_groups, "scale"),
+            ),
             (
                 "stored-zeros-not-padded",
                 "The zeros of a row follow the ones before, in one byte.",
-                without_padding,
-                "zero",
+                with_possible(without_padding, "zero"),
+            ),
+            (
+                "stored-short-group-uncounted",
+                "The number of groups is rounded down, so that lines of scales and minima begin too early.",
+                partial(possible, short_groups_uncounted),
             ),
         )
-    ),
-    arithmetical(
-        "stored-short-group-uncounted",
-        "The number of groups is rounded down, so that lines of scales and minima begin too early.",
-        f"formats.dequantize/C1 {of_products('C2', *PRODUCTS[:2])}",
-        {"formats.dequantize": partial(dequantized, partial(possible, short_groups_uncounted))}
-        | dict.fromkeys(PRODUCTS[:2], partial(where_possible, short_groups_uncounted)),
     ),
     *(
         arithmetical(
             name,
             cause,
-            of_products("C2", *PRODUCTS[:2]),
-            dict.fromkeys(PRODUCTS[:2], partial(where_possible, terms_of)),
+            of_products("C2", *PLAIN),
+            dict.fromkeys(PLAIN, partial(multiplied, partial(possible, terms_of))),
         )
         for name, cause, terms_of in (
             (
@@ -378,5 +364,10 @@ OTHERS = (
         )
     ),
 )
-TABLES = tuple(_defect(name, cause, terms_of) for name, (cause, terms_of) in DECODES.items())
-DEFECTS = (*TABLES, *OTHERS)
+DEFECTS = (
+    *(
+        arithmetical(name, cause, f"formats.dequantize/C1 {of_products('C1 C2')}", reading(terms_of, PRODUCTS))
+        for name, (cause, terms_of) in DECODES.items()
+    ),
+    *OTHERS,
+)
