@@ -26,7 +26,7 @@ class StoredOperations:
         "formats.dequantize": Declaration(),
         "formats.quantize": Declaration(TYPES),
         **dict.fromkeys(("linear.gemv", "linear.gemm", "linear.gemm_cast"), Declaration(arithmetic=WIDE)),
-        "attention.attend_stored": Declaration(TYPES, WIDE),
+        **dict.fromkeys(("attention.attend_stored", "attention.attend_residual"), Declaration(TYPES, WIDE)),
     }
 
     def _formats_dequantize(self, weights: Stored, result: Result = "float32") -> Array:
@@ -52,6 +52,17 @@ class StoredOperations:
         head_dim = queries.shape[2]
         result = attended(queries.astype(np.float64), _heads(keys, head_dim), _heads(values, head_dim), window)
         return rounded(result, queries.dtype.name)
+
+    def _attention_attend_residual(
+        self, queries: Activations, keys: Stored, values: Stored, newest_keys: Activations, newest_values: Activations
+    ) -> Array:
+        own_keys, own_values = _with_newest(keys, newest_keys), _with_newest(values, newest_values)
+        return rounded(attended(queries.astype(np.float64), own_keys, own_values, None), queries.dtype.name)
+
+
+def _with_newest(cache: Stored, newest: Activations) -> F64:
+    """Stored tokens and the newest: heads × tokens × channels of a head."""
+    return np.concatenate([_heads(cache, newest.shape[2]), newest.astype(np.float64).swapaxes(0, 1)], axis=1)
 
 
 def _heads(cache: Stored, head_dim: int) -> F64:

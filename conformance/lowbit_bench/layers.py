@@ -30,6 +30,8 @@ from lowbit_bench.sizes import MODELS, Inputs, stored_part
 
 EPSILON, THETA = 1e-5, 10000.0
 Make = Callable[[Inputs], tuple[Any, ...]]
+NEWEST = 32
+"""New tokens beside a stored cache."""
 HEADS = ("heads", "kv_heads", "head_dim", "context", "batch")
 FULL: Mapping[str, tuple[tuple[str, ...], Make]] = MappingProxyType(
     {
@@ -53,6 +55,16 @@ FULL: Mapping[str, tuple[tuple[str, ...], Make]] = MappingProxyType(
         "attention.attend_stored": (
             HEADS,
             lambda i: (i.normal(i.batch, i.heads, i.head_dim), i.cache("keys"), i.cache("values")),
+        ),
+        "attention.attend_residual": (
+            HEADS,
+            lambda i: (
+                i.normal(i.batch, i.heads, i.head_dim),
+                i.cache("keys"),
+                i.cache("values"),
+                i.normal(NEWEST, i.kv_heads, i.head_dim),
+                i.normal(NEWEST, i.kv_heads, i.head_dim),
+            ),
         ),
         "routing.gate": (
             ("hidden", "experts", "batch"),
@@ -108,7 +120,8 @@ FULL: Mapping[str, tuple[tuple[str, ...], Make]] = MappingProxyType(
 """For each operation, the names of its sizes and a function that makes its arguments."""
 
 OTHERS = tuple(FULL)
-WITH_FORMAT = ("attention.attend_stored", "formats.dequantize", "formats.quantize")
+STORED_CACHES = ("attention.attend_residual", "attention.attend_stored")
+WITH_FORMAT = (*STORED_CACHES, "formats.dequantize", "formats.quantize")
 WITHOUT_TYPES = (
     *("bfp.", "packing.", "affine.", "pooling.", "gptq.", "hqq.", "ksort.", "blocking.", "floats.", "offload."),
     "kvcache.bfp",
@@ -153,7 +166,7 @@ def other_problem(
     table = FORMATS[format]
     options = tuple((name, given.get(name, USUAL.get(name, 1))) for name in table.options)
     at = dict(sizes)
-    if operation == "attention.attend_stored":
+    if operation in STORED_CACHES:
         _, options = stored_part(format, given, "keys")
         for part in ("keys", "values"):
             name, chosen = stored_part(format, dict(options), part)

@@ -37,6 +37,7 @@ from lowbit_conformance.defects import (
     orders,
     quantisers,
     reals,
+    residual_attention,
     routes,
     small_floats,
     stored,
@@ -51,7 +52,7 @@ from lowbit_conformance.defects.defect import Defect
 
 PRODUCTS = (codes, groups, zeros, sums, integers)
 CACHES = (blocks, block_sums, attention, heads, engines, kivi)
-FORMATS = (small_floats, stored, casts, types, stored_attention)
+FORMATS = (small_floats, stored, casts, types, stored_attention, residual_attention)
 LAYERS = (routes, experts, activations, gelus, quantisers, reals, orders, subnormal)
 DEEP = (depth_products, depth_layers, depth)
 MODULES = (*PRODUCTS, *CACHES, *LAYERS, *FORMATS, *DEEP)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import Array
+from lowbit.attention.residual import attend_residual_bound
 from lowbit.attention.stored import attend_stored_bound
 from lowbit.contract.checks import check_choice
 from lowbit.contract.operation import Promise
@@ -60,6 +61,9 @@ LIMITS: Mapping[str, Limit] = {
     "gptq.factor": _factor,
     "attention.attend_stored": lambda q, k, v, *rest: (
         attend_stored_bound(q, k, v, replace(DECLARED, weights="exact"), rest[-1], *rest[:-1]).limit
+    ),
+    "attention.attend_residual": lambda q, k, v, new_k, new_v, right: (
+        attend_residual_bound(q, k, v, new_k, new_v, replace(DECLARED, weights="exact"), right).limit
     ),
 }
 """Where the arithmetic is not the usual one, or there is no bound of `lowbit_conformance.bounds`."""

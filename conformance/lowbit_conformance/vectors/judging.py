@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import F64
+from lowbit.attention.residual import attend_residual_bound
 from lowbit.attention.stored import attend_stored_bound
 from lowbit.backend.reference import STORED_PRODUCTS, in_type
 from lowbit.backend.wire import as_json
@@ -46,6 +47,19 @@ def _attend_stored_bound(
     return attend_stored_bound(queries, keys, values, replace(arithmetic, weights=queries.dtype.name), exact, window)
 
 
+def _attend_residual_bound(
+    queries: Any,
+    keys: Stored,
+    values: Stored,
+    newest_keys: Any,
+    newest_values: Any,
+    arithmetic: Arithmetic,
+    exact: F64,
+) -> Bound:
+    own = replace(arithmetic, weights=queries.dtype.name)
+    return attend_residual_bound(queries, keys, values, newest_keys, newest_values, own, exact)
+
+
 def _qgemm_bound(x: Any, matrix: Any, arithmetic: Arithmetic, exact: F64) -> Bound:
     rows = [linear_bound(row, matrix, arithmetic, result) for row, result in zip(x, exact, strict=True)]
     return Bound(np.stack([row.limit for row in rows]), np.stack([row.gauge for row in rows]), rows[0].derivation)
@@ -70,6 +84,7 @@ def _stored_bound(x: Any, weights: Stored, result: Result, arithmetic: Arithmeti
 
 BOUNDS: Mapping[str, Callable[..., Bound]] = {
     **bounds.BOUNDS,
+    "attention.attend_residual": _attend_residual_bound,
     "attention.attend_stored": _attend_stored_bound,
     "blocks.rms_norm": _norm_bound,
     "linear.gemm": _stored_bound,

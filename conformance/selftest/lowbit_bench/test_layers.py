@@ -26,7 +26,12 @@ from lowbit_bench.layers import (
 from lowbit_bench.offline import STEPS
 from lowbit_bench.sizes import MODELS, Model
 
-FORMATS = {"attention.attend_stored": "kivi-keys", "formats.dequantize": "fp8-channel", "formats.quantize": "q8_0"}
+FORMATS = {
+    "attention.attend_residual": "kivi-keys",
+    "attention.attend_stored": "kivi-keys",
+    "formats.dequantize": "fp8-channel",
+    "formats.quantize": "q8_0",
+}
 
 
 TINY = Model(128, 192, 4, 2, 64, 3, experts=4)

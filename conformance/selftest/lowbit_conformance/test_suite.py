@@ -169,7 +169,15 @@ def test_cases_are_moved_to_the_heads_of_a_backend() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["attention.attend", "attention.attend_stored", "rope.rotate", "kvcache.bfp", "kvcache.kivi"]
+    "name",
+    [
+        "attention.attend",
+        "attention.attend_stored",
+        "attention.attend_residual",
+        "rope.rotate",
+        "kvcache.bfp",
+        "kvcache.kivi",
+    ],
 )
 def test_every_clause_of_heads_has_cases_that_move(name: str) -> None:
     """Also of the caches: every clause of an operation has cases of 40 channels then."""

@@ -168,13 +168,25 @@ def attend_stored_bound(
     """
     if arithmetic.form not in FORMS:
         raise ArgumentError("form of attention over a stored cache", repr(arithmetic.form), " or ".join(FORMS))
-    tokens, heads, head_dim = queries.shape
-    inputs, length = queries.dtype.name, keys.columns
+    head_dim, inputs = queries.shape[2], queries.dtype.name
     kernels = [
         (steps, numbers_of(keys, head_dim, each), numbers_of(values, head_dim, each))
         for steps, each in ((declared(arithmetic, inputs), arithmetic), (REFERENCE, EXACTLY))
     ]
-    kv_heads, read = keys.rows // head_dim, in_heads(values.values, head_dim)
+    return bound_over(queries, kernels, arithmetic, exact, window)
+
+
+def bound_over(
+    queries: Activations,
+    kernels: list[tuple[Steps, Numbers, Numbers]],
+    arithmetic: Arithmetic,
+    exact: F64,
+    window: int | None = None,
+) -> Bound:
+    """The bound of attention over keys and values as the declared kernel reads them, and then as the reference does."""
+    tokens, heads, _ = queries.shape
+    read = kernels[-1][2].values
+    kv_heads, length, _ = read.shape
     limit, gauge = np.zeros(queries.shape), np.zeros(queries.shape)
     for t in range(tokens):
         end = length - tokens + t + 1
@@ -185,7 +197,7 @@ def attend_stored_bound(
                 limit[t, h] += head_error(steps, query, own_keys.of_head(j, seen), own_values.of_head(j, seen))
             gauge[t, h] = np.abs(read[j, seen]).max(axis=0)
     how = f"scores, softmax and output of {length} stored tokens in {arithmetic.accumulator}"
-    return returned(Bound(limit, gauge, how), exact, inputs)
+    return returned(Bound(limit, gauge, how), exact, queries.dtype.name)
 
 
 def head_error(steps: Steps, query: F64, keys: Numbers, values: Numbers) -> F64:

@@ -66,6 +66,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "attention.softmax": ("inputs",),
     "attention.attend": ("inputs", "head_dim", "window"),
     "attention.attend_stored": ("inputs", "key_format", "value_format", "head_dim", "window"),
+    "attention.attend_residual": ("inputs", "key_format", "value_format", "head_dim"),
     "blocks.rms_norm": ("inputs",),
     "blocks.swiglu": ("inputs",),
     "blocks.geglu": ("inputs",),

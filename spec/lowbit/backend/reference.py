@@ -25,7 +25,13 @@ from lowbit.quantization import packing
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 
-STORED_PRODUCTS = ("linear.gemv", "linear.gemm", "linear.gemm_cast", "attention.attend_stored")
+STORED_PRODUCTS = (
+    "linear.gemv",
+    "linear.gemm",
+    "linear.gemm_cast",
+    "attention.attend_stored",
+    "attention.attend_residual",
+)
 
 
 def in_type(result: Array, kind: str) -> Array:
