@@ -119,3 +119,17 @@ def test_files_tell_choices_apart() -> None:
                 if not difference(quantized(x, cast.format, cast.options, each, expected), expected)
             }
             assert not same, f"{cast.name}: {cast.choice} is {same}"
+
+
+def test_a_mean_is_followed_where_a_sum_in_some_order_gives_it() -> None:
+    """The float32 next to the mean of 263 scales changes what follows from it; one that is 1/1000 larger is wrong."""
+    cast = next(each for each in CASTS if each.name == "fp4-double-1200")
+    x, expected = given(cast)
+    names = [row.name for row in expected.table.fields]
+    offset = expected.by_name["nested_offset"]
+    for other, followed in ((np.nextafter(offset, np.float32(9)), True), (offset * np.float32(1.001), False)):
+        tensors = tuple(other if name == "nested_offset" else expected.by_name[name] for name in names)
+        judged = Stored(cast.format, expected.rows, expected.columns, tensors, cast.options)
+        again = quantized(x, cast.format, cast.options, cast.choice, judged)
+        assert np.array_equal(again.by_name["nested_offset"], other) == followed
+        assert difference(judged, again), "the other fields are those of another mean"
