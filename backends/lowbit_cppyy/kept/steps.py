@@ -136,7 +136,6 @@ def _made(wanted: Wanted, path: Path) -> image.Image:
                 "libraries": libraries.names(),
                 "model": parts.model,
                 "tables": tables,
-                "bases": parts.bases,
                 "embedding": embedding,
                 "facts": made.facts,
             }

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from lowbit.arrays import F32, F64, U64, Array
-from lowbit.attention.rope import half_split, rotation
+from lowbit.attention.rope import Frequencies, half_split, rotation
 from lowbit.contract.checks import check_integer, check_view
 from lowbit.errors import ArgumentError
 from lowbit.model.block import check_scores
@@ -34,8 +34,8 @@ PURPOSES = (1, 2, 5)
 """Numbers of tokens for which the backend may choose other kernels: one, a few, many."""
 UNROUTED = 9
 """Status of a step in which the score of an expert is not finite."""
-MOST_BASES = 4
-"""Of rotations in one model."""
+MOST_FREQUENCIES = 4
+"""Kinds of rotations in one model."""
 
 
 @dataclass
@@ -72,7 +72,6 @@ def _grown(array: F32, length: int, capacity: int) -> F32:
 class AnyParts(Protocol):
     """What a step is called with; see `lowbit_cppyy.step.parts.StepParts`."""
 
-    bases: list[float]
     model: int
     run: Callable[..., int]
     run_batch: Callable[..., int]
@@ -234,26 +233,27 @@ class CompiledDecoder:
 
 
 class _Angles:
-    """Cosines and sines of positions for each base, as ``rotate_head`` reads them."""
+    """Cosines and sines of positions for all frequencies, as ``rotate_head`` reads them."""
 
     def __init__(self, config: LlamaConfig, parts: AnyParts) -> None:
-        self._layout, self._parts = half_split(config.head_dim), parts
-        self._made: tuple[int, list[F32], U64] = 0, [], np.zeros(MOST_BASES, np.uint64)
+        self._layout, self._frequencies, self._parts = half_split(config.head_dim), config.frequencies, parts
+        self._made: tuple[int, list[F32], U64] = 0, [], np.zeros(MOST_FREQUENCIES, np.uint64)
 
     def up_to(self, positions: int) -> U64:
         """The addresses of the tables, which have at least `positions` rows."""
         before, _, _ = self._made
         if positions > before:
             count = max(64, 2 * before, positions)
-            tables = [self._table(base, count) for base in self._parts.bases]
-            addresses = np.zeros(MOST_BASES, np.uint64)
+            tables = [self._table(each, count) for each in self._frequencies]
+            addresses = np.zeros(MOST_FREQUENCIES, np.uint64)
             for n, table in enumerate(tables):
                 addresses[n] = self._parts.address(table)
             self._made = count, tables, addresses  # at once, so that an interrupt leaves the ones before
         return self._made[2]
 
-    def _table(self, base: float, positions: int) -> F32:
-        turned, d = rotation(self._layout, base, 0, positions), self._layout.head_dim
+    def _table(self, frequencies: Frequencies, positions: int) -> F32:
+        turned = rotation(self._layout, frequencies.base, 0, positions, frequencies.scaling)
+        d = self._layout.head_dim
         padded = -(-d // CHUNK) * CHUNK
         table = np.zeros((positions, padded // CHUNK, 2, CHUNK), np.float32)
         for half, numbers in enumerate((turned.cos, turned.sin)):

@@ -18,7 +18,7 @@ from lowbit_cppyy.runtime.calls import FLOATS, KernelSet
 from lowbit_cppyy.runtime.compiler import FIRST_CALLS, Made, Pool, preparing, runtime
 from lowbit_cppyy.runtime.decode_operations import DecodeKernels
 from lowbit_cppyy.runtime.products import Product
-from lowbit_cppyy.step.decoder import MOST_BASES
+from lowbit_cppyy.step.decoder import MOST_FREQUENCIES
 from lowbit_cppyy.step.source import StepSource
 
 GATES = {"silu": "gated", "gelu": "gelu_gated"}
@@ -29,7 +29,6 @@ class StepParts:
 
     Attributes:
         source: the C++ of the step.
-        bases: of its rotations, in the order of the tables of angles.
         model: its address.
         run: `run_step` of ``cpp/step.h``.
         run_batch: likewise.
@@ -47,9 +46,8 @@ class StepParts:
         """
         _check(backend, decoder)
         self.source = StepSource(decoder.step, table)
-        self.bases = self.source.bases
-        if len(self.bases) > MOST_BASES:
-            raise NotDeclaredError(backend, f"a compiled step with {len(self.bases)} bases of rotations")
+        if (kinds := len(self.source.frequencies)) > MOST_FREQUENCIES:
+            raise NotDeclaredError(backend, f"a compiled step with {kinds} kinds of rotations")
         matrices = [
             _linear(backend, block.linears[name])
             for program, block in zip(decoder.step.blocks, decoder.blocks, strict=True)

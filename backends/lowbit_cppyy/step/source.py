@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lowbit.attention.rope import Frequencies
 from lowbit.model.step import Line, Program, Step
 from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.isa import InstructionSet
@@ -49,10 +50,9 @@ class StepSource:
         return self._body(self.name)
 
     @property
-    def bases(self) -> list[float]:
-        """The bases of its rotations, in the order of the tables of angles."""
-        config = self.step.config
-        return sorted({config.layer_rope_base(number) for number in range(config.layers)})
+    def frequencies(self) -> list[Frequencies]:
+        """Those of its rotations, in the order of the tables of angles."""
+        return self.step.config.frequencies
 
     @property
     def value_columns(self) -> int:
@@ -233,6 +233,6 @@ class _Block:
             return f"add_to(head, {self._vector(line)} + j * {d}, {d});"
         if line.kind == "norm":
             return f"rms_norm_row(*call.model->norm, head, {self._vector(line)}, {_epsilon(line)}, {d}, head);"
-        angles = f"call.angles[{self._of.bases.index(line.setting('base'))}]"
+        angles = f"call.angles[{self._of.frequencies.index(line.frequencies)}]"
         both, model = f"{angles} + place.position * 2 * padded_channels({d})", "call.model->"
         return f"rotate_head(*{model}rotation, head, {both}, {model}partners, {d}, team.rotation, head);"

@@ -137,14 +137,14 @@ class DeviceBlock:
         return add
 
     def _rotate(self, line: Line) -> Issue:
-        name, head_dim, base = BUFFERS[line.out], line.setting("head_dim"), line.setting("base")
+        name, head_dim, frequencies = BUFFERS[line.out], line.setting("head_dim"), line.frequencies
         heads = self._config.heads if name == "queries" else self._config.kv_heads
 
         def rotate(work: Workspace, tokens: int) -> None:
             self._arena.launch(
                 kernel("rope"),
                 x=work[name],
-                table=work.tables[base],
+                table=work.tables[frequencies],
                 position=work["position"],
                 tokens=tokens,
                 heads=heads,

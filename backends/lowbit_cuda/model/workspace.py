@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lowbit.attention.rope import Frequencies, half_split, rotation
 from lowbit.backend.whole_model import Keys
 from lowbit.model.config import LlamaConfig
 from lowbit_cuda.kernels.attention import BFP_BLOCK
@@ -80,10 +81,9 @@ class Sizes:
         return {name: there[name] for name in names if name in there} | own
 
     @property
-    def tables(self) -> dict[float, int]:
-        """Bytes of the rotary table for each base."""
-        bases = {self.config.layer_rope_base(layer) for layer in range(self.config.layers)}
-        return dict.fromkeys(sorted(bases), FLOAT * self.context * self.config.head_dim)
+    def tables(self) -> dict[Frequencies, int]:
+        """Bytes of the rotary table for all frequencies."""
+        return dict.fromkeys(self.config.frequencies, FLOAT * self.context * self.config.head_dim)
 
     @property
     def cache(self) -> dict[str, int]:
@@ -108,14 +108,14 @@ class Workspace:
         sizes: the sizes of the parts.
         device: parts on the device, by name.
         host: pinned parts, by name.
-        tables: rotary tables by base, context × d_h float32: the cosines of all pairs, then their sines.
+        tables: rotary tables by frequencies, context × d_h float32: the cosines of all pairs, then their sines.
         caches: the parts of each layer's cache, by name.
     """
 
     sizes: Sizes
     device: Mapping[str, Span]
     host: Mapping[str, Span]
-    tables: Mapping[float, Span]
+    tables: Mapping[Frequencies, Span]
     caches: tuple[Mapping[str, Span], ...]
 
     def __getitem__(self, name: str) -> Span:
@@ -130,7 +130,7 @@ def allocate(arena: Arena, sizes: Sizes) -> Workspace:
     """Allocate the workspace, and fill in its tables."""
     device = {name: arena.allocate(size, f"workspace: {name}") for name, size in sizes.device.items()}
     host = {name: arena.pin(size, f"workspace: {name}") for name, size in sizes.host.items()}
-    tables = {base: arena.store(rotary_table(sizes, base), "rotary table") for base in sizes.tables}
+    tables = {each: arena.store(rotary_table(sizes, each), "rotary table") for each in sizes.tables}
     caches = tuple(
         {part: arena.allocate(size, f"{part} of layer {layer}") for part, size in sizes.cache.items()}
         for layer in range(sizes.config.layers)
@@ -138,9 +138,8 @@ def allocate(arena: Arena, sizes: Sizes) -> Workspace:
     return Workspace(sizes, device, host, tables, caches)
 
 
-def rotary_table(sizes: Sizes, base: float) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+def rotary_table(sizes: Sizes, frequencies: Frequencies) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     """Float32, context × d_h: for each position the cosines of d_h/2 pairs, then their sines, rounded once."""
-    half = sizes.config.head_dim // 2
-    theta = base ** (-np.arange(half) / half)
-    angle = np.arange(sizes.context)[:, np.newaxis] * theta
-    return np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+    head_dim, half = sizes.config.head_dim, sizes.config.head_dim // 2
+    turned = rotation(half_split(head_dim), frequencies.base, 0, sizes.context, frequencies.scaling)
+    return np.concatenate([turned.cos[:, half:], turned.sin[:, half:]], axis=1).astype(np.float32)

@@ -13,6 +13,7 @@ from stored_runs import some_stored
 from tiny_gguf import CONFIG, published, write
 
 from lowbit.arrays import F32
+from lowbit.attention.rope import llama3_scaling
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig, Routing
@@ -27,6 +28,7 @@ from lowbit_cppyy.step.decoder import CompiledDecoder
 
 LLAMA = replace(CONFIG, context=600)
 ODD = LlamaConfig(2, 96, 160, 4, 2, 40, 265, 64, 500.0, 1e-3)  # a head is no whole chunk, a matrix no whole panel
+SCALED = replace(LLAMA, rope_scaling=llama3_scaling(LLAMA.head_dim, LLAMA.rope_base, 8.0, 1.0, 4.0, 32))
 WIDE = replace(CONFIG, hidden=256, feed_forward=512, heads=4, kv_heads=1, head_dim=64)  # blocks of 256 weights
 GEMMA = replace(
     CONFIG, layers=3, head_dim=32, window=4, full_every=3, local_rope_base=100.0, activation="gelu", embedding_scale=8.0
@@ -42,7 +44,7 @@ EDGES = {
 }
 """Models of sizes at which something ends: one of each, no multiple of a vector or a panel, a window of one token."""
 
-MODELS = ("llama", "odd", "qwen2", "gemma3", "q4_0", "mixed", "sparse", "sparse before")
+MODELS = ("llama", "odd", "scaled", "qwen2", "gemma3", "q4_0", "mixed", "sparse", "sparse before")
 PROMPTS = (1, 3, 11)
 
 
@@ -51,7 +53,7 @@ def model(name: str) -> LlamaWeights:
     """A model by name."""
     if name.startswith("sparse"):
         return sparse("before" if name.endswith("before") else "after")
-    config = {"odd": ODD, "gemma3": GEMMA, "mixed": WIDE}.get(name, LLAMA)
+    config = {"odd": ODD, "gemma3": GEMMA, "mixed": WIDE, "scaled": SCALED}.get(name, LLAMA)
     kind = GGMLQuantizationType.Q4_0 if name == "q4_0" else GGMLQuantizationType.Q4_1
     architecture = name if name in ("qwen2", "gemma3") else "llama"
     lengths = {f"{architecture}.attention.{what}_length": config.head_dim for what in ("key", "value")}

@@ -147,6 +147,8 @@ def write(
                 stored = weights.reshape(heads, 2, config.head_dim // 2, -1).swapaxes(1, 2).reshape(weights.shape)
         data = np.ascontiguousarray(stored) if kind == GGML_F32 else quants.quantize(np.ascontiguousarray(stored), kind)
         writer.add_tensor(name if name.endswith(".bias") else f"{name}.weight", data, raw_dtype=kind)
+    if config.rope_scaling is not None:
+        writer.add_tensor("rope_freqs.weight", np.array(config.rope_scaling.factors, np.float32))
     if change is not None:
         change(writer)
     writer.write_header_to_file()

@@ -26,9 +26,32 @@ the paper pairs neighbours, :math:`(0, 1), (2, 3), \dots`; the *half-split* layo
 pairs channel :math:`c` with :math:`c + d_h/2` (errata B5). A layout is therefore a value here, the triple
 :math:`(i, s, \Theta)`, and there is one function that rotates.
 
-Source: RoFormer (arXiv 2104.09864) §3.2.2 and §3.4.2; K-sort §II.D, equation 4; errata B5, B8.
+**Longer contexts.** A model that was trained on :math:`L` positions has never seen the angles of later ones. Its
+rotation can be slowed down, so that more positions have angles like those it knows: pair :math:`i` then rotates by
+:math:`m\theta_i / f_i`, and models differ in their *factors* :math:`f_i`. For a context :math:`s` times as long,
+
+- *linear* scaling divides all angles by :math:`f_i = s`;
+- *Llama 3* scales by wavelengths :math:`\lambda_i = 2\pi/\theta_i`. A pair that turns at least :math:`h` times within
+  :math:`L` positions stays as it is, one that turns at most :math:`l` times is divided by :math:`s`, and the
+  frequencies between are mixed:
+
+  .. math:: \frac{1}{f_i} = \frac{1 - \alpha_i}{s} + \alpha_i, \qquad
+            \alpha_i = \mathrm{clip}\Bigl(\frac{L/\lambda_i - l}{h - l}, 0, 1\Bigr);
+
+- *YaRN* mixes in the same way, with an :math:`\alpha_i` that falls from 1 to 0 in equal steps from pair to pair. It
+  falls between the pair that turns :math:`h` times and the one that turns :math:`l` times, which are
+
+  .. math:: i(n) = \frac{d_h \ln(L / 2\pi n)}{2 \ln \mathrm{base}}, \qquad
+            \alpha_i = 1 - \mathrm{clip}\Bigl(\frac{(i - 1) - \lfloor i(h) \rfloor}
+            {\lceil i(l) \rceil - \lfloor i(h) \rfloor}, 0, 1\Bigr).
+
+  It also multiplies cosines and sines by :math:`1 + \ln(s)/10`, and so every score by the square of that.
+
+Source: RoFormer (arXiv 2104.09864) §3.2.2 and §3.4.2; K-sort §II.D, equation 4; errata B5, B8. Scaling: Position
+Interpolation (arXiv 2306.15595) §3.2; the reference implementation of Llama 3.1; YaRN (arXiv 2309.00071) §3.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -124,6 +147,140 @@ def interleaved(head_dim: int) -> Layout:
     return Layout(channel ^ 1, np.where(channel % 2 == 0, -1.0, 1.0), channel // 2)
 
 
+# **A scaling** is the factors of all pairs, whatever rule gave them.
+
+
+@dataclass(frozen=True)
+class Scaling:
+    r"""How a rotation is slowed down for a longer context.
+
+    >>> print(Scaling((1.0, 2.5, 8.0)))
+    1 to 8
+
+    Attributes:
+        factors: :math:`d_h/2` numbers, :math:`f_i`, each above 0.
+        magnitude: by which cosines and sines are multiplied.
+
+    Raises:
+        ArgumentError: a number that is not finite or not above 0.
+    """
+
+    factors: tuple[float, ...]
+    magnitude: float = 1.0
+
+    def __post_init__(self) -> None:
+        for number in (*self.factors, self.magnitude):
+            if not (math.isfinite(number) and number > 0):
+                raise ArgumentError("scaling of the rotation", number, "finite numbers above 0")
+
+    def __str__(self) -> str:
+        spread = f"{min(self.factors):g} to {max(self.factors):g}"
+        return spread if self.magnitude == 1 else f"{spread} times {self.magnitude:g}"
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    """What sets the rotation of one layer apart from that of another: the base, and the scaling where there is one."""
+
+    base: float
+    scaling: Scaling | None = None
+
+    def of(self, pair: I64, head_dim: int) -> F64:
+        """The radians by which pairs, counted from 0, rotate at each position: float64, one for each pair.
+
+        >>> Frequencies(100.0, Scaling((1.0, 4.0))).of(np.array([0, 1]), head_dim=4)
+        array([1.   , 0.025])
+        """
+        theta: F64 = self.base ** (-2 * pair / head_dim)
+        return theta if self.scaling is None else theta / np.array(self.scaling.factors)[pair]
+
+
+def linear_scaling(head_dim: int, factor: float) -> Scaling:
+    """All frequencies divided by the same factor.
+
+    >>> linear_scaling(4, 8.0)
+    Scaling(factors=(8.0, 8.0), magnitude=1.0)
+
+    Source: Position Interpolation §3.2.
+    """
+    return Scaling((factor,) * (head_dim // 2))
+
+
+def llama3_scaling(head_dim: int, base: float, factor: float, low: float, high: float, original: int) -> Scaling:
+    r"""The scaling of Llama 3.1 and its successors: slow pairs are divided by a factor, fast ones are not.
+
+    >>> print([round(each, 3) for each in llama3_scaling(8, 10000.0, 8.0, 1.0, 4.0, original=128).factors])
+    [1.0, 2.339, 8.0, 8.0]
+
+    Args:
+        head_dim: :math:`d_h`.
+        base: of the frequencies.
+        factor: :math:`s`.
+        low: :math:`l`, the rotations within `original` positions at and below which a pair is divided by the factor.
+        high: :math:`h`, those at and above which it is not; above `low`.
+        original: :math:`L`, the positions that the model was first trained on.
+
+    Raises:
+        ArgumentError: a number out of range.
+
+    Source: the reference implementation of Llama 3.1.
+    """
+    check_integer("original", original, 1, MOST_POSITIONS)
+    if not low < high:
+        raise ArgumentError("high", high, f"above low, {low}")
+    turns = original * Frequencies(base).of(np.arange(head_dim // 2), head_dim) / (2 * np.pi)
+    return _mixed(factor, np.clip((turns - low) / (high - low), 0, 1))
+
+
+def yarn_scaling(
+    head_dim: int,
+    base: float,
+    factor: float,
+    original: int,
+    slow: float = 1.0,
+    fast: float = 32.0,
+    magnitude: float | None = None,
+) -> Scaling:
+    r"""The scaling of YaRN: a ramp over the pairs, and larger scores.
+
+    >>> scaling = yarn_scaling(8, 10000.0, 4.0, original=64)
+    >>> print([round(each, 3) for each in scaling.factors], round(scaling.magnitude, 4))
+    [1.0, 1.6, 4.0, 4.0] 1.1386
+
+    Args:
+        head_dim: :math:`d_h`.
+        base: of the frequencies, above 1.
+        factor: :math:`s`.
+        original: :math:`L`, the positions that the model was first trained on.
+        slow: :math:`l`, the rotations within `original` positions at which the ramp ends.
+        fast: :math:`h`, those at which it begins.
+        magnitude: of cosines and sines; by default that of the paper.
+
+    Raises:
+        ArgumentError: a number out of range.
+
+    Source: YaRN §3.2, §3.4.
+    """
+    check_integer("original", original, 1, MOST_POSITIONS)
+    for name, number, least in (("slow", slow, 0), ("fast", fast, 0), ("base", base, 1)):
+        if not (math.isfinite(number) and number > least):
+            raise ArgumentError(name, number, f"a finite number above {least}")
+    first, last = (
+        head_dim * math.log(original / (2 * math.pi * turns)) / (2 * math.log(base)) for turns in (fast, slow)
+    )
+    begin, end = max(math.floor(first), 0), min(math.ceil(last), head_dim - 1)
+    ramp = np.clip((np.arange(head_dim // 2) - begin) / (end - begin if end != begin else 0.001), 0, 1)
+    paper = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    return Scaling(_mixed(factor, 1 - ramp).factors, paper if magnitude is None else magnitude)
+
+
+def _mixed(factor: float, unchanged: F64) -> Scaling:
+    """Frequencies of which a fraction is unchanged and the rest is divided by the factor."""
+    if not (math.isfinite(factor) and factor > 0):
+        raise ArgumentError("factor", factor, "a finite number above 0")
+    return Scaling(tuple((1 / ((1 - unchanged) / factor + unchanged)).tolist()))
+
+
 # **The angles** depend on positions and not on data, so they are computed once for a run of positions and used by
 # every layer.
 
@@ -161,7 +318,7 @@ def check_rotation(turn: Rotation) -> None:
     check_view("sin of turn", turn.sin, np.float64, turn.cos.shape)
 
 
-def rotation(layout: Layout, base: float, start: int, count: int) -> Rotation:
+def rotation(layout: Layout, base: float, start: int, count: int, scaling: Scaling | None = None) -> Rotation:
     r"""The rotation of positions :math:`m` from `start` to ``start + count - 1``.
 
     At position 0 nothing is rotated; the first pair rotates by one radian a position:
@@ -177,9 +334,10 @@ def rotation(layout: Layout, base: float, start: int, count: int) -> Rotation:
         base: the number whose powers are the frequencies, above 0; 10000 in the papers.
         start: the first position, at least 0.
         count: T, at least 1, and at most `MOST_ANGLES` over the channels of a head.
+        scaling: of the frequencies; None where they are those of the base.
 
     Raises:
-        ArgumentError: wrong base, start or count.
+        ArgumentError: wrong base, start or count, or a scaling of other heads.
 
     Source: RoFormer §3.2.2.
     """
@@ -188,9 +346,12 @@ def rotation(layout: Layout, base: float, start: int, count: int) -> Rotation:
         raise ArgumentError("base", repr(base), "a finite number above 0")
     check_integer("start", start, 0, MOST_POSITIONS)
     check_integer("count", count, 1, MOST_ANGLES // layout.head_dim)
-    theta = base ** (-2 * layout.pair / layout.head_dim)
+    if scaling is not None and len(scaling.factors) != layout.head_dim // 2:
+        raise ArgumentError("number of factors", len(scaling.factors), f"{layout.head_dim // 2}, one for each pair")
+    theta = Frequencies(base, scaling).of(layout.pair, layout.head_dim)
     angle = np.arange(start, start + count)[:, np.newaxis] * theta
-    return Rotation(layout, np.cos(angle), layout.sign * np.sin(angle))
+    size = 1.0 if scaling is None else scaling.magnitude
+    return Rotation(layout, size * np.cos(angle), layout.sign * size * np.sin(angle))
 
 
 Turn = Annotated[Rotation, Valid(check_rotation)]

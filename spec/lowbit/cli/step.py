@@ -34,7 +34,7 @@ def described(step: Step) -> dict[str, object]:
     """A step for a JSON answer: the lines of each part, and the blocks that share them."""
 
     def lines(program: Program) -> list[dict[str, object]]:
-        return [asdict(line) | {"settings": dict(line.settings)} for line in program]
+        return [(given := asdict(line)) | {"settings": dict(given["settings"])} for line in program]
 
     blocks = [
         {"blocks": [run.start, run.stop], "lines": lines(program), "widths": widths(program, step.config)}

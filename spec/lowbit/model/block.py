@@ -45,7 +45,7 @@ import numpy as np
 
 from lowbit.arrays import F32, F64
 from lowbit.attention.attention import KeyValueCache, attend
-from lowbit.attention.rope import Rotation, rotate
+from lowbit.attention.rope import Frequencies, Rotation, rotate
 from lowbit.errors import ArgumentError
 from lowbit.linear.elementary import silu, softmax
 from lowbit.model.config import Routing
@@ -132,12 +132,12 @@ class Place:
     """Where the tokens of a call stand.
 
     Attributes:
-        rotations: of their positions, for each base.
+        rotations: of their positions, for all frequencies of the model.
         caches: the keys and values before them, to which the tokens are added: one cache, if they follow one another in
             a sequence; or one for each token, if each is the next of a sequence of its own.
     """
 
-    rotations: Mapping[float, Rotation]
+    rotations: Mapping[Frequencies, Rotation]
     caches: Sequence[KeyValueCache]
 
     def parts(self) -> Iterator[tuple[slice, KeyValueCache]]:
@@ -224,10 +224,10 @@ class _Making:
         return lambda _, x: x + bias
 
     def rotate(self, line: Line) -> Function:
-        base, head_dim, rotate = line.setting("base"), line.setting("head_dim"), self.ops.rotate
+        frequencies, head_dim, rotate = line.frequencies, line.setting("head_dim"), self.ops.rotate
 
         def rotated(place: Place, x: Numbers) -> Any:
-            return rotate(x.reshape(len(x), -1, head_dim), place.rotations[base]).reshape(x.shape)
+            return rotate(x.reshape(len(x), -1, head_dim), place.rotations[frequencies]).reshape(x.shape)
 
         return rotated
 

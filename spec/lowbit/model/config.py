@@ -21,6 +21,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from lowbit.attention.rope import Frequencies, Scaling
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.moe.routing import SOFTMAXES, Softmax
@@ -73,6 +74,8 @@ class LlamaConfig:
         local_rope_base: base of the rotary frequencies in local layers; None for the same as in full ones.
         activation: the function that is applied to the gate of a feed-forward part.
         embedding_scale: the factor of a token's row of the embedding.
+        rope_scaling: of the rotary frequencies (`lowbit.attention.rope`), not of those with a base of their own; None
+            where they are not scaled.
 
     Raises:
         ArgumentError: a number that no model can have.
@@ -94,6 +97,7 @@ class LlamaConfig:
     local_rope_base: float | None = None
     activation: Activation = "silu"
     embedding_scale: float = 1.0
+    rope_scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "feed_forward", "heads", "kv_heads", "head_dim", "vocabulary", "context"):
@@ -110,6 +114,9 @@ class LlamaConfig:
             if value is not None and not (np.isfinite(value) and value > 0):
                 raise ArgumentError(name, value, "a finite number above 0")
         check_choice("activation", self.activation, ACTIVATIONS)
+        if self.rope_scaling is not None and len(self.rope_scaling.factors) != self.head_dim // 2:
+            allowed = f"{self.head_dim // 2}, one for each pair of channels"
+            raise ArgumentError("number of factors in rope_scaling", len(self.rope_scaling.factors), allowed)
 
     def is_local(self, layer: int) -> bool:
         """Whether this layer, counted from 0, sees the past through the window."""
@@ -119,6 +126,13 @@ class LlamaConfig:
         """How many tokens a token sees in this layer; None for all."""
         return self.window if self.is_local(layer) else None
 
-    def layer_rope_base(self, layer: int) -> float:
-        """Base of the rotary frequencies of this layer."""
-        return self.local_rope_base if self.local_rope_base is not None and self.is_local(layer) else self.rope_base
+    def layer_frequencies(self, layer: int) -> Frequencies:
+        """The rotary frequencies of this layer."""
+        if self.local_rope_base is not None and self.is_local(layer):
+            return Frequencies(self.local_rope_base)
+        return Frequencies(self.rope_base, self.rope_scaling)
+
+    @property
+    def frequencies(self) -> list[Frequencies]:
+        """Those of all layers, each once."""
+        return list(dict.fromkeys(map(self.layer_frequencies, range(self.layers))))

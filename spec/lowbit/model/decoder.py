@@ -24,7 +24,7 @@ import numpy as np
 
 from lowbit.arrays import F32, F64, I64
 from lowbit.attention.attention import KeyValueCache
-from lowbit.attention.rope import Rotation, half_split, rotation
+from lowbit.attention.rope import Frequencies, Rotation, half_split, rotation
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.block import (
@@ -97,7 +97,7 @@ class Decoder:
         self.norm_gain, self._norm = weights.norm, ops.norm(weights.norm, config.rms_epsilon)
         self.head = linear(weights.head)
         self._layout = half_split(config.head_dim)
-        self._bases = {config.layer_rope_base(number) for number in range(config.layers)}
+        self._frequencies = config.frequencies
 
     def new_state(self, capacity: int = 64) -> list[KeyValueCache]:
         """The state of an empty sequence: one cache for each block, with room for `capacity` tokens at first."""
@@ -149,7 +149,7 @@ class Decoder:
         """
         ids = batch_ids(tokens, states, [len(state[0]) for state in states], self.config)
         places = [self._rotations(len(state[0]), 1) for state in states]
-        rotations = {base: stacked([place[base] for place in places]) for base in self._bases}
+        rotations = {each: stacked([place[each] for place in places]) for each in self._frequencies}
         x = embedded(self.embedding, ids, self.config.embedding_scale).astype(self.ops.dtype)
         for number, block in enumerate(self.blocks):
             x = block(x, Place(rotations, [state[number] for state in states]))
@@ -166,9 +166,9 @@ class Decoder:
         check_scores(scores, "a logit")
         return scores
 
-    def _rotations(self, start: int, count: int) -> dict[float, Rotation]:
-        """The rotation of these positions for every base that a block asks for; a Llama has one."""
-        return {base: rotation(self._layout, base, start, count) for base in self._bases}
+    def _rotations(self, start: int, count: int) -> dict[Frequencies, Rotation]:
+        """The rotation of these positions for all frequencies that a block asks for; a Llama has one kind."""
+        return {each: rotation(self._layout, each.base, start, count, each.scaling) for each in self._frequencies}
 
 
 class Rows(Protocol):

@@ -23,6 +23,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
+from lowbit.attention.rope import Frequencies, Scaling
 from lowbit.errors import ArgumentError
 from lowbit.model.config import Activation, LlamaConfig
 from lowbit.model.weights import LayerWeights, LlamaWeights, linear_shapes, vector_sizes
@@ -54,7 +55,7 @@ BEGIN, END = "x", "result"
 """The residual stream before a block, and after it."""
 
 
-Setting = int | float | str
+Setting = int | float | str | Scaling
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ class Line:
     def setting(self, name: str) -> Any:
         """One of its settings; None where it has none of this name."""
         return dict(self.settings).get(name)
+
+    @property
+    def frequencies(self) -> Frequencies:
+        """Those of a rotation."""
+        return Frequencies(self.setting("base"), self.setting("scaling"))
 
     def __str__(self) -> str:
         """As it is printed.
@@ -151,8 +157,10 @@ def _attention(config: LlamaConfig, number: int, vectors: Collection[str]) -> It
             yield _norm(config, f"{name}_normed", latest[name], f"{name}_norm")
             latest[name] = f"{name}_normed"
     heads, window = ("head_dim", config.head_dim), config.layer_window(number)
+    turned = config.layer_frequencies(number)
+    scaling = () if turned.scaling is None else (("scaling", turned.scaling),)
     for name in ("query", "key"):
-        settings = heads, ("base", config.layer_rope_base(number))
+        settings = heads, ("base", turned.base), *scaling
         yield Line("rotate", f"{name}_rotated", (latest[name],), settings=settings)
     yield Line("append", "", ("key_rotated", latest["value"]))
     seen = () if window is None else (("window", window),)

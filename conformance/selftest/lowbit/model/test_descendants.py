@@ -11,6 +11,7 @@ import pytest
 from tiny_gguf import CONFIG, Published, published, write
 
 from lowbit.arrays import F64
+from lowbit.attention.rope import Frequencies
 from lowbit.backend import load
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.reader import open_gguf, read_llama
@@ -166,11 +167,12 @@ def test_which_layers_are_local() -> None:
     config = replace(GEMMA, layers=13, full_every=6)
     assert [layer for layer in range(13) if not config.is_local(layer)] == [5, 11]
     assert (config.layer_window(4), config.layer_window(5)) == (4, None)
-    assert (config.layer_rope_base(4), config.layer_rope_base(5)) == (100.0, 50000.0)
+    assert [config.layer_frequencies(layer) for layer in (4, 5)] == [Frequencies(100.0), Frequencies(50000.0)]
+    assert config.frequencies == [Frequencies(100.0), Frequencies(50000.0)]
     assert all(CONFIG.layer_window(layer) is None for layer in range(2))
     everywhere = replace(CONFIG, window=3)
     assert [everywhere.layer_window(layer) for layer in range(2)] == [3, 3]
-    assert everywhere.layer_rope_base(0) == CONFIG.rope_base
+    assert everywhere.frequencies == [Frequencies(CONFIG.rope_base)]
 
 
 def test_gelu_is_close_to_its_definition() -> None:

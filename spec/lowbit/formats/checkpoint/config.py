@@ -3,10 +3,11 @@
 The kinds of model are ``mixtral``, whose blocks have experts, and ``llama`` and ``mistral``, which are the same decoder
 with a dense feed-forward part. The numbers have the names that the ``transformers`` library gave them.
 
-**Unsupported features are refused.** Such a file may ask for features that this decoder does not have: a scaled rotary
-embedding, biases in attention, another activation, weights that are quantised already. Ignoring any of these would give
-a model that still produces text, but not the model that was trained. `SUPPORTED` lists each with the one value that is
-supported. Fields about training and about the library itself change nothing and are ignored.
+**Unsupported features are refused.** Such a file may ask for features that this decoder does not have: a rotary
+embedding scaled by another rule (`lowbit.formats.checkpoint.rope`), biases in attention, another activation, weights
+that are quantised already. Ignoring any of these would give a model that still produces text, but not the model that
+was trained. `SUPPORTED` lists each with the one value that is supported. Fields about training and about the library
+itself change nothing and are ignored.
 
 Mixtral's softmax is written before the choice of experts, and the chosen probabilities are scaled to a sum of 1. That
 equals the softmax over the chosen scores, as in `routing`.
@@ -18,6 +19,7 @@ from typing import Any
 
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.checkpoint.rope import read_rotary
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.system.json_files import Fields, described
 from lowbit.text import quoted
@@ -86,6 +88,8 @@ def read_config(fields: Fields) -> LlamaConfig:
     kind = kind_of(fields)
     _refuse_other_features(fields, kind)
     heads, hidden = fields.value(KEYS["heads"], int), fields.value(KEYS["hidden"], int)
+    head_dim = fields.value(KEYS["head_dim"], int, hidden // max(1, heads))
+    rotary = read_rotary(fields, head_dim, FIRST_ROPE_BASE if kind == "llama" else None)
     try:
         return LlamaConfig(
             layers=fields.value(KEYS["layers"], int),
@@ -93,10 +97,11 @@ def read_config(fields: Fields) -> LlamaConfig:
             feed_forward=fields.value(KEYS["feed_forward"], int),
             heads=heads,
             kv_heads=fields.value(KEYS["kv_heads"], int, heads if kind == "llama" else None),
-            head_dim=fields.value(KEYS["head_dim"], int, hidden // max(1, heads)),
+            head_dim=head_dim,
             vocabulary=fields.value(KEYS["vocabulary"], int),
             context=fields.value(KEYS["context"], int),
-            rope_base=_rope_base(fields, kind),
+            rope_base=rotary.base,
+            rope_scaling=rotary.scaling,
             rms_epsilon=fields.value(KEYS["rms_epsilon"], float),
             routing=Routing(fields.value(KEYS["experts"], int), fields.value(KEYS["top_k"], int))
             if kind == "mixtral"
@@ -146,21 +151,3 @@ def _refuse_other_features(fields: Fields, kind: str) -> None:
             raise FormatError(fields.file, key, described(given), allowed)
     if kind not in WINDOWED and fields.values.get("sliding_window") is not None:
         raise FormatError(fields.file, "sliding_window", described(fields.values["sliding_window"]), "absent")
-
-
-def _rope_base(fields: Fields, kind: str) -> float:
-    """The base of the rotary frequencies; newer files keep it together with what would stretch it."""
-    stretched = fields.optional("rope_scaling", dict)
-    kept = fields.optional("rope_parameters", dict)
-    for key, given in (("rope_scaling", stretched), ("rope_parameters", kept)):
-        plain = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
-        rest = {name: value for name, value in (given or {}).items() if value is not None and name != "rope_theta"}
-        if any(plain.get(name) != value for name, value in rest.items()):
-            raise FormatError(fields.file, key, described(given), "absent: a rotary embedding that is not stretched")
-    bases = [Fields(fields.file, part).optional("rope_theta", float) for part in (fields.values, kept or {})]
-    given_bases = [base for base in bases if base is not None]
-    if len(set(given_bases)) > 1:
-        raise FormatError(fields.file, "rope_theta", f"{given_bases[0]} and {given_bases[1]}", "one number")
-    if not given_bases and kind != "llama":
-        raise FormatError(fields.file, "rope_theta", "missing", "a number")
-    return given_bases[0] if given_bases else FIRST_ROPE_BASE

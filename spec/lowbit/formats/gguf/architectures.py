@@ -28,6 +28,9 @@ BIASES = {"query_bias": "attn_q.bias", "key_bias": "attn_k.bias", "value_bias": 
 HEAD_NORMS = {"query_norm": "attn_q_norm.weight", "key_norm": "attn_k_norm.weight"}
 POST_NORMS = {"attention_post_norm": "post_attention_norm.weight", "feed_forward_post_norm": "post_ffw_norm.weight"}
 
+ROTARY_FACTORS = "rope_freqs.weight"
+"""The factors by which the frequencies of all pairs are divided, as for Llama 3.1 (`lowbit.attention.rope`)."""
+
 
 class Number(NamedTuple):
     """The key of a number of the configuration in the metadata, and its default."""
@@ -47,6 +50,7 @@ class Architecture:
         numbers: those that only this architecture has, by their names in `lowbit.model.config.LlamaConfig`.
         activation: of the gate.
         scaled_embedding: whether the embedding is multiplied by the root of the width of the stream.
+        rotary_factors: whether a file may hold the tensor `ROTARY_FACTORS`.
     """
 
     vectors: Mapping[str, str]
@@ -54,10 +58,11 @@ class Architecture:
     numbers: Mapping[str, Number] = field(default_factory=dict)
     activation: Activation = "silu"
     scaled_embedding: bool = False
+    rotary_factors: bool = False
 
 
 ARCHITECTURES = {
-    "llama": Architecture(NORMS, interleaved=True),
+    "llama": Architecture(NORMS, interleaved=True, rotary_factors=True),
     "qwen2": Architecture(NORMS | BIASES),
     "gemma3": Architecture(
         NORMS | HEAD_NORMS | POST_NORMS,

@@ -11,8 +11,8 @@ by side, unlike the published weights; half-split channels (see `rope`) are rest
 first and then the odd ones. Rows of the file are columns here, and moving whole columns moves codes, scales and zeros
 together: nothing is decoded and nothing is rounded.
 
-Unsupported features are refused: a tensor that would be left out, a scaled rotary embedding or a layer of experts would
-silently make it another model.
+Unsupported features are refused: a tensor that would be left out, a rotary embedding that metadata scales or a layer of
+experts would silently make it another model. A Llama 3.1 holds the factors of its rotary frequencies as a tensor.
 
 Source: the GGUF specification of the ggml project.
 """
@@ -28,9 +28,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lowbit.arrays import F32, I64, U8
+from lowbit.attention.rope import Scaling
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError
-from lowbit.formats.gguf.architectures import ARCHITECTURES, ATTENTION_MATRICES, FEED_FORWARD_MATRICES, Architecture
+from lowbit.formats.gguf.architectures import (
+    ARCHITECTURES,
+    ATTENTION_MATRICES,
+    FEED_FORWARD_MATRICES,
+    ROTARY_FACTORS,
+    Architecture,
+)
 from lowbit.formats.gguf.header import Header, TensorInfo, Value, walk
 from lowbit.formats.gguf.tensors import CODE_BITS, floats, format_of, matrix
 from lowbit.formats.known_file import KnownFile, opened
@@ -221,6 +228,7 @@ def _config(source: GGUFFile) -> LlamaConfig:
             vocabulary=embedding.shape[0],
             context=integer("context_length"),
             rope_base=real("rope.freq_base", DEFAULT_ROPE_BASE),
+            rope_scaling=_rope_scaling(source, architecture),
             rms_epsilon=real("attention.layer_norm_rms_epsilon"),
             activation=architecture.activation,
             embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
@@ -228,6 +236,13 @@ def _config(source: GGUFFile) -> LlamaConfig:
         )
     except ArgumentError as error:
         raise FormatError(source.file, error.argument, error.given, error.allowed) from error
+
+
+def _rope_scaling(source: GGUFFile, architecture: Architecture) -> Scaling | None:
+    """The factors that a converter of Llama 3.1 computed from its configuration."""
+    if not architecture.rotary_factors or ROTARY_FACTORS not in source.header.tensors:
+        return None
+    return Scaling(tuple(source.vector(ROTARY_FACTORS).tolist()))
 
 
 def _further_numbers(source: GGUFFile, name: str, architecture: Architecture) -> dict[str, Any]:
@@ -333,6 +348,7 @@ def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig) -> None:
     stored = [f"{part}.weight" for part in (*ATTENTION_MATRICES.values(), *FEED_FORWARD_MATRICES.values())]
     stored += ARCHITECTURES[name].vectors.values()
     known = {"token_embd.weight", "output_norm.weight", "output.weight"}
+    known |= {ROTARY_FACTORS} if ARCHITECTURES[name].rotary_factors else set()
     if config.layers > len(source.header.tensors):
         allowed = f"at most the {len(source.header.tensors)} tensors of the file"
         raise FormatError(source.file, f"{name}.block_count", config.layers, allowed)

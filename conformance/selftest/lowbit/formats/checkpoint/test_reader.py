@@ -15,6 +15,7 @@ from tiny_checkpoint import DENSE, INDEX, MIXTRAL, Published, crafted, published
 from tracing import traced
 
 from lowbit.arrays import F64
+from lowbit.attention.rope import llama3_scaling
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.model.config import LlamaConfig, Routing
@@ -169,13 +170,32 @@ def test_a_block_is_read_one_matrix_at_a_time(tmp_path: Path) -> None:
 
 # A directory of another kind.
 
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "phimoe"}, "model_type is 'phimoe'; allowed: 'mixtral', 'llama' or 'mistral'"),
     ({"model_type": None}, "model_type is missing"),
     ({"architectures": ["MixtralForTokenClassification"]}, "architectures is "),
-    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is {'type': 'linear', 'factor': 2.0}"),
-    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters is "),
+    ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, "scaling of the rotation is 0.0"),
+    ({"rope_scaling": {"type": "linear", "rope_type": "yarn"}}, "rope_type is 'yarn'; allowed"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'; allowed: 'default', 'linear', 'l"),
+    ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "rope_type is 'longrope'"),
+    ({"rope_scaling": {"mrope_section": [1, 2]}}, "mrope_section is .*; allowed: absent from a scaling of type 'def"),
+    ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4}}, r"high_freq_factor is 4\.0; allowed: above low"),
+    ({"rope_scaling": LLAMA3 | {"factor": 0}}, r"factor is 0\.0"),
+    ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 0}}, "original_max_position_embeddings is 0"),
+    ({"rope_scaling": LLAMA3 | {"rope_type": "yarn", "mscale": 1.0}}, "is .*; allowed: absent from a scaling of type"),
+    ({"rope_scaling": LLAMA3, "rope_parameters": {"rope_type": "linear", "factor": 2}}, "the same scaling"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "original_max_position_embeddings is missing"),
     ({"rope_parameters": {"rope_theta": 1e4}}, "rope_theta is 1000000.0 and 10000.0; allowed: one number"),
+    ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
+    ({"rope_parameters": {"full_attention": {}}}, "sliding_attention is missing"),
     ({"rope_theta": None}, "rope_theta is missing"),
     ({"rope_theta": "1e6"}, "rope_theta is '1e6'; allowed: a number"),
     ({"rope_theta": 10**400}, "rope_theta is an integer of 1329 bits"),
@@ -217,7 +237,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[str(*change.items())[:60] for change, _ in REFUSED])
+@pytest.mark.parametrize(
+    ("change", "message"), REFUSED, ids=[f"{n}-{change}"[:60] for n, (change, _) in enumerate(REFUSED)]
+)
 def test_a_configuration_that_is_refused(change: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
     """What is missing, out of range, of another kind, or means another model, is named in one line."""
     with pytest.raises(FormatError, match=message) as caught:
@@ -252,6 +274,21 @@ def test_a_rotary_base_of_the_newer_form(folder: Path, tmp_path: Path) -> None:
     config = {name: value for name, value in MIXTRAL.items() if name != "rope_theta"}
     config |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5000}}
     assert open_checkpoint(copied(folder, tmp_path, config=config)).config.rope_base == 5000.0
+
+
+def test_a_scaled_rotation(folder: Path, tmp_path: Path) -> None:
+    """Old and new fields say the same, and may say it twice; a rotation that is not scaled has no scaling."""
+    expected = llama3_scaling(8, 1e6, 8.0, 1.0, 4.0, 32)
+    for number, change in enumerate(
+        (
+            {"rope_scaling": LLAMA3},
+            {"rope_parameters": LLAMA3 | {"rope_theta": 1e6}},
+            {"rope_parameters": LLAMA3, "rope_scaling": LLAMA3},
+        )
+    ):
+        (to := tmp_path / str(number)).mkdir()
+        assert open_checkpoint(copied(folder, to, config=MIXTRAL | change)).config.rope_scaling == expected
+    assert open_checkpoint(folder).config.rope_scaling is None
 
 
 JSON = {

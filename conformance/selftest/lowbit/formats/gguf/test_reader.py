@@ -4,6 +4,7 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from gguf.constants import GGMLQuantizationType
 from sampling import thinned
 from tiny_gguf import CONFIG, Published, published, write
 
+from lowbit.attention.rope import Scaling, llama3_scaling
 from lowbit.errors import ArgumentError, FormatError, LowbitError
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.formats.gguf.tokenizer import read_tokenizer
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import Decoder
+from lowbit.model.decoder import Decoder, next_logits
 from lowbit.model.weights import to_float
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.system import memory
@@ -95,6 +97,41 @@ def test_defaults_of_absent_metadata(tmp_path: Path) -> None:
     path = write(tmp_path / "defaults.gguf", published(config=config), metadata=absent)
     found = open_gguf(path).config
     assert (found.kv_heads, found.rope_base) == (config.heads, 10000.0)
+
+
+def test_rotary_factors(tmp_path: Path) -> None:
+    """The factors of a Llama 3.1 come with the file, rounded to float32, and change the answer."""
+    scaling = llama3_scaling(CONFIG.head_dim, CONFIG.rope_base, 8.0, 1.0, 4.0, 64)
+    model = published(config=replace(CONFIG, rope_scaling=scaling))
+    weights = read_llama(open_gguf(write(tmp_path / "m.gguf", model)))
+    rounded = np.array(scaling.factors, np.float32)
+    assert len(set(rounded)) >= 4
+    assert weights.config.rope_scaling == Scaling(tuple(rounded.tolist()))
+    plain = replace(weights, config=replace(weights.config, rope_scaling=None))
+    logits = [
+        next_logits(Decoder(each, lambda matrix: lambda x: x @ to_float(matrix)), [5, 9, 7, 7, 200, 31] * 4)
+        for each in (weights, plain)
+    ]
+    assert float(np.abs(logits[0] - logits[1]).max()) > 1e-2
+
+
+FACTORS = {
+    "number of factors in rope_scaling is 7; allowed: 8": np.ones(7, np.float32),
+    r"scaling of the rotation is 0\.0": np.array([1, 1, 1, 1, 1, 1, 1, 0], np.float32),
+    r"shape of tensor 'rope_freqs\.weight'": np.ones((1, 8), np.float32),
+}
+
+
+@pytest.mark.parametrize("message", FACTORS)
+def test_rotary_factors_that_are_refused(message: str, tmp_path: Path) -> None:
+    """One for each pair of channels, above 0, in one row; and only a Llama has them."""
+    path = write(tmp_path / "m.gguf", change=lambda writer: writer.add_tensor("rope_freqs.weight", FACTORS[message]))
+    with pytest.raises(FormatError, match=message):
+        read_llama(open_gguf(path))
+    model = published(architecture="qwen2")
+    path = write(tmp_path / "q.gguf", model, change=lambda w: w.add_tensor("rope_freqs.weight", np.ones(8, np.float32)))
+    with pytest.raises(FormatError, match=r"'rope_freqs\.weight'; allowed: the tensors of architecture 'qwen2'"):
+        read_llama(open_gguf(path))
 
 
 # A file of another kind.
