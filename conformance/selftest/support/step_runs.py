@@ -29,6 +29,7 @@ from lowbit_cppyy.step.decoder import CompiledDecoder
 LLAMA = replace(CONFIG, context=600)
 ODD = LlamaConfig(2, 96, 160, 4, 2, 40, 265, 64, 500.0, 1e-3)  # a head is no whole chunk, a matrix no whole panel
 SCALED = replace(LLAMA, rope_scaling=llama3_scaling(LLAMA.head_dim, LLAMA.rope_base, 8.0, 1.0, 4.0, 32))
+UNROTATED = replace(LLAMA, layers=4, unrotated=(1, 2))
 WIDE = replace(CONFIG, hidden=256, feed_forward=512, heads=4, kv_heads=1, head_dim=64)  # blocks of 256 weights
 GEMMA = replace(
     CONFIG, layers=3, head_dim=32, window=4, full_every=3, local_rope_base=100.0, activation="gelu", embedding_scale=8.0
@@ -44,7 +45,7 @@ EDGES = {
 }
 """Models of sizes at which something ends: one of each, no multiple of a vector or a panel, a window of one token."""
 
-MODELS = ("llama", "odd", "scaled", "qwen2", "gemma3", "q4_0", "mixed", "sparse", "sparse before")
+MODELS = ("llama", "odd", "scaled", "unrotated", "qwen3", "qwen2", "gemma3", "q4_0", "mixed", "sparse", "sparse before")
 PROMPTS = (1, 3, 11)
 
 
@@ -53,14 +54,14 @@ def model(name: str) -> LlamaWeights:
     """A model by name."""
     if name.startswith("sparse"):
         return sparse("before" if name.endswith("before") else "after")
-    config = {"odd": ODD, "gemma3": GEMMA, "mixed": WIDE, "scaled": SCALED}.get(name, LLAMA)
+    config = {"odd": ODD, "gemma3": GEMMA, "mixed": WIDE, "scaled": SCALED, "unrotated": UNROTATED}.get(name, LLAMA)
     kind = GGMLQuantizationType.Q4_0 if name == "q4_0" else GGMLQuantizationType.Q4_1
-    architecture = name if name in ("qwen2", "gemma3") else "llama"
+    architecture = name if name in ("qwen2", "qwen3", "gemma3") else "llama"
     lengths = {f"{architecture}.attention.{what}_length": config.head_dim for what in ("key", "value")}
     with TemporaryDirectory() as folder:
         made = published(3, config, kind, architecture=architecture)
         file = write(Path(folder) / "m.gguf", made, metadata=lengths)
-        weights = read_llama(open_gguf(file))
+        weights = replace(read_llama(open_gguf(file)), config=config)  # a file cannot say everything
     if name != "mixed":
         return weights
     turn = iter(range(100))

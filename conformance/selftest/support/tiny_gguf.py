@@ -63,7 +63,7 @@ def published(
 ) -> Published:
     """Random weights, rounded to what `kind` (the blocks) and `head_kind` (embedding and head) can store.
 
-    The vectors are those of the architecture: biases for ``qwen2``, further norms for ``gemma3``.
+    The vectors are those of the architecture: biases for ``qwen2``, further norms for ``qwen3`` and ``gemma3``.
     """
     rng = np.random.default_rng(seed)
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -84,9 +84,11 @@ def published(
     for name in norms:
         types[name], tensors[name] = GGML_F32, rng.uniform(0.5, 1.5, hidden).astype(np.float32)
     for i in range(config.layers):
-        if architecture == "gemma3":
+        if architecture in ("qwen3", "gemma3"):
             sizes = dict.fromkeys(("attn_q_norm", "attn_k_norm"), config.head_dim)
-            for name, size in (sizes | dict.fromkeys(("post_attention_norm", "post_ffw_norm"), hidden)).items():
+            if architecture == "gemma3":
+                sizes |= dict.fromkeys(("post_attention_norm", "post_ffw_norm"), hidden)
+            for name, size in sizes.items():
                 tensors[f"blk.{i}.{name}"] = rng.uniform(0.5, 1.5, size).astype(np.float32)
         if architecture == "qwen2":
             for name, size in {"attn_q": queries, "attn_k": keys, "attn_v": keys}.items():
@@ -128,8 +130,9 @@ def write(
         "rope.freq_base": config.rope_base,
         "attention.layer_norm_rms_epsilon": config.rms_epsilon,
     }
-    if architecture == "gemma3":
+    if architecture in ("qwen3", "gemma3"):
         values |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
+    if architecture == "gemma3":
         values |= {"attention.sliding_window": config.window, "attention.sliding_window_pattern": config.full_every}
         values |= {"rope.freq_base_swa": config.local_rope_base}
     values = {f"{architecture}.{key}": value for key, value in values.items()}

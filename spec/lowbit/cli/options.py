@@ -14,7 +14,7 @@ from lowbit.backend.whole_model import KEYS, PREFETCHES, DeviceSettings, bytes_o
 from lowbit.cli.progress import changing_bar
 from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
-from lowbit.formats.checkpoint.config import ARCHITECTURES as MODEL_TYPES
+from lowbit.formats.checkpoint.architectures import ARCHITECTURES as MODEL_TYPES
 from lowbit.formats.fetch import DEFAULT_MODEL, TABLE, fetch
 from lowbit.formats.gguf.architectures import ARCHITECTURES
 from lowbit.model.quantization_plan import METHODS, Plan, Quantization

@@ -5,18 +5,22 @@ default, so one decoder class serves them all:
 
 ========= ==========================================================================================================
 Mixtral   experts (`routing`), in some versions a window
-Qwen2     nothing here; its biases are weights
+Llama 3.1 scaled rotary frequencies
+Qwen2     nothing here; its biases are weights, and so are the norms of heads in Qwen3
 Gemma 3   a window in five layers of six and a rotary base for them, a GELU in the gates, a scaled embedding
+SmolLM3   no rotation in every fourth layer
 ========= ==========================================================================================================
 
 **Local and full layers.** A layer with a window is *local*: a token sees itself and the few before it, which bounds
 what the layer has to keep. Every `full_every`-th layer is *full* and sees the whole sequence. Two tokens in a window
 are never far apart, so local layers may rotate their channels faster than full ones, with a smaller base.
 
-Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Gemma 3 (arXiv 2503.19786) §2.
+Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Gemma 3 (arXiv 2503.19786) §2; Qwen3
+(arXiv 2505.09388) §2; NoPE (arXiv 2305.19466) and its use in every fourth layer by SmolLM3.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, get_args
 
 import numpy as np
@@ -76,6 +80,7 @@ class LlamaConfig:
         embedding_scale: the factor of a token's row of the embedding.
         rope_scaling: of the rotary frequencies (`lowbit.attention.rope`), not of those with a base of their own; None
             where they are not scaled.
+        unrotated: the layers whose queries and keys are not rotated, from 0, ascending.
 
     Raises:
         ArgumentError: a number that no model can have.
@@ -98,6 +103,7 @@ class LlamaConfig:
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     rope_scaling: Scaling | None = None
+    unrotated: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "feed_forward", "heads", "kv_heads", "head_dim", "vocabulary", "context"):
@@ -117,6 +123,9 @@ class LlamaConfig:
         if self.rope_scaling is not None and len(self.rope_scaling.factors) != self.head_dim // 2:
             allowed = f"{self.head_dim // 2}, one for each pair of channels"
             raise ArgumentError("number of factors in rope_scaling", len(self.rope_scaling.factors), allowed)
+        between = (-1, *self.unrotated, self.layers)
+        if not all(before < after for before, after in pairwise(between)):
+            raise ArgumentError("unrotated", self.unrotated, f"layers from 0 to {self.layers - 1}, ascending")
 
     def is_local(self, layer: int) -> bool:
         """Whether this layer, counted from 0, sees the past through the window."""
@@ -126,8 +135,10 @@ class LlamaConfig:
         """How many tokens a token sees in this layer; None for all."""
         return self.window if self.is_local(layer) else None
 
-    def layer_frequencies(self, layer: int) -> Frequencies:
-        """The rotary frequencies of this layer."""
+    def layer_frequencies(self, layer: int) -> Frequencies | None:
+        """The rotary frequencies of this layer; None where nothing is rotated."""
+        if layer in self.unrotated:
+            return None
         if self.local_rope_base is not None and self.is_local(layer):
             return Frequencies(self.local_rope_base)
         return Frequencies(self.rope_base, self.rope_scaling)
@@ -135,4 +146,5 @@ class LlamaConfig:
     @property
     def frequencies(self) -> list[Frequencies]:
         """Those of all layers, each once."""
-        return list(dict.fromkeys(map(self.layer_frequencies, range(self.layers))))
+        each = map(self.layer_frequencies, range(self.layers))
+        return list(dict.fromkeys(frequencies for frequencies in each if frequencies is not None))

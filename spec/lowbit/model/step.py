@@ -158,13 +158,15 @@ def _attention(config: LlamaConfig, number: int, vectors: Collection[str]) -> It
             latest[name] = f"{name}_normed"
     heads, window = ("head_dim", config.head_dim), config.layer_window(number)
     turned = config.layer_frequencies(number)
-    scaling = () if turned.scaling is None else (("scaling", turned.scaling),)
-    for name in ("query", "key"):
-        settings = heads, ("base", turned.base), *scaling
-        yield Line("rotate", f"{name}_rotated", (latest[name],), settings=settings)
-    yield Line("append", "", ("key_rotated", latest["value"]))
+    if turned is not None:
+        scaling = () if turned.scaling is None else (("scaling", turned.scaling),)
+        for name in ("query", "key"):
+            settings = heads, ("base", turned.base), *scaling
+            yield Line("rotate", f"{name}_rotated", (latest[name],), settings=settings)
+            latest[name] = f"{name}_rotated"
+    yield Line("append", "", (latest["key"], latest["value"]))
     seen = () if window is None else (("window", window),)
-    yield Line("attend", "mixed", ("query_rotated",), settings=(heads, *seen))
+    yield Line("attend", "mixed", (latest["query"],), settings=(heads, *seen))
     yield Line("product", "attention", ("mixed",), "output")
 
 

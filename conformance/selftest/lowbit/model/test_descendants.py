@@ -1,4 +1,4 @@
-"""Tiny Qwen2 and Gemma 3 models from their files, against a second model written head by head from the formulas."""
+"""Tiny Qwen2, Qwen3 and Gemma 3 models from files, against a second model written head by head from the formulas."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import pytest
 from tiny_gguf import CONFIG, Published, published, write
 
 from lowbit.arrays import F64
-from lowbit.attention.rope import Frequencies
+from lowbit.attention.rope import Frequencies, Scaling
 from lowbit.backend import load
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.reader import open_gguf, read_llama
@@ -34,7 +34,7 @@ GEMMA = replace(
     embedding_scale=8.0,
 )
 QWEN = replace(CONFIG, rms_epsilon=float(np.float32(1e-6)))
-CONFIGS = {"qwen2": QWEN, "gemma3": GEMMA}
+CONFIGS = {"qwen2": QWEN, "qwen3": replace(QWEN, head_dim=24), "gemma3": GEMMA}
 PROMPT = [5, 99, 7, 7, 200, 31, 12, 64, 3, 180, 41]
 
 
@@ -54,8 +54,8 @@ def decoder(weights: LlamaWeights) -> Decoder:
 
 
 def second_model(model: Published, tokens: Sequence[int]) -> F64:
-    """Logits of every position, T × vocabulary: Qwen2 and Gemma 3 as their papers describe them, without a cache."""
-    config, gemma = model.config, model.architecture == "gemma3"
+    """Logits of every position, T × vocabulary: each model as its paper describes it, without a cache."""
+    config, gemma, normed_heads = model.config, model.architecture == "gemma3", model.architecture != "qwen2"
     tensors = {name: tensor.astype(float) for name, tensor in model.tensors.items()}
     d, group = config.head_dim, config.heads // config.kv_heads
 
@@ -66,12 +66,12 @@ def second_model(model: Published, tokens: Sequence[int]) -> F64:
 
     def heads(row: F64, block: str, part: str, position: int, base: float) -> list[F64]:
         flat = tensors[f"{block}.attn_{part}"] @ row
-        if not gemma:
+        if not normed_heads:
             flat = flat + tensors[f"{block}.attn_{part}.bias"]
         made = []
         for head in flat.reshape(-1, d):
             if part != "v":
-                head = norm(head, f"{block}.attn_{part}_norm") if gemma else head
+                head = norm(head, f"{block}.attn_{part}_norm") if normed_heads else head
                 plane = head[: d // 2] + 1j * head[d // 2 :]
                 plane = plane * np.exp(1j * position * base ** (-np.arange(0, d, 2) / d))
                 head = np.concatenate([plane.real, plane.imag])
@@ -128,12 +128,12 @@ def test_generation_token_by_token(model: Published, decoder: Decoder) -> None:
         read.append(step.token)
 
 
-def test_every_vector_counts(weights: LlamaWeights, decoder: Decoder) -> None:
+def test_every_vector_counts(model: Published, weights: LlamaWeights, decoder: Decoder) -> None:
     """Each bias and each further norm changes the answer when it is left out."""
     optional = ["query_bias", "key_bias", "value_bias", "query_norm", "key_norm"]
     optional += ["attention_post_norm", "feed_forward_post_norm"]
     present = [name for name in optional if getattr(weights.layers[0], name) is not None]
-    assert len(present) == {"silu": 3, "gelu": 4}[weights.config.activation]
+    assert len(present) == {"qwen2": 3, "qwen3": 2, "gemma3": 4}[model.architecture]
     whole = next_logits(decoder, PROMPT)
     for name in present:
         less: dict[str, Any] = {name: None}
@@ -243,6 +243,9 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"local_rope_base": float("nan")}, "local_rope_base is nan"),
     ({"activation": "relu"}, "activation is 'relu'; allowed: silu or gelu"),
     ({"embedding_scale": 0.0}, r"embedding_scale is 0\.0"),
+    ({"unrotated": (4,)}, r"unrotated is \(4,\); allowed: layers from 0 to 3"),
+    ({"unrotated": (1, 1)}, r"unrotated is \(1, 1\)"),
+    ({"rope_scaling": Scaling((1.0,) * 15)}, "number of factors in rope_scaling is 15; allowed: 16"),
 ]
 
 

@@ -274,15 +274,25 @@ def test_keys_are_rounded_as_the_specification_rounds_them(keys: str, cache: typ
         replace(CONFIG, window=4),
         replace(CONFIG, window=4, full_every=2, local_rope_base=100.0),
         replace(CONFIG, rope_scaling=llama3_scaling(CONFIG.head_dim, CONFIG.rope_base, 8.0, 1.0, 4.0, 64)),
+        replace(CONFIG, unrotated=(0,)),
         replace(CONFIG, embedding_scale=8.0),
         replace(CONFIG, kv_heads=4, head_dim=8, routing=replace(CONFIG.routing, softmax="before", top_k=3)),  # type: ignore[type-var]  # the model is sparse
         replace(CONFIG, routing=replace(CONFIG.routing, experts=1, top_k=1)),  # type: ignore[type-var]  # the model is sparse
         replace(DENSE, window=3),
     ],
-    ids=["window", "two bases", "scaled rotation", "embedding scale", "softmax before", "one expert", "dense"],
+    ids=[
+        "window",
+        "two bases",
+        "scaled rotation",
+        "no rotation",
+        "embedding scale",
+        "softmax before",
+        "one expert",
+        "dense",
+    ],
 )
 def test_other_models(config: LlamaConfig) -> None:
-    """Windows, two rotary bases, a scaled rotation and embedding, the other softmax, one expert, and no experts."""
+    """Windows, other rotations or none, a scaled embedding, the other softmax, a single expert, and no experts."""
     compare(model(config, seed=3))
 
 

@@ -28,7 +28,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,7 +39,6 @@ from lowbit.arrays import F32
 from lowbit.backend.whole_model import spoken_bytes
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint.digests import with_digests
-from lowbit.formats.checkpoint.names import VECTORS
 from lowbit.formats.checkpoint.quantized_file import Origin, check_origin, read_matrices, write_quantized
 from lowbit.formats.checkpoint.reader import Checkpoint, assembled
 from lowbit.model.config import LlamaConfig
@@ -110,10 +109,15 @@ class QuantizedCheckpoint:
             UnavailableError: the file cannot be written.
         """
         sizes = vector_sizes(self.config)
-        shapes: dict[str, tuple[int, ...]] = {name: (sizes[name],) for name in VECTORS}
+        shapes: dict[str, tuple[int, ...]] = {name: (sizes[name],) for name in self._vectors}
         found = self._read(self._name(number), shapes | linear_shapes(self.config))
-        vectors = {name: vector for name in VECTORS if isinstance(vector := found.pop(name), np.ndarray)}
+        vectors = {name: vector for name in self._vectors if isinstance(vector := found.pop(name), np.ndarray)}
         return assembled(self.config, vectors, found)
+
+    @property
+    def _vectors(self) -> Iterable[str]:
+        """The names of the vectors of a block."""
+        return self.source.architecture.vectors
 
     def keep(self, name: str) -> None:
         """Make the file of a part of `parts` unless it exists; of an existing file only the header is checked."""
@@ -138,7 +142,7 @@ class QuantizedCheckpoint:
             4 * rows * columns if (choice := self.plan.of(name)) is None else choice.nbytes(rows, columns)
             for name, (rows, columns) in shapes.items()
         )
-        return matrices + 4 * sum(vector_sizes(self.config)[name] for name in VECTORS) + SLACK * (len(shapes) + 2)
+        return matrices + 4 * sum(vector_sizes(self.config)[name] for name in self._vectors) + SLACK * (len(shapes) + 2)
 
     def _name(self, number: int) -> str:
         return f"layer-{number:05}"
@@ -161,7 +165,7 @@ class QuantizedCheckpoint:
         if name == HEAD:
             return {HEAD: self.plan(HEAD, self.source.head)}
         layer = self.source.layer(int(name.rpartition("-")[2]), self.plan, threads_for(self.config))
-        return {vector: getattr(layer, vector) for vector in VECTORS} | layer.linears()
+        return {vector: getattr(layer, vector) for vector in self._vectors} | layer.linears()
 
     def _read(self, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Matrix]:
         """A part from its file, made first where that is missing or not sound."""

@@ -1,7 +1,8 @@
 """Configuration of a checkpoint: from ``config.json`` to the shape of a decoder.
 
-The kinds of model are ``mixtral``, whose blocks have experts, and ``llama`` and ``mistral``, which are the same decoder
-with a dense feed-forward part. The numbers have the names that the ``transformers`` library gave them.
+The kinds of model are those of `lowbit.formats.checkpoint.architectures`. The blocks of ``mixtral`` have experts; the
+others are the same decoder with a dense feed-forward part, each with some choices of its own. The numbers have the
+names that the ``transformers`` library gave them.
 
 **Unsupported features are refused.** Such a file may ask for features that this decoder does not have: a rotary
 embedding scaled by another rule (`lowbit.formats.checkpoint.rope`), biases in attention, another activation, weights
@@ -15,21 +16,16 @@ equals the softmax over the chosen scores, as in `routing`.
 Source: the published ``config.json`` of Mixtral 8x7B; Mixtral (arXiv 2401.04088) §2.1.
 """
 
+import math
 from typing import Any
 
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError
-from lowbit.formats.checkpoint.rope import read_rotary
+from lowbit.formats.checkpoint.architectures import ARCHITECTURES, Architecture
+from lowbit.formats.checkpoint.rope import FULL, LOCAL, LOCAL_BASE, read_rotary
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.system.json_files import Fields, described
 from lowbit.text import quoted
-
-ARCHITECTURES = {"mixtral": "MixtralForCausalLM", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-"""The kinds of model, and what each calls the whole decoder with its head."""
-
-WINDOWED = ("mixtral", "mistral")
-FIRST_ROPE_BASE = 10000.0
-"""The base of the first Llama, whose configuration does not say it."""
 
 KEYS = {
     "layers": "num_hidden_layers",
@@ -50,16 +46,21 @@ KEYS = {
 ROUTED = ("experts", "top_k")
 
 SUPPORTED: dict[str, Any] = {
-    "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
     "partial_rotary_factor": 1.0,
     "quantization_config": None,
-    "layer_types": None,
     "is_encoder_decoder": False,
     "add_cross_attention": False,
 }
 """Fields that would make it another model, each with the only value that is supported; absent is the same."""
+
+
+WINDOW, LAYER_TYPES = "sliding_window", "layer_types"
+PATTERN, USUAL_PATTERN = "sliding_window_pattern", 6
+MOST_LAYERS = 2**16
+"""For which a list of layers is made before the tensors are looked at."""
+UNROTATED, UNROTATED_EVERY, USUAL_UNROTATED_EVERY = "no_rope_layers", "no_rope_layer_interval", 4
 
 
 def kind_of(fields: Fields) -> str:
@@ -72,9 +73,10 @@ def kind_of(fields: Fields) -> str:
     if kind not in ARCHITECTURES:
         allowed = spoken([repr(known) for known in ARCHITECTURES])
         raise FormatError(fields.file, "model_type", quoted(kind), allowed)
-    named = fields.value("architectures", list, [ARCHITECTURES[kind]])
-    if named != [ARCHITECTURES[kind]]:
-        raise FormatError(fields.file, "architectures", described(named), f"[{ARCHITECTURES[kind]!r}]")
+    decoder = ARCHITECTURES[kind].decoder
+    named = fields.value("architectures", list, [decoder])
+    if named != [decoder]:
+        raise FormatError(fields.file, "architectures", described(named), f"[{decoder!r}]")
     return kind
 
 
@@ -86,30 +88,42 @@ def read_config(fields: Fields) -> LlamaConfig:
             understood.
     """
     kind = kind_of(fields)
-    _refuse_other_features(fields, kind)
-    heads, hidden = fields.value(KEYS["heads"], int), fields.value(KEYS["hidden"], int)
-    head_dim = fields.value(KEYS["head_dim"], int, hidden // max(1, heads))
-    rotary = read_rotary(fields, head_dim, FIRST_ROPE_BASE if kind == "llama" else None)
+    architecture = ARCHITECTURES[kind]
+    layers, heads, hidden = (fields.value(KEYS[name], int) for name in ("layers", "heads", "hidden"))
+    head_dim = fields.value(KEYS["head_dim"], int, hidden // max(1, heads) if architecture.divides_width else None)
+    _refuse_other_features(fields, architecture, head_dim)
+    rotary = read_rotary(fields, head_dim, architecture.rope_base)
+    window, full_every = _window(fields, architecture)
+    if (rotary.local_base is None) != (architecture.window != "alternating"):
+        given = "missing" if rotary.local_base is None else rotary.local_base
+        raise FormatError(fields.file, LOCAL_BASE, given, "a number where layers alternate, and absent elsewhere")
     try:
-        return LlamaConfig(
-            layers=fields.value(KEYS["layers"], int),
+        config = LlamaConfig(
+            layers=layers,
             hidden=hidden,
             feed_forward=fields.value(KEYS["feed_forward"], int),
             heads=heads,
-            kv_heads=fields.value(KEYS["kv_heads"], int, heads if kind == "llama" else None),
+            kv_heads=fields.value(KEYS["kv_heads"], int, heads if architecture.one_each else None),
             head_dim=head_dim,
             vocabulary=fields.value(KEYS["vocabulary"], int),
             context=fields.value(KEYS["context"], int),
             rope_base=rotary.base,
-            rope_scaling=rotary.scaling,
             rms_epsilon=fields.value(KEYS["rms_epsilon"], float),
             routing=Routing(fields.value(KEYS["experts"], int), fields.value(KEYS["top_k"], int))
             if kind == "mixtral"
             else None,
-            window=fields.optional(KEYS["window"], int) if kind in WINDOWED else None,
+            window=window,
+            full_every=full_every,
+            local_rope_base=rotary.local_base,
+            activation=architecture.activation,
+            embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
+            rope_scaling=rotary.scaling,
+            unrotated=_unrotated(fields, layers) if architecture.unrotated else (),
         )
     except ArgumentError as error:
         raise FormatError(fields.file, KEYS.get(error.argument, error.argument), error.given, error.allowed) from error
+    _check_layer_types(fields, config)
+    return config
 
 
 def written_config(config: LlamaConfig) -> dict[str, Any]:
@@ -124,7 +138,7 @@ def written_config(config: LlamaConfig) -> dict[str, Any]:
     """
     kind = "mistral" if config.routing is None else "mixtral"
     written: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[kind]],
+        "architectures": [ARCHITECTURES[kind].decoder],
         "model_type": kind,
         **{key: getattr(config, name) for name, key in KEYS.items() if name not in ROUTED},
         "hidden_act": "silu",
@@ -140,14 +154,63 @@ def written_config(config: LlamaConfig) -> dict[str, Any]:
 
 def is_tied(fields: Fields) -> bool:
     """Whether the head is the embedding over again."""
-    return fields.value("tie_word_embeddings", bool, default=False)
+    return fields.value("tie_word_embeddings", bool, ARCHITECTURES[kind_of(fields)].tied)
 
 
-def _refuse_other_features(fields: Fields, kind: str) -> None:
-    for key, only in SUPPORTED.items():
+def _refuse_other_features(fields: Fields, architecture: Architecture, head_dim: int) -> None:
+    name, activation = architecture.activation_field
+    supported = SUPPORTED | {name: activation} | dict(architecture.fields)
+    if architecture.window == "never":
+        supported[WINDOW] = None
+    for key, only in supported.items():
         given = fields.values.get(key)
         if given is not None and given != only:
             allowed = "absent" if only is None else repr(only)
             raise FormatError(fields.file, key, described(given), allowed)
-    if kind not in WINDOWED and fields.values.get("sliding_window") is not None:
-        raise FormatError(fields.file, "sliding_window", described(fields.values["sliding_window"]), "absent")
+    if (divisor := fields.value("query_pre_attn_scalar", float, head_dim)) != head_dim:
+        raise FormatError(fields.file, "query_pre_attn_scalar", divisor, f"head_dim, {head_dim}")
+
+
+# **What differs from layer to layer.**
+
+
+def _window(fields: Fields, architecture: Architecture) -> tuple[int | None, int | None]:
+    """The window of local layers, and which layer is full (`LlamaConfig`)."""
+    if architecture.window in ("never", "unused"):
+        return None, None
+    if architecture.window == "always":
+        return fields.optional(WINDOW, int), None
+    listed = fields.optional(LAYER_TYPES, list)
+    if listed is None:
+        return fields.value(WINDOW, int), fields.value(PATTERN, int, USUAL_PATTERN)
+    return fields.value(WINDOW, int), listed.index(FULL) + 1 if FULL in listed else None
+
+
+def _check_layer_types(fields: Fields, config: LlamaConfig) -> None:
+    """Refuse a list of local and full layers that is not the one of the configuration."""
+    given = fields.optional(LAYER_TYPES, list)
+    if given is None:
+        return
+    if len(given) != config.layers:
+        raise FormatError(
+            fields.file, LAYER_TYPES, f"a list of {len(given)}", f"a list of {config.layers}, one a layer"
+        )
+    for layer, each in enumerate(given):
+        if each != (kind := LOCAL if config.is_local(layer) else FULL):
+            allowed = f"'{kind}' where the other fields say so"
+            raise FormatError(fields.file, f"{LAYER_TYPES}[{layer}]", described(each), allowed)
+
+
+def _unrotated(fields: Fields, layers: int) -> tuple[int, ...]:
+    """The layers whose queries and keys are not rotated: every n-th, or those that a list marks with 0."""
+    marks = fields.optional(UNROTATED, list)
+    if marks is None:
+        every = fields.value(UNROTATED_EVERY, int, USUAL_UNROTATED_EVERY)
+        if every < 1:
+            raise FormatError(fields.file, UNROTATED_EVERY, every, "at least 1")
+        if layers > MOST_LAYERS:
+            raise FormatError(fields.file, KEYS["layers"], layers, f"at most {MOST_LAYERS}")
+        return tuple(range(every - 1, layers, every))
+    if len(marks) != layers or not all(type(mark) is int and mark in (0, 1) for mark in marks):
+        raise FormatError(fields.file, UNROTATED, described(marks), f"0 or 1 for each of the {layers} layers")
+    return tuple(layer for layer, mark in enumerate(marks) if mark == 0)

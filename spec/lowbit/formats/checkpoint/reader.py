@@ -3,6 +3,7 @@
 A published model is a directory: ``config.json`` holds its shape, ``model.safetensors`` or its shards the weights, and
 ``tokenizer.json`` the tokenizer. The reader works in steps, each in its own file: `lowbit.system.json_files` reads JSON
 with limits, `lowbit.formats.checkpoint.config` derives the shape of a decoder from it,
+`lowbit.formats.checkpoint.architectures` says what sets one kind of model apart,
 `lowbit.formats.checkpoint.names` gives the name and shape of each tensor, `lowbit.formats.checkpoint.tensors` finds and
 reads tensors, `lowbit.formats.checkpoint.tokenizer` makes the tokenizer, and this file combines them.
 
@@ -27,11 +28,12 @@ import numpy as np
 from lowbit.arrays import F32
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, FormatError
-from lowbit.formats.checkpoint.config import is_tied, read_config
-from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, VECTORS, layer_names, tensor_shapes
+from lowbit.formats.checkpoint.architectures import ARCHITECTURES, Architecture
+from lowbit.formats.checkpoint.config import is_tied, kind_of, read_config
+from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, matrix_names, tensor_shapes, vector_names
 from lowbit.formats.checkpoint.tensors import INDEX, MOST_INDEX_BYTES, Table, read_floats, read_table
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import ATTENTION, GatedWeights, LayerWeights, Matrix, SparseWeights
+from lowbit.model.weights import ATTENTION, GatedWeights, LayerWeights, Matrix, SparseWeights, linear_shapes
 from lowbit.system.json_files import MOST_CONFIG_BYTES, parsed, read_bytes
 from lowbit.system.threads import side_by_side
 from lowbit.text import quoted
@@ -54,6 +56,7 @@ class Checkpoint:
         tied: whether the head is the embedding over again.
         table: where each tensor lies.
         digest: sum of ``config.json`` and of the index: the same for the same description of a model.
+        architecture: the kind of model.
     """
 
     folder: Path
@@ -61,6 +64,7 @@ class Checkpoint:
     tied: bool
     table: Table
     digest: str
+    architecture: Architecture
 
     @property
     def file(self) -> str:
@@ -75,7 +79,7 @@ class Checkpoint:
     @property
     def norm(self) -> F32:
         """Float32, hidden: gain of the last norm."""
-        return read_floats(self.table, NORM)
+        return self._vector(NORM, "norm")
 
     @property
     def head(self) -> F32:
@@ -97,14 +101,25 @@ class Checkpoint:
             FormatError: a weight that is not finite, or a file that has changed since it was opened.
         """
         check_integer("layer", number, 0, self.config.layers - 1)
-        names = layer_names(self.config, number)
-        parts: dict[str, Any] = {name: read_floats(self.table, names.pop(name)) for name in VECTORS}
+        vectors = vector_names(self.architecture, number)
+        parts = {name: self._vector(stored, name) for name, stored in vectors.items()}
+        held, shapes = matrix_names(self.architecture, self.config, number), linear_shapes(self.config)
 
-        def linear(name: str) -> Matrix:
-            return change(name, read_floats(self.table, names[name], transposed=True))
+        def linears(stored: str) -> dict[str, Matrix]:
+            whole, names = read_floats(self.table, stored, transposed=True), held[stored]
+            if len(names) == 1:
+                return {names[0]: change(names[0], whole)}
+            ends = np.cumsum([shapes[name][1] for name in names])
+            split = np.split(whole, ends[:-1], axis=1)
+            return {name: change(name, np.ascontiguousarray(part)) for name, part in zip(names, split, strict=True)}
 
-        linears = side_by_side(linear, names, threads)
-        return assembled(self.config, parts, dict(zip(names, linears, strict=True)))
+        changed = side_by_side(linears, held, threads)
+        return assembled(self.config, parts, {name: matrix for each in changed for name, matrix in each.items()})
+
+    def _vector(self, stored: str, name: str) -> F32:
+        """A vector as it is used: a gain with what the kind of model adds to it."""
+        vector, offset = read_floats(self.table, stored), self.architecture.gain_offset
+        return vector + np.float32(offset) if offset and name.endswith("norm") else vector
 
 
 def assembled(config: LlamaConfig, vectors: dict[str, F32], linears: dict[str, Matrix]) -> LayerWeights:
@@ -139,15 +154,16 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
         raise ArgumentError("model", quoted(str(path)), "a checkpoint directory that exists")
     described = read_bytes(path / CONFIG, MOST_CONFIG_BYTES)
     fields = parsed(CONFIG, described)
-    config, tied = read_config(fields), is_tied(fields)
+    architecture, config, tied = ARCHITECTURES[kind_of(fields)], read_config(fields), is_tied(fields)
     table = read_table(path)
-    _check_table(config, tied, table)
+    _check_table(config, tied, architecture, table)
     index = read_bytes(path / INDEX, MOST_INDEX_BYTES) if (path / INDEX).exists() else b""
     sums = (hashlib.sha256(described).digest(), hashlib.sha256(index).digest())
-    return Checkpoint(path.resolve(), config, tied, table, hashlib.sha256(b"".join(sums)).hexdigest())
+    digest = hashlib.sha256(b"".join(sums)).hexdigest()
+    return Checkpoint(path.resolve(), config, tied, table, digest, architecture)
 
 
-def _check_table(config: LlamaConfig, tied: bool, table: Table) -> None:
+def _check_table(config: LlamaConfig, tied: bool, architecture: Architecture, table: Table) -> None:
     """Refuse a table that is not exactly the configuration's, in time that grows with the table and not with claims."""
     experts = 1 if config.routing is None else config.routing.experts
     if config.layers * experts > len(table):
@@ -155,7 +171,7 @@ def _check_table(config: LlamaConfig, tied: bool, table: Table) -> None:
         raise FormatError(
             CONFIG, "shape of the model", claimed, f"what {len(table)} tensors can hold; some are missing"
         )
-    expected = dict(tensor_shapes(config, tied))
+    expected = dict(tensor_shapes(config, tied, architecture))
     for name, shape in expected.items():
         if name not in table:
             raise FormatError(CONFIG, f"tensor {quoted(name)}", "missing", "there, as this shape of a model asks for")

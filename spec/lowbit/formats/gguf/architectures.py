@@ -11,7 +11,8 @@ feed-forward part are the same everywhere.
 as everywhere; the larger models of Gemma 3 divide by another number, and are refused because they also scale their
 rotary embedding.
 
-Source: the GGUF specification of the ggml project and its model definitions ``llama``, ``qwen2`` and ``gemma3``.
+Source: the GGUF specification of the ggml project and its model definitions ``llama``, ``qwen2``, ``qwen3`` and
+``gemma3``.
 """
 
 from collections.abc import Mapping
@@ -64,6 +65,7 @@ class Architecture:
 ARCHITECTURES = {
     "llama": Architecture(NORMS, interleaved=True, rotary_factors=True),
     "qwen2": Architecture(NORMS | BIASES),
+    "qwen3": Architecture(NORMS | HEAD_NORMS),
     "gemma3": Architecture(
         NORMS | HEAD_NORMS | POST_NORMS,
         numbers={

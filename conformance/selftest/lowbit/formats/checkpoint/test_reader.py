@@ -178,7 +178,7 @@ LLAMA3: dict[str, Any] = {
     "original_max_position_embeddings": 32,
 }
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "phimoe"}, "model_type is 'phimoe'; allowed: 'mixtral', 'llama' or 'mistral'"),
+    ({"model_type": "phimoe"}, "model_type is 'phimoe'; allowed: 'mixtral', 'llama', 'mistral', 'qwen2'"),
     ({"model_type": None}, "model_type is missing"),
     ({"architectures": ["MixtralForTokenClassification"]}, "architectures is "),
     ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
@@ -205,7 +205,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mlp_bias": True}, "mlp_bias is True"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is .*; allowed: absent"),
-    ({"layer_types": ["full_attention"] * 2}, "layer_types is "),
+    ({"layer_types": ["sliding_attention"] * 2}, r"layer_types\[0\] is 'sliding_attention'"),
     ({"num_hidden_layers": None}, "num_hidden_layers is missing; allowed: an integer"),
     ({"num_hidden_layers": True}, "num_hidden_layers is True; allowed: an integer"),
     ({"num_hidden_layers": 2.0}, "num_hidden_layers is 2.0; allowed: an integer"),

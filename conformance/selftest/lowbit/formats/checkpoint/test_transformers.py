@@ -1,14 +1,20 @@
 """Tiny random models of every kind against their logits by the code of ``transformers`` (``data/write.py``)."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from lowbit.arrays import F32
+from lowbit.errors import FormatError
+from lowbit.formats.checkpoint.cache import quantized
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import in_memory
+from lowbit.model.quantization_plan import Plan, planned
+from lowbit.model.weights import LlamaWeights, in_memory, to_float, vector_sizes
 
 DATA = Path(__file__).parent / "data"
 MODELS = sorted(path.name for path in DATA.iterdir() if (path / "expected.npz").exists())
@@ -32,13 +38,134 @@ def test_logits_are_those_of_transformers(name: str) -> None:
         np.testing.assert_allclose(decoder.logits(decoder.hidden([token], state))[0], row, rtol=0, atol=LIMIT * largest)
 
 
-def test_the_scaling_counts() -> None:
-    """Without it the logits are others, so the comparison above sees it."""
-    for name in ("llama3", "llama-linear", "llama-yarn"):
-        weights = in_memory(open_checkpoint(DATA / name))
-        plain = replace(weights, config=replace(weights.config, rope_scaling=None))
-        with np.load(DATA / name / "expected.npz") as held:
-            tokens, expected = [int(token) for token in held["tokens"]], held["logits"]
-        decoder = Decoder(plain)
-        found = decoder.logits(decoder.hidden(tokens, decoder.new_state()))
-        assert float(np.abs(found - expected).max()) > 1e-2 * float(np.abs(expected).max())
+def logits_of(weights: LlamaWeights, name: str) -> tuple[F32, F32]:
+    """Those of the tokens of a model, by lowbit and by ``transformers``."""
+    with np.load(DATA / name / "expected.npz") as held:
+        tokens, expected = [int(token) for token in held["tokens"]], held["logits"]
+    decoder = Decoder(weights)
+    return decoder.logits(decoder.hidden(tokens, decoder.new_state())), expected
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("llama3", {"rope_scaling": None}),
+    ("llama-linear", {"rope_scaling": None}),
+    ("llama-yarn", {"rope_scaling": None}),
+    ("llama-newer", {"rope_scaling": None}),
+    ("gemma3", {"rope_scaling": None}),
+    ("gemma3", {"local_rope_base": None}),
+    ("gemma3", {"window": None}),
+    ("gemma3", {"full_every": None}),
+    ("gemma3", {"activation": "silu"}),
+    ("gemma3", {"embedding_scale": 1.0}),
+    ("smollm3", {"unrotated": ()}),
+    ("smollm3", {"unrotated": (0,)}),
+    ("phi3", {"window": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), OPTIONS)
+def test_every_option_counts(name: str, change: dict[str, Any]) -> None:
+    """Each choice changes the logits by far more than the limit, so the comparison above sees it."""
+    weights = in_memory(open_checkpoint(DATA / name))
+    found, expected = logits_of(replace(weights, config=replace(weights.config, **change)), name)
+    assert float(np.abs(found - expected).max()) > 1e-2 * float(np.abs(expected).max())
+
+
+VECTORS = {"qwen2": "query_bias key_bias value_bias", "qwen3": "query_norm key_norm"}
+VECTORS |= {"gemma3": "query_norm key_norm attention_post_norm feed_forward_post_norm"}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_every_vector_counts(name: str) -> None:
+    """Each bias and each further norm changes the logits when it is left out."""
+    weights = in_memory(open_checkpoint(DATA / name))
+    for vector in VECTORS[name].split():
+        less: dict[str, Any] = {vector: None}
+        layers = tuple(replace(layer, **less) for layer in weights.layers)
+        found, expected = logits_of(replace(weights, layers=layers), name)
+        assert float(np.abs(found - expected).max()) > 1e-2 * float(np.abs(expected).max()), vector
+
+
+def test_a_quantised_copy_has_the_same_parts(tmp_path: Path) -> None:
+    """Vectors and fused matrices of every kind come back from the cache of quantised weights."""
+    for name in MODELS:
+        source = open_checkpoint(DATA / name)
+        plan = Plan.uniform(4, 8)
+        expected, found = planned(in_memory(source), plan), in_memory(quantized(source, plan, tmp_path / name))
+        for ours, theirs in zip(found.layers, expected.layers, strict=True):
+            for vector in vector_sizes(source.config):
+                np.testing.assert_array_equal(getattr(ours, vector), getattr(theirs, vector))
+            for matrix, weights in ours.linears().items():
+                np.testing.assert_array_equal(to_float(weights), to_float(theirs.linears()[matrix]))
+
+
+# Refused.
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True; allowed: False"),
+    ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, r"layer_types\[1\] is 'sliding_attention'"),
+    ("qwen2", {"layer_types": ["full_attention"]}, "layer_types is a list of 1; allowed: a list of 2"),
+    ("qwen2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed: 'silu'"),
+    ("qwen3", {"attention_bias": True}, "attention_bias is True; allowed: False"),
+    ("qwen3", {"head_dim": None}, "head_dim is missing"),
+    ("qwen3", {"rope_theta": None}, "rope_theta is missing"),
+    ("gemma3", {"model_type": "gemma3"}, "model_type is 'gemma3'; allowed: 'mixtral'"),
+    ("gemma3", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; allowed: 'gelu_pytorch_tanh'"),
+    ("gemma3", {"query_pre_attn_scalar": 168}, "query_pre_attn_scalar is 168.0; allowed: head_dim, 8"),
+    ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; allowed: absent"),
+    ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0; allowed: absent"),
+    ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+    ("gemma3", {"rope_local_base_freq": None}, "rope_local_base_freq is missing"),
+    ("gemma3", {"sliding_window": None}, "sliding_window is missing"),
+    ("gemma3", {"sliding_window_pattern": 0}, "full_every is 0"),
+    ("gemma3", {"layer_types": [*["sliding_attention"] * 3, "other"]}, r"layer_types\[3\] is 'other'"),
+    ("llama3", {"rope_local_base_freq": 100.0}, "rope_local_base_freq is 100.0"),
+    ("llama3", {"layer_types": ["sliding_attention"] * 2}, r"layer_types\[0\] is 'sliding_attention'"),
+    ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers is \[1, 0\]; allowed: 0 or 1 for each of the 3 layers"),
+    ("smollm3", {"no_rope_layers": [1, 0, 2]}, "no_rope_layers is "),
+    ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),
+    ("smollm3", {"no_rope_layers": None, "num_hidden_layers": 2**50, "layer_types": None}, "at most 65536"),
+    ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
+    ("phi3", {"rope_scaling": {"type": "longrope"}}, "rope_type is 'longrope'"),
+    ("phi3", {"model_type": "llama", "architectures": None, "sliding_window": None}, "q_proj.weight' is missing"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), REFUSED)
+def test_what_is_refused(name: str, change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """A feature that is not supported, or a field that a kind of model needs, is named in one line."""
+    config = json.loads((DATA / name / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(DATA / name / "model.safetensors")
+    with pytest.raises(FormatError, match=message) as caught:
+        open_checkpoint(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+SAME: list[tuple[str, dict[str, Any]]] = [
+    ("gemma3", {"layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"]}),
+    ("smollm3", {"no_rope_layers": None}),
+    ("phi3", {"layer_types": ["sliding_attention"] * 2}),
+    ("llama3", {"layer_types": ["full_attention"] * 2}),
+    (
+        "gemma3",
+        {
+            "rope_theta": None,
+            "rope_scaling": None,
+            "rope_local_base_freq": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), SAME)
+def test_other_fields_say_the_same(name: str, change: dict[str, Any], tmp_path: Path) -> None:
+    """Lists of layers and newer objects give the same configuration as the older fields."""
+    config = json.loads((DATA / name / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(DATA / name / "model.safetensors")
+    assert open_checkpoint(tmp_path).config == open_checkpoint(DATA / name).config

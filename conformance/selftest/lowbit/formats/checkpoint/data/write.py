@@ -42,6 +42,40 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama-linear": LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "llama-yarn": LLAMA
     | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    "llama-newer": {name: value for name, value in LLAMA.items() if name != "rope_theta"}
+    | {"rope_parameters": LLAMA3 | {"rope_type": "llama3", "rope_theta": 5000.0}},
+    "qwen2": SIZES
+    | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
+    | {
+        "use_sliding_window": False,
+        "sliding_window": 8,
+        "max_window_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": None,
+    },
+    "qwen3": SIZES
+    | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 12, "attention_bias": False}
+    | {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 2},
+    "gemma3": {name: value for name, value in SIZES.items() if name != "tie_word_embeddings"}
+    | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 4}
+    | {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 8, "sliding_window": 8}
+    | {"sliding_window_pattern": 3, "rope_local_base_freq": 100.0, "attn_logit_softcapping": None}
+    | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "smollm3": SIZES
+    | {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 3}
+    | {"no_rope_layers": [1, 0, 1], "no_rope_layer_interval": 2, "use_sliding_window": False, "mlp_bias": False}
+    | {"layer_types": ["full_attention"] * 3, "tie_word_embeddings": True, "pad_token_id": 0},
+    "phi3": SIZES
+    | {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "sliding_window": 12, "rope_scaling": None}
+    | {
+        "original_max_position_embeddings": 64,
+        "partial_rotary_factor": 1.0,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": None,
+        "pad_token_id": 0,
+    },
 }
 
 
@@ -57,7 +91,7 @@ def write(name: str) -> None:
     """One directory."""
     folder = HERE / name
     folder.mkdir(exist_ok=True)
-    given = MODELS[name]
+    given = {key: value for key, value in MODELS[name].items() if key != "head_dim" or value is not None}
     (folder / "config.json").write_text(json.dumps(given, indent=1) + "\n")
     config = AutoConfig.from_pretrained(folder, attn_implementation="eager")
     config.dtype = torch.float32

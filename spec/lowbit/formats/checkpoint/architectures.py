@@ -1,0 +1,113 @@
+"""Kinds of model in checkpoint directories: the names of their parts, and what their files omit or mean differently.
+
+``config.json`` names a kind in ``model_type``. All kinds are the decoder of the chapter `lowbit.model.decoder`, and
+most fields and tensors have the same names for all of them. The differences are values here: the vectors that a block
+has, matrices that are stored as one tensor, the fields that mean a window, the activation, and the defaults of the
+``transformers`` library.
+
+- **Qwen2** has biases of queries, keys and values; **Qwen3** has norms of heads instead.
+- **Gemma 3** stores gains :math:`g` that mean :math:`1 + g`, scales the embedding by :math:`\\sqrt{\\mathrm{hidden}}`,
+  has a GELU in its gates, and alternates between local and full layers.
+- **SmolLM3** does not rotate queries and keys in every fourth layer, or in those that ``no_rope_layers`` marks with 0.
+- **Phi-3** stores queries, keys and values as one tensor, and gate and up projections as another.
+
+Source: the published checkpoints of each kind; the ``transformers`` library.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from lowbit.model.config import Activation
+
+NORMS = {"attention_norm": "input_layernorm.weight", "feed_forward_norm": "post_attention_layernorm.weight"}
+BIASES = {f"{part}_bias": f"self_attn.{part[0]}_proj.bias" for part in ("query", "key", "value")}
+HEAD_NORMS = {"query_norm": "self_attn.q_norm.weight", "key_norm": "self_attn.k_norm.weight"}
+GEMMA_NORMS = {
+    "attention_norm": "input_layernorm.weight",
+    "attention_post_norm": "post_attention_layernorm.weight",
+    "feed_forward_norm": "pre_feedforward_layernorm.weight",
+    "feed_forward_post_norm": "post_feedforward_layernorm.weight",
+}
+
+ATTENTION = {part: f"self_attn.{part[0]}_proj" for part in ("query", "key", "value", "output")}
+DENSE = {f"feed_forward.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+FUSED = dict.fromkeys(("query", "key", "value"), "self_attn.qkv_proj") | dict.fromkeys(
+    ("feed_forward.gate", "feed_forward.up"), "mlp.gate_up_proj"
+)
+
+Window = Literal["never", "always", "unused", "alternating"]
+"""What ``sliding_window`` means: a field that the kind does not have, a window in every layer, nothing unless
+``use_sliding_window`` asks for it, or a window in all but every n-th layer."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What sets one kind of model apart.
+
+    Attributes:
+        decoder: what the library calls the whole decoder with its head.
+        vectors: the tensors of the vectors of a block, by their names in `lowbit.model.weights.LayerWeights`.
+        matrices: those of its dense matrices, likewise; several matrices may be the rows of one tensor, in this order.
+        gain_offset: what is added to the gain of a norm.
+        window: what ``sliding_window`` means.
+        activation: of the gate.
+        activation_field: the name of the field of the activation, and its only value.
+        scaled_embedding: whether the embedding is multiplied by the root of the width of the stream.
+        unrotated: whether ``no_rope_layers`` names layers without a rotation.
+        fields: further fields, each with the only value that is supported; absent is the same.
+        rope_base: the base where no field gives it; None where one must.
+        divides_width: whether an absent ``head_dim`` is the width of the stream over the heads.
+        one_each: whether an absent number of key-value heads is that of the query heads.
+        tied: whether the head is the embedding where no field says it.
+    """
+
+    decoder: str
+    vectors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(NORMS))
+    matrices: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(ATTENTION | DENSE))
+    gain_offset: float = 0.0
+    window: Window = "never"
+    activation: Activation = "silu"
+    activation_field: tuple[str, str] = ("hidden_act", "silu")
+    scaled_embedding: bool = False
+    unrotated: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    rope_base: float | None = None
+    divides_width: bool = True
+    one_each: bool = False
+    tied: bool = False
+
+
+UNUSED_WINDOW = {"use_sliding_window": False}
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "mixtral": Architecture("MixtralForCausalLM", window="always"),
+        "llama": Architecture("LlamaForCausalLM", rope_base=10000.0, one_each=True),
+        "mistral": Architecture("MistralForCausalLM", window="always"),
+        "qwen2": Architecture("Qwen2ForCausalLM", NORMS | BIASES, window="unused", fields=UNUSED_WINDOW),
+        "qwen3": Architecture(
+            "Qwen3ForCausalLM", NORMS | HEAD_NORMS, window="unused", fields=UNUSED_WINDOW, divides_width=False
+        ),
+        "gemma3_text": Architecture(
+            "Gemma3ForCausalLM",
+            GEMMA_NORMS | HEAD_NORMS,
+            gain_offset=1.0,
+            window="alternating",
+            activation="gelu",
+            activation_field=("hidden_activation", "gelu_pytorch_tanh"),
+            scaled_embedding=True,
+            fields={
+                "attn_logit_softcapping": None,
+                "final_logit_softcapping": None,
+                "use_bidirectional_attention": False,
+            },
+            divides_width=False,
+            tied=True,
+        ),
+        "smollm3": Architecture("SmolLM3ForCausalLM", window="unused", unrotated=True, fields=UNUSED_WINDOW, tied=True),
+        "phi3": Architecture("Phi3ForCausalLM", matrices=ATTENTION | DENSE | FUSED, window="always", one_each=True),
+    }
+)
+"""The kinds of model by ``model_type``."""
