@@ -15,8 +15,8 @@ the chapter `layers`. Gemma puts a second norm behind each part, before the sum.
 **Attention** projects to queries, keys and values, rotates queries and keys by their positions (`rope`), reads the past
 (`attention`) and projects back:
 :math:`\mathrm{Attention}(x) = \mathrm{attend}(R\,xW_q,\; R\,xW_k,\; xW_v)\,W_o`. Qwen2 adds a bias to each of the three
-projections. Qwen3 and Gemma 3 norm every query head and every key head, with one gain for all heads, before they are rotated;
-scores then stay within bounds, however large the weights grow.
+projections. Qwen3 and Gemma 3 norm every query head and every key head, with one gain for all heads, before they are
+rotated; scores then stay within bounds, however large the weights grow.
 
 **Feed-forward** is either a dense gated linear unit,
 

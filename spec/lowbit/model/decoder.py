@@ -6,11 +6,11 @@ norm, and multiplies by the *head*, a matrix with a column for each token. The r
 the transpose of the table.
 
 **One decoder, several models.** Llama is all defaults. Mixtral puts a sparse layer where Llama has a dense
-feed-forward part, and may see the past through a sliding window. Llama 3.1 scales its rotation, and SmolLM3 leaves it out of
-some layers. Qwen2 adds biases to queries, keys and values; Qwen3 norms the heads of queries and keys instead. Gemma 3
-norms these heads and the result of each part of a block, lets most layers see only a window, and scales the embedding.
-All of these are values of the configuration (`config`) or vectors among the weights (`weights`),
-from which the program of the step follows (`step`); the decoder itself is the same.
+feed-forward part, and may see the past through a sliding window. Llama 3.1 scales its rotation, and SmolLM3 leaves it
+out of some layers. Qwen2 adds biases to queries, keys and values; Qwen3 norms the heads of queries and keys instead.
+Gemma 3 norms these heads and the result of each part of a block, lets most layers see only a window, and scales the
+embedding. All of these are values of the configuration (`config`) or vectors among the weights (`weights`), from which
+the program of the step follows (`step`); the decoder itself is the same.
 
 Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Mistral (arXiv 2310.06825) §2 for the window;
 Qwen2 (arXiv 2407.10671) §2.2; Qwen3 (arXiv 2505.09388) §2; Gemma 3 (arXiv 2503.19786) §2.
