@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import tiny_checkpoint
 import tiny_gguf
-from fuzzing import Attempt
+from fuzzing import Attempt, check_text
 from mutations import Tree, mangled, mutated, nested, spelled
 
+from lowbit.cli import inspection
 from lowbit.formats.checkpoint.quantized_file import Origin, read_matrices, write_quantized
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.formats.checkpoint.tokenizer import read_tokenizer
 from lowbit.formats.gguf import tokenizer as gguf_tokenizer
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.quantization.affine import quantize
+from lowbit.runtime.inspection import inspect
 
 TEXT = "hello  12 naïve\n" + "a" * 40
 NAMES = ("../model.safetensors", "/etc/passwd", "a/../b.safetensors", ".safetensors", "x\0.safetensors", "\ud800")
@@ -106,6 +108,40 @@ def gguf(folder: Path) -> Attempt:
         tokens = tokenizer.encode(TEXT)
         tokenizer.decode(tokens)
         read_llama(model)
+        return "read"
+
+    return attempt
+
+
+def inspected(folder: Path) -> Attempt:
+    """A GGUF file, and a GPTQ directory of which the configuration or the header is mutated, as they are described."""
+    file, whole = folder / "model.gguf", folder / "model"
+    content = tiny_gguf.write(folder / "whole.gguf").read_bytes()
+    config = tiny_checkpoint.DENSE | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 16}}
+    layout = {"qweight": ("I32", [4, 8]), "qzeros": ("I32", [2, 1]), "scales": ("F16", [2, 8]), "g_idx": ("I32", [32])}
+    header, data = tiny_checkpoint.empty({f"layers.0.q_proj.{name}": each for name, each in layout.items()})
+    whole.mkdir()
+
+    def attempt(chance: random.Random) -> str:
+        tree, table = config, header
+        match chance.randrange(3):
+            case 0:
+                end = chance.choice((64, 600, len(content) // 2))
+                file.write_bytes(mangled(content[:end], chance) + content[end:])
+                return described(file)
+            case 1:
+                tree = mutated(config, chance)
+            case 2:
+                table = mutated(header, chance)
+        (whole / "config.json").write_bytes(spelled(tree, chance))
+        (whole / "model.safetensors").write_bytes(tiny_checkpoint.crafted(spelled(table, chance), data))
+        return described(whole)
+
+    def described(path: Path) -> str:
+        found = inspect(path)
+        json.dumps(inspection.described(found), allow_nan=False)
+        for line in inspection.told(found):
+            check_text(line)
         return "read"
 
     return attempt

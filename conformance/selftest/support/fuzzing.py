@@ -47,6 +47,7 @@ TARGETS = {
     "checkpoint": "fuzz_files",
     "shards": "fuzz_files",
     "gguf": "fuzz_files",
+    "inspected": "fuzz_files",
     "quantized": "fuzz_files",
     "outcome": "fuzz_caches",
     "cubin": "fuzz_caches",

@@ -12,6 +12,7 @@ from tiny_gguf import ALPHABET
 from lowbit.arrays import F32, Array
 
 TYPES = {"F16": 2, "BF16": 2, "F32": 4}
+BYTES = TYPES | {"I32": 4, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 INDEX = "model.safetensors.index.json"
 
 MIXTRAL: dict[str, Any] = {
@@ -148,6 +149,15 @@ def crafted(header: dict[str, Any] | bytes, data: bytes = b"") -> bytes:
     """Any header before any data."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
+
+
+def empty(tensors: dict[str, tuple[str, list[int]]]) -> tuple[dict[str, Any], bytes]:
+    """The header and the zeros of a safetensors file with tensors of these types and shapes."""
+    header, end = dict[str, Any](), 0
+    for name, (kind, shape) in tensors.items():
+        begin, end = end, end + int(np.prod(shape)) * BYTES[kind]
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    return header, bytes(end)
 
 
 def write(

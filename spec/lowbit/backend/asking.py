@@ -35,8 +35,8 @@ CHILD = "from lowbit.backend.asking import answer; answer()"
 def ask(names: list[str]) -> Iterator[tuple[str, Description, str]]:
     """The name and description of each backend, and what it printed.
 
-    A description is what the JSON answer of ``lowbit backends`` holds: usable or not and why, and the limits of each
-    operation. As many backends are asked at once as there are processors.
+    A description is what the JSON answer of ``lowbit backends`` holds: usable or not and why, the limits of each
+    operation, and whether stored matrices can be prepared. As many backends are asked at once as there are processors.
 
     Args:
         names: of installed backends, or ``module:Class``.
@@ -174,6 +174,8 @@ def _is_description(found: Any) -> bool:
     operations = found.get("operations")
     if not isinstance(operations, dict) or not isinstance(found.get("details"), dict):
         return False
+    if not isinstance(found.get("prepares_stored"), bool):
+        return False
     limits = [each for each in operations.values() if isinstance(each, dict)]
     return len(limits) == len(operations) and all(
         isinstance(each, list | dict) for one in limits for each in one.values()
@@ -214,6 +216,7 @@ def _asked(backend: Backend) -> Description:
         return {"usable": False, "reason": str(state.reason), "remedy": str(state.remedy)}
     capabilities = backend.capabilities()
     operations = {operation: declared.told_limits for operation, declared in capabilities.operations.items()}
-    answer = {"usable": True, "operations": operations, "details": dict(capabilities.details or {})}
+    details, prepares = dict(capabilities.details or {}), backend.prepares_stored
+    answer = {"usable": True, "operations": operations, "prepares_stored": prepares, "details": details}
     json.dumps(answer, allow_nan=False)
     return answer

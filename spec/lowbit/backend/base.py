@@ -324,6 +324,11 @@ class Backend(ABC):
         return prepared
 
     @property
+    def prepares_stored(self) -> bool:
+        """Whether it has a prepared form of stored matrices, without which models give it none."""
+        return type(self)._prepare_stored is not Backend._prepare_stored
+
+    @property
     def runs_models(self) -> bool:
         """Whether it has a decoder of its own, which runs whole models."""
         return type(self).decoder is not Backend.decoder

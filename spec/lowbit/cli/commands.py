@@ -36,6 +36,7 @@ OWN = {
     "logits": "lowbit.cli.model:logits",
     "perplexity": "lowbit.cli.model:perplexity",
     "step": "lowbit.cli.step:step",
+    "inspect": "lowbit.cli.inspection:inspect",
     "new-weights": "lowbit.cli.new_weights:new_weights",
 }
 """The commands of this package, which no other package can replace."""

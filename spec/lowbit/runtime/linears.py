@@ -25,6 +25,7 @@ from lowbit.model.block import Linear, plain_linear
 from lowbit.model.weights import Matrix, to_float
 from lowbit.tensor_formats.gguf_k import BLOCK
 from lowbit.tensor_formats.stored import Stored
+from lowbit.tensor_formats.table import Format
 
 Contract = Literal["float32", "integer"]
 BLOCKS = "bfp"
@@ -32,13 +33,13 @@ BLOCKS = "bfp"
 CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
 
 
-def cast_for(matrix: Stored) -> str:
+def cast_for(table: Format) -> str:
     """The format that activations are cast to before integers are multiplied: Q8_K for blocks of 256, else Q8_0.
 
     llama.cpp casts them alike, except that it takes Q8_1 for weights with a minimum: the codes and scales of Q8_0, with
     sums beside them.
     """
-    return "q8_k" if matrix.table.block == BLOCK else "q8_0"
+    return "q8_k" if table.block == BLOCK else "q8_0"
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +115,7 @@ class BackendLinears:
             if isinstance(matrix, Stored):
                 prepared = self.backend.prepare_stored(matrix)
                 if integer:
-                    activations = cast_for(matrix)
+                    activations = cast_for(matrix.table)
                     self.backend.unchecked("linear.gemm_cast", {**matrix.parameters, "activations": activations})
             else:
                 prepared, activations = self.backend.prepare(matrix), BLOCKS if integer else None

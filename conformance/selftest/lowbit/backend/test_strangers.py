@@ -34,7 +34,7 @@ class Good(Backend):
     name = "good"
     def capabilities(self): return Capabilities({})
 """
-USABLE = {"usable": True, "operations": {}, "details": {}}
+USABLE = {"usable": True, "operations": {}, "prepares_stored": False, "details": {}}
 ENDED = "its process ended {} and gave no answer"
 BACKENDS: dict[str, tuple[str, str]] = {
     "good": ("", ""),

@@ -33,6 +33,7 @@ MIB = 1 << 20
         ("checkpoint", 200, {"read", "FormatError"}),
         ("shards", 200, {"read", "FormatError"}),
         ("gguf", 200, {"read", "FormatError"}),
+        ("inspected", 400, {"read", "FormatError"}),
         ("quantized", 200, {"read", "FormatError"}),
         ("outcome", 200, {"read", "warned", "passed over"}),
         ("cubin", 200, {"read", "none"}),

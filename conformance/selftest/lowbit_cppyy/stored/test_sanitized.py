@@ -120,7 +120,7 @@ def written(number: int, given: Made, short: int = 0) -> bytes:
         rows, (values, scales, each) = x.columns, bytes_of(x)
     else:
         rows, values, x_type = len(x), x, TYPES[x.dtype]
-        each = -1 - KINDS[cast_for(weights)] if kernel.recipe.integer else 0
+        each = -1 - KINDS[cast_for(weights.table)] if kernel.recipe.integer else 0
     size = rows * weights.columns * (4 if out_type == 0 else 2)
     head = np.array([number, rows, x_type, size, out_type, each, len(layout.firsts) - 1], np.int64)
     firsts = np.array(layout.firsts, np.int64)
@@ -163,7 +163,7 @@ def test_every_access_is_inside_its_array(table: InstructionSet) -> None:
             if isinstance(x, Stored):
                 answer = prepared.gemm_cast(x, result)
             elif purpose.startswith("integer"):
-                answer = prepared.cast_and_multiply(x, cast_for(weights), result)
+                answer = prepared.cast_and_multiply(x, cast_for(weights.table), result)
             elif purpose == "vector":
                 answer = prepared.gemv(x[0], result)
             else:

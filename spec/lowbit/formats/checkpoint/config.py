@@ -24,7 +24,7 @@ from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES, Architecture
 from lowbit.formats.checkpoint.rope import FULL, LOCAL, LOCAL_BASE, read_rotary
 from lowbit.model.config import LlamaConfig, Routing
-from lowbit.system.json_files import Fields, described
+from lowbit.system.json_files import LARGEST_INTEGER, Fields, described
 from lowbit.text import quoted
 
 KEYS = {
@@ -44,6 +44,8 @@ KEYS = {
 }
 """What the numbers of `LlamaConfig` and, the last two, of its `Routing` are called in the file."""
 ROUTED = ("experts", "top_k")
+SHAPE = tuple(name for name in KEYS if name not in ("rope_base", "rms_epsilon", "window"))
+"""The numbers of `claimed_shape`."""
 
 SUPPORTED: dict[str, Any] = {
     "attention_bias": False,
@@ -150,6 +152,25 @@ def written_config(config: LlamaConfig) -> dict[str, Any]:
     if read_config(Fields("config.json", written)) != config:
         raise ArgumentError("config", config, f"the choices of model type '{kind}'")
     return written
+
+
+def claimed_shape(fields: Fields) -> dict[str, int | None]:
+    """The shape of a model as its configuration gives it, whatever its kind is; None for what it does not say.
+
+    A model of text and pictures keeps the numbers of its decoder in ``text_config``.
+    """
+    nested = fields.values.get("text_config")
+    values = fields.values if not isinstance(nested, dict) else {**fields.values, **nested}
+    shape = {name: _integer(values.get(KEYS[name])) for name in SHAPE}
+    if shape["kv_heads"] is None:
+        shape["kv_heads"] = shape["heads"]
+    if shape["head_dim"] is None and shape["hidden"] and shape["heads"]:
+        shape["head_dim"] = shape["hidden"] // shape["heads"]
+    return shape
+
+
+def _integer(value: object) -> int | None:
+    return value if type(value) is int and abs(value) <= LARGEST_INTEGER else None
 
 
 def is_tied(fields: Fields) -> bool:

@@ -52,6 +52,16 @@ STORED: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u
 DTYPES = STORED | {"U32": np.dtype("<u4")}
 """The same with that of packed codes."""
 
+WIDTHS = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+}
+"""Bits of an element of every type that a safetensors file may hold."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -59,7 +69,7 @@ class Place:
 
     Attributes:
         shard: the file in which it is.
-        type: a key of `DTYPES`.
+        type: a key of `WIDTHS`.
         shape: as it is stored.
         offset: bytes from the start of the file.
         sha256: digest of the tensor's bytes, with which they are compared when they are read; empty if not known.
@@ -74,7 +84,7 @@ class Place:
     @property
     def nbytes(self) -> int:
         """Bytes of data."""
-        return DTYPES[self.type].itemsize * prod(self.shape)
+        return WIDTHS[self.type] * prod(self.shape) // 8
 
 
 Table = Mapping[str, Place]
@@ -84,8 +94,8 @@ Table = Mapping[str, Place]
 # **The table.**
 
 
-def read_table(folder: Path) -> Table:
-    """The tensors of all shards of a directory; index and shards have to agree.
+def read_table(folder: Path, types: Sequence[str] = tuple(STORED)) -> Table:
+    """The tensors of all shards of a directory, of these types; index and shards have to agree.
 
     Raises:
         ArgumentError: the directory holds no weights, or a shard cannot be read.
@@ -96,7 +106,7 @@ def read_table(folder: Path) -> Table:
     if not index.exists():
         if not whole.is_file():
             raise ArgumentError("model", quoted(str(folder)), f"a directory that holds {WHOLE} or {INDEX}")
-        return read_header(whole).table
+        return read_header(whole, types).table
     if whole.exists():
         raise FormatError(INDEX, "weights", f"here and in {WHOLE}", f"either {INDEX} or {WHOLE}")
     listed = _listed(read_fields(index, MOST_INDEX_BYTES))
@@ -106,7 +116,7 @@ def read_table(folder: Path) -> Table:
             raise FormatError(INDEX, "weight_map", quoted(file), "files of the directory")
     table: dict[str, Place] = {}
     for file in files:
-        found = read_header(folder / file).table
+        found = read_header(folder / file, types).table
         for name in found:
             if listed.get(name) != file:
                 allowed = f"in {listed[name]}, says {INDEX}" if name in listed else f"the tensors that {INDEX} names"

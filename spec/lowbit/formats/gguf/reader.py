@@ -245,6 +245,39 @@ def _rope_scaling(source: GGUFFile, architecture: Architecture) -> Scaling | Non
     return Scaling(tuple(source.vector(ROTARY_FACTORS).tolist()))
 
 
+SHAPE = {
+    "layers": "block_count",
+    "hidden": "embedding_length",
+    "feed_forward": "feed_forward_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "vocabulary": "vocab_size",
+    "context": "context_length",
+    "experts": "expert_count",
+    "top_k": "expert_used_count",
+}
+"""The keys of a shape, which all architectures share."""
+
+
+def claimed_shape(source: GGUFFile) -> dict[str, int | None]:
+    """The shape of a model as its metadata give it, whatever its architecture is; None for what they do not say.
+
+    Layers may differ in a number, which is then a list in the metadata and None here.
+    """
+    name = source.header.metadata.get("general.architecture")
+    given = {part: source.header.metadata.get(f"{name}.{key}") for part, key in SHAPE.items()}
+    shape = {part: number if type(number) is int else None for part, number in given.items()}
+    if shape["kv_heads"] is None and given["kv_heads"] is None:
+        shape["kv_heads"] = shape["heads"]
+    if shape["head_dim"] is None and shape["hidden"] and shape["heads"]:
+        shape["head_dim"] = shape["hidden"] // shape["heads"]
+    embedding = source.header.tensors.get("token_embd.weight")
+    if embedding is not None:
+        shape["vocabulary"] = embedding.shape[0]
+    return shape
+
+
 def _further_numbers(source: GGUFFile, name: str, architecture: Architecture) -> dict[str, Any]:
     return {
         argument: source.value(f"{name}.{number.key}", number.kind, number.default)

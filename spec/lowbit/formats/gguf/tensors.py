@@ -34,6 +34,7 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
 from lowbit.arrays import F32, U8
+from lowbit.contract.operation import Parameters
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.header import TensorInfo
 from lowbit.model.weights import Matrix
@@ -74,6 +75,19 @@ def format_of(info: TensorInfo) -> str | None:
     """The format of a tensor's type; None where the specification has none for it."""
     name = info.type.name.lower()
     return next((each for each in (name, f"gguf-{name}") if each in FORMATS and FORMATS[each].block), None)
+
+
+def choices_of(info: TensorInfo) -> Parameters | None:
+    """The choices of a matrix, by the names under which a backend declares products with it; None where it is float32.
+
+    They are known from the header. The one exception is a Q4_1 with a negative scale, which stays as it is stored.
+    """
+    if info.type in CODE_BITS:
+        convention = "minimum" if info.type == Q4_1 else "zero_point"
+        grouping = {"group_size": GROUP_SIZE, "convention": convention, "scale_dtype": "float16"}
+        return {"bits": CODE_BITS[info.type], **grouping}
+    name = format_of(info)
+    return None if name is None else {"format": name, "rows": info.shape[-1], "columns": info.shape[-2]}
 
 
 def as_stored(name: str, rows: U8, info: TensorInfo, file: str) -> Stored:

@@ -1,0 +1,395 @@
+"""``lowbit inspect``: what it says of a file is what the file holds, and what a backend then does."""
+
+import json
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_checkpoint
+import tiny_gguf
+from gguf import GGMLQuantizationType
+from typer.testing import CliRunner, Result
+
+from lowbit.cli import app
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.checkpoint.reader import open_checkpoint
+from lowbit.formats.gguf.reader import open_gguf
+from lowbit.runtime import load
+from lowbit.tensor_formats.stored import FORMATS
+from lowbit.tensor_formats.table import Sizes
+
+ROWS, COLUMNS = 128, 64
+TYPES = {"int32": "I32", "uint8": "U8", "int8": "I8", "float16": "F16", "bfloat16": "BF16", "float32": "F32"}
+TYPES |= {"float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "U8"}
+
+
+def run(*arguments: object) -> Result:
+    """The command, asking the backend numpy where it names none."""
+    backend = [] if "--backend" in arguments else ["--backend", "numpy"]
+    return CliRunner().invoke(app, [str(argument) for argument in ["inspect", *arguments, *backend]])
+
+
+def answer(*arguments: object) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def rows(found: dict[str, Any]) -> dict[tuple[str, str], tuple[int, int, int]]:
+    """The table, by part and type."""
+    return {(row["part"], row["type"]): (row["tensors"], row["parameters"], row["bytes"]) for row in found["parts"]}
+
+
+# **Models that lowbit runs.**
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    """Shape, tokenizer, and bytes by part and type: with blocks of 32 weights, 20 bytes in Q4_1 and 34 in Q8_0."""
+    found = answer(tiny_gguf.write(tmp_path / "m.gguf", metadata={"tokenizer.chat_template": "{{ messages }}"}))
+    assert (found["kind"], found["architecture"], found["runs"], found["reason"]) == ("GGUF file", "llama", True, None)
+    assert found["shape"] == {
+        "layers": 2,
+        "hidden": 64,
+        "feed_forward": 96,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "vocabulary": 265,
+        "context": 64,
+        "experts": None,
+        "top_k": None,
+    }
+    assert found["tokenizer"] == {"kind": "gpt2 (smollm)", "chat_template": True}
+    attention, feed_forward = 2 * (2 * 64 * 64 + 2 * 32 * 64), 2 * 3 * 96 * 64
+    assert rows(found) == {
+        ("embedding", "Q8_0"): (1, 265 * 64, 265 * 64 // 32 * 34),
+        ("attention", "Q4_1"): (8, attention, attention // 32 * 20),
+        ("feed-forward", "Q4_1"): (6, feed_forward, feed_forward // 32 * 20),
+        ("norms", "F32"): (5, 5 * 64, 5 * 64 * 4),
+    }
+    assert found["parameters"] == 265 * 64 + attention + feed_forward + 5 * 64
+    assert found["bits_per_weight"] == 8 * found["bytes"] / found["parameters"]
+    assert (found["quantization"], found["next_step"]) == (None, None)
+    assert found["backends"]["numpy"]["advice"] == "Nothing to do: every matrix is multiplied as it is stored."
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "F16"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("backend", ["numpy", "gguf", "cppyy"])
+def test_what_is_native_is_what_runs(kind: str, tied: bool, backend: str, tmp_path: Path) -> None:
+    """The matrices that the header calls native are those that the backend takes when the model is loaded."""
+    model = tiny_gguf.published(kind=GGMLQuantizationType[kind], tied=tied)
+    path = tiny_gguf.write(tmp_path / "m.gguf", model)
+    (of_backend,) = answer(path, "--backend", backend)["backends"].values()
+    taken = sum(each["float32"]["native"] for each in of_backend["matrices"])
+    with load(path, backend) as loaded:
+        ran = loaded.account().fields["matrices"]
+    assert taken == ran["by_backend"]
+    others = [each["float32"]["lacking"] for each in of_backend["matrices"]]
+    assert sum(sum(each.values()) for each in others) == sum(ran["by_numpy_float32"].values())
+    assert ("stored as floats" in ran["by_numpy_float32"]) == any("stored as floats" in each for each in others)
+
+
+def test_advice(tmp_path: Path) -> None:
+    """A backend without a product for a type is told of one that has it; for floats there is quantisation."""
+    stored = answer(tiny_gguf.write(tmp_path / "m.gguf"), "--backend", "gguf", "--backend", "numpy")["backends"]
+    assert stored["gguf"]["advice"] == "Use --backend numpy, which multiplies by Q8_0, Q4_1 as stored."
+    assert stored["gguf"]["matrices"][0]["integer"]["lacking"] == {"linear.qgemm_bfp is not declared": 1}
+    floats = answer(tiny_checkpoint.write(tmp_path / "tiny"))["backends"]["numpy"]
+    assert {each["type"] for each in floats["matrices"]} == {"F16", "BF16", "F32"}
+    assert floats["advice"].startswith("Use --bits 4 --group-size 64: numpy multiplies natively")
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_directory(shards: int, tmp_path: Path) -> None:
+    """One file or several: every tensor counts once, in its own type, and experts are not the router."""
+    model = tiny_checkpoint.published()
+    found = answer(tiny_checkpoint.write(tmp_path / "tiny", model, shards))
+    assert (found["kind"], found["architecture"]) == ("checkpoint directory", "MixtralForCausalLM")
+    assert found["runs"] and found["tokenizer"] == {"kind": "BPE", "chat_template": False}
+    assert (found["shape"]["experts"], found["shape"]["top_k"], found["shape"]["vocabulary"]) == (4, 2, 260)
+    shapes = tiny_checkpoint.shapes(model.config)
+    assert found["parameters"] == sum(map(prod, shapes.values()))
+    assert found["bytes"] == sum(
+        prod(shape) * tiny_checkpoint.TYPES[model.types[name]] for name, shape in shapes.items()
+    )
+    assert found["file_bytes"] == sum(file.stat().st_size for file in (tmp_path / "tiny").glob("*.safetensors"))
+    counts: dict[str, int] = {}
+    for (part, _), (tensors, _, _) in rows(found).items():
+        counts[part] = counts.get(part, 0) + tensors
+    assert counts == {"embedding": 1, "attention": 8, "experts": 24, "router": 2, "norms": 5, "head": 1}
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_lines_of_eighty_columns(columns: str, tmp_path: Path) -> None:
+    """However wide the terminal is, no line is longer, and the numbers are those of the JSON answer."""
+    path = tiny_gguf.write(tmp_path / "m.gguf")
+    shown = CliRunner().invoke(app, ["inspect", str(path)], env={"COLUMNS": columns})
+    assert shown.exit_code == 0 and max(map(len, shown.stdout.splitlines())) <= 80
+    total = next(line for line in shown.stdout.splitlines() if line.startswith("total"))
+    found = answer(path)
+    assert total.split()[1:] == [
+        "20",
+        f"{found['parameters']:,}",
+        f"{found['bytes']:,}",
+        f"{found['bits_per_weight']:.2f}",
+    ]
+    assert "architecture llama; lowbit runs it" in shown.stdout
+    assert "numpy                Q8_0                   1  native          native" in shown.stdout
+
+
+# **Models that lowbit does not run.**
+
+
+def test_another_architecture(tmp_path: Path) -> None:
+    """It is described like any other; the reason is the reader's own sentence."""
+    path = tiny_gguf.write(tmp_path / "m.gguf", architecture="stablelm")
+    found = answer(path)
+    with pytest.raises(FormatError) as refused:
+        _ = open_gguf(path).config
+    assert (found["runs"], found["reason"]) == (False, str(refused.value))
+    assert (found["architecture"], found["shape"]["layers"], found["shape"]["head_dim"]) == ("stablelm", 2, 16)
+    folder = tiny_checkpoint.write(tmp_path / "d", tiny_checkpoint.Published(tiny_checkpoint.DENSE, {}))
+    config = tiny_checkpoint.DENSE | {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}
+    tiny_checkpoint.write(folder, tiny_checkpoint.published(tiny_checkpoint.DENSE))
+    (folder / "config.json").write_text(json.dumps(config))
+    found = answer(folder)
+    with pytest.raises(FormatError) as refused:
+        open_checkpoint(folder)
+    assert (found["reason"], found["architecture"]) == (str(refused.value), "GPTNeoXForCausalLM")
+    assert found["backends"]["numpy"]["advice"] == "No matrix is quantised."
+
+
+def test_a_single_safetensors_file(tmp_path: Path) -> None:
+    """Its tensors are counted; which model it is, its directory says."""
+    folder = tiny_checkpoint.write(tmp_path / "tiny", shards=1)
+    found, whole = answer(folder / "model.safetensors"), answer(folder)
+    assert (found["kind"], found["architecture"], found["runs"]) == ("safetensors file", None, False)
+    assert found["parts"] == whole["parts"] and "config.json" in found["reason"]
+
+
+def quantised(
+    folder: Path, format: str, config: dict[str, Any], ends: dict[str, str], module: str, fill: int = 0, **options: int
+) -> Path:
+    """A directory with one matrix in a format, whose tensors have the names that checkpoints give them."""
+    at = Sizes(ROWS, COLUMNS, options)
+    tensors = {
+        f"{module}{ends.get(field.name, '.' + field.name)}": (TYPES[field.dtype], list(field.sizes(at)))
+        for field in FORMATS[format].tensors
+    }
+    tensors["model.norm.weight"] = ("F32", [8])
+    header, data = tiny_checkpoint.empty(tensors)
+    stored = bytearray(data)
+    for name, place in header.items():
+        if name.endswith("qzeros"):
+            begin, end = place["data_offsets"]
+            stored[begin:end] = bytes([fill]) * (end - begin)
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(tiny_checkpoint.crafted(header, bytes(stored)))
+    written = tiny_checkpoint.DENSE | ({"quantization_config": config} if config else {})
+    (folder / "config.json").write_text(json.dumps(written))
+    return folder
+
+
+def compressed(bits: int, group_size: int | None, format: str) -> dict[str, Any]:
+    weights = {"num_bits": bits, "group_size": group_size}
+    return {"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": {"weights": weights}}}
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+HQQ = {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}}
+HQQ_3 = {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 3, "group_size": 64, "axis": 0}}}
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+ABSMAX = {"absmax": ".weight.absmax", "nested_absmax": ".weight.nested_absmax"}
+DOUBLE = ABSMAX | {"nested_quant_map": ".weight.nested_quant_map", "nested_offset": ".weight.nested_offset"}
+MXFP4 = {"elements": ".weight_packed", "scale": ".weight_scale"}
+PREQUANTISED: list[tuple[str, dict[str, Any], dict[str, str], dict[str, int], tuple[str, int | None, int | None]]] = [
+    ("gptq-v1", GPTQ, {}, {"bits": 4, "group_size": 32}, ("gptq", 4, 32)),
+    ("gptq-v1", GPTQ | {"group_size": -1}, {}, {"bits": 4, "group_size": ROWS}, ("gptq", 4, -1)),
+    ("gptq-v2", GPTQ | {"bits": 3, "checkpoint_format": "gptq_v2"}, {}, {"bits": 3, "group_size": 32}, ("gptq", 3, 32)),
+    ("gptq-v1-bf16", GPTQ | {"bits": 8}, {}, {"bits": 8, "group_size": 32}, ("gptq", 8, 32)),
+    ("marlin", GPTQ | {"checkpoint_format": "marlin"}, {}, {"group_size": 32}, ("gptq", 4, 32)),
+    ("awq-gemm", {"quant_method": "awq", "bits": 4, "group_size": 32}, {}, {"group_size": 32}, ("awq", 4, 32)),
+    ("awq-gemv", {"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, {}, {"group_size": 64}, ("awq", 4, 64)),
+    ("ct-pack", compressed(4, 32, "pack-quantized"), {}, {"bits": 4, "group_size": 32}, ("compressed-tensors", 4, 32)),
+    (
+        "ct-pack-asym",
+        compressed(2, 64, "pack-quantized"),
+        {},
+        {"bits": 2, "group_size": 64},
+        ("compressed-tensors", 2, 64),
+    ),
+    ("ct-int", compressed(8, None, "int-quantized"), {}, {"group_size": ROWS}, ("compressed-tensors", 8, ROWS)),
+    ("fp8-channel", compressed(8, None, "float-quantized"), {}, {}, ("compressed-tensors", 8, None)),
+    ("nvfp4-pack", compressed(4, 16, "nvfp4-pack-quantized"), {}, {}, ("compressed-tensors", 4, 16)),
+    ("mxfp4", compressed(4, 32, "mxfp4-pack-quantized"), MXFP4, {}, ("compressed-tensors", 4, 32)),
+    ("nvfp4", {"quant_method": "modelopt", "quant_algo": "NVFP4"}, {}, {}, ("modelopt", 4, 16)),
+    ("fp8-tensor", {"quant_method": "fp8"}, {}, {}, ("fp8", 8, None)),
+    ("fp8-block", {"quant_method": "fp8", "weight_block_size": [128, 128]}, {}, {}, ("fp8", 8, None)),
+    ("nf4", BNB, ABSMAX, {"blocksize": 64}, ("bitsandbytes", 4, 64)),
+    ("nf4-double", BNB, DOUBLE, {"blocksize": 64}, ("bitsandbytes", 4, 64)),
+    ("hqq-axis1", HQQ, {}, {"bits": 4, "group_size": 64}, ("hqq", 4, 64)),
+    ("hqq-axis0-3bit", HQQ_3, {}, {"group_size": 64}, ("hqq", 3, 64)),
+]
+
+
+@pytest.mark.parametrize(("format", "config", "ends", "options", "method"), PREQUANTISED)
+def test_a_quantised_directory(
+    format: str,
+    config: dict[str, Any],
+    ends: dict[str, str],
+    options: dict[str, int],
+    method: tuple[str, int | None, int | None],
+    tmp_path: Path,
+) -> None:
+    """Method, bits, groups and format; its tensors are one matrix of K x N, whose bytes are those of its fields."""
+    found = answer(quantised(tmp_path / "m", format, config, ends, "model.layers.0.self_attn.q_proj", **options))
+    told = found["quantization"]
+    assert (told["method"], told["bits"], told["group_size"]) == method
+    assert (told["formats"], told["without_format"]) == ({format: 1}, 0)
+    at = Sizes(ROWS, COLUMNS, options)
+    fields = FORMATS[format].tensors
+    nbytes = sum(prod(each.sizes(at)) * each.numpy_dtype.itemsize for each in fields)
+    assert rows(found) == {
+        ("attention", format): (len(fields), ROWS * COLUMNS, nbytes),
+        ("norms", "F32"): (1, 8, 32),
+    }
+    assert not found["runs"] and "quantization_config" in found["reason"]
+    assert f"stored('{format}', ...)" in found["next_step"]
+    (matrices,) = found["backends"]["numpy"]["matrices"]
+    assert (matrices["type"], matrices["float32"]["native"]) == (format, 1)
+    assert found["backends"]["numpy"]["advice"] == "It has kernels for every quantised matrix."
+
+
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    """All experts of a layer lie in two tensors, as gpt-oss has them."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors = {
+        f"{name}_blocks": ("U8", [4, 6, 3, 16]),
+        f"{name}_scales": ("U8", [4, 6, 3]),
+        f"{name}_bias": ("BF16", [4, 6]),
+    }
+    (folder / "model.safetensors").write_bytes(tiny_checkpoint.crafted(*tiny_checkpoint.empty(tensors)))
+    config = tiny_checkpoint.DENSE | {"quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = answer(folder)
+    assert found["quantization"]["formats"] == {"mxfp4": 4}
+    assert rows(found)["experts", "mxfp4"] == (2, 4 * 6 * 96, 4 * 6 * 3 * 17)
+    assert (found["quantization"]["bits"], found["quantization"]["group_size"]) == (4, 32)
+
+
+def test_tensors_that_no_format_describes(tmp_path: Path) -> None:
+    """They are counted by the method's bits, and no backend is said to multiply by them."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    tensors = {"a.q_proj.weight": ("I8", [8, 16]), "a.q_proj.SCB": ("F32", [8])}
+    (folder / "model.safetensors").write_bytes(tiny_checkpoint.crafted(*tiny_checkpoint.empty(tensors)))
+    config = tiny_checkpoint.DENSE | {"quantization_config": {"load_in_8bit": True}}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = answer(folder)
+    assert (found["quantization"]["method"], found["quantization"]["without_format"]) == ("bitsandbytes", 1)
+    assert found["parameters"] == 8 * 16
+    lacking = {"no format of lowbit.tensor_formats describes it": 1}
+    assert found["backends"]["numpy"]["matrices"][0]["float32"] == {"native": 0, "lacking": lacking}
+    assert "stored(" not in found["next_step"]
+
+
+@pytest.mark.parametrize(
+    ("label", "fill", "value", "version", "format"),
+    [
+        ("gptq", 0x77, 7, "gptq-v1", "gptq-v1"),
+        ("gptq_v2", 0x88, 8, "gptq-v2", "gptq-v2"),
+        ("gptq", 0x88, 8, "gptq-v2", "gptq-v2"),
+        ("gptq_v2", 0x77, 7, "gptq-v1", "gptq-v1"),
+        ("gptq_v2", 0x55, 5, None, "gptq-v2"),
+        ("gptq", 0x87, None, None, "gptq-v1"),
+    ],
+)
+def test_the_version_of_gptq(
+    label: str, fill: int, value: int | None, version: str | None, format: str, tmp_path: Path
+) -> None:
+    """A zero of 8 is stored as 7 in version 1 and as 8 in version 2; other zeros leave it to the label."""
+    config = GPTQ | {"checkpoint_format": label}
+    options = {"bits": 4, "group_size": 32}
+    folder = quantised(tmp_path / "m", "gptq-v1", config, {}, "model.layers.0.mlp.up_proj", fill, **options)
+    told = answer(folder)["quantization"]
+    assert (told["zeros"]["value"], told["zeros"]["version"]) == (value, version)
+    assert told["zeros"]["label"] == ("gptq-v2" if label == "gptq_v2" else "gptq-v1")
+    assert told["formats"] == {format: 1}
+    lies = version is not None and version != told["zeros"]["label"]
+    assert ("although the label says" in " ".join(run(folder).stdout.split())) == lies
+
+
+def test_an_older_gptq_directory(tmp_path: Path) -> None:
+    """Its configuration lies in a file of its own."""
+    options = {"bits": 4, "group_size": 32}
+    folder = quantised(tmp_path / "m", "gptq-v1", {}, {}, "model.layers.0.mlp.up_proj", 0x77, **options)
+    (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32, "desc_act": False}))
+    told = answer(folder)["quantization"]
+    assert (told["method"], told["bits"], told["group_size"], told["formats"]) == ("gptq", 4, 32, {"gptq-v1": 1})
+    (folder / "quantize_config.json").unlink()
+    assert answer(folder)["quantization"]["method"] == "not named"
+
+
+# **Damaged files.**
+
+
+def cut(path: Path) -> Path:
+    path.write_bytes(path.read_bytes()[:-1])
+    return path
+
+
+def test_damaged_files_are_errors(tmp_path: Path) -> None:
+    """One sentence of the reader, which the command line prints with status 2."""
+    folder = tiny_checkpoint.write(tmp_path / "tiny", shards=1)
+    with pytest.raises(FormatError, match="offset of tensor"):
+        _raised(run(cut(tiny_gguf.write(tmp_path / "m.gguf"))))
+    cut(folder / "model.safetensors")
+    for path in (folder, folder / "model.safetensors"):
+        with pytest.raises(FormatError, match=r"model\.safetensors: header"):
+            _raised(run(path))
+    (folder / "config.json").write_text("{")
+    with pytest.raises(FormatError, match=r"config\.json: content"):
+        _raised(run(folder))
+    (folder / "config.json").unlink()
+    with pytest.raises(ArgumentError, match=r"a directory that holds config\.json"):
+        _raised(run(folder))
+    with pytest.raises(ArgumentError, match="backend is 'abacus'"):
+        _raised(run(folder, "--backend", "abacus"))
+
+
+def _raised(result: Result) -> None:
+    assert result.exception is not None and not result.stdout
+    raise result.exception
+
+
+def test_a_control_character_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    """The names of an architecture and of a method come from a file."""
+    config = {"quant_method": "\x1b[31m\nlowbit: fine"}
+    folder = tmp_path / "m"
+    folder.mkdir()
+    tensors = {"a.q_proj.qweight": ("I32", [8, 16])}
+    (folder / "model.safetensors").write_bytes(tiny_checkpoint.crafted(*tiny_checkpoint.empty(tensors)))
+    written = tiny_checkpoint.DENSE | {"quantization_config": config, "architectures": ["a\x07b"]}
+    (folder / "config.json").write_text(json.dumps(written))
+    shown = run(folder).stdout
+    assert "\x1b" not in shown and "\x07" not in shown and "\nlowbit: fine" not in shown
+    assert r"a\x07b" in shown and r"\x1b[31m lowbit: fine" in shown
+
+
+def test_no_weights_are_read(tmp_path: Path) -> None:
+    """A file with a hole of a terabyte for its weights is described."""
+    path = tmp_path / "model.safetensors"
+    size = 2**40
+    header = {"model.embed_tokens.weight": {"dtype": "F16", "shape": [size // 2], "data_offsets": [0, size]}}
+    path.write_bytes(tiny_checkpoint.crafted(header))
+    with path.open("r+b") as stream:
+        stream.truncate(path.stat().st_size + size)
+    found = answer(path)
+    assert (found["parameters"], found["bytes"]) == (size // 2, size)
+    assert np.isclose(found["bits_per_weight"], 16)

@@ -1,0 +1,266 @@
+"""``lowbit inspect``: what a model file holds, and what each backend would run natively."""
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lowbit.backend import registry
+from lowbit.backend.asking import MOST_SAID, ask
+from lowbit.cli.options import JsonOption
+from lowbit.runtime.inspection import Held, Inspection, Quantisation
+from lowbit.runtime.inspection import inspect as inspected
+from lowbit.runtime.linears import CONTRACTS, Contract
+from lowbit.runtime.native import AS_FLOATS, NO_INTEGERS, UNDESCRIBED, Products, advice, products
+from lowbit.tensor_formats.stored import FORMATS
+from lowbit.text import cleaned, one_line, shortened
+
+WIDTH = 80
+LABEL, TYPE, BACKEND = 12, 16, 20
+"""Columns of a label, of a storage type, and of the name of a backend."""
+NATIVE, DEQUANTISED, FLOAT32, UNKNOWN, REFUSED = "native", "dequantised", "float32", "unknown", "refused"
+MEANINGS = {
+    NATIVE: "multiplied as it is stored",
+    DEQUANTISED: "made float32 first, which is slow and takes 4 bytes for each weight",
+    FLOAT32: "not quantised, and multiplied in float32",
+    UNKNOWN: "in no format of lowbit",
+    REFUSED: "the backend has no --contract integer",
+}
+"""What a backend does with matrices, in a word and in more."""
+SHORT = {AS_FLOATS: FLOAT32, UNDESCRIBED: UNKNOWN, NO_INTEGERS: REFUSED}
+"""Reasons that have a word of their own."""
+SHAPE = {
+    "layers": "layers",
+    "hidden": "hidden",
+    "feed_forward": "feed-forward",
+    "heads": "heads",
+    "kv_heads": "KV heads",
+    "head_dim": "head_dim",
+    "experts": "experts",
+    "top_k": "top-k",
+    "vocabulary": "vocabulary",
+    "context": "context",
+}
+
+
+def inspect(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH", help="A GGUF file, a safetensors file, or a directory with config.json and safetensors."
+        ),
+    ],
+    backends: Annotated[
+        list[str] | None,
+        typer.Option("--backend", help="Only this backend; may be given several times. By default all installed ones."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a model file holds, and what each backend would run natively; no weights are read."""
+    asked = list(dict.fromkeys(backends)) if backends else registry.names()
+    for name in asked:
+        registry.check_name(name)
+    found = inspected(path)
+    if as_json:
+        print(json.dumps({"path": str(path), **described(found), "backends": _described(found, _usable(asked))}))
+        return
+    print("\n".join(told(found)), flush=True)  # backends take seconds
+    print("\n".join(_told_backends(found, _usable(asked))))
+
+
+def _usable(names: list[str]) -> dict[str, dict[str, Any]]:
+    """The descriptions of backends; what they print goes to standard error."""
+    found = {}
+    for name, description, printed in ask(names):
+        found[name] = description
+        if printed:  # standard output holds the answer
+            print(cleaned(printed.rstrip("\n"), MOST_SAID), file=sys.stderr)
+    return found
+
+
+# **For programs.**
+
+
+def described(found: Inspection) -> dict[str, object]:
+    """A model for a JSON answer, without the backends."""
+    total, tokenizer = found.total, found.tokenizer
+    return {
+        "kind": found.kind,
+        "file_bytes": found.file_bytes,
+        "architecture": found.architecture,
+        "runs": not found.problem,
+        "reason": found.problem or None,
+        "shape": dict(found.shape),
+        "tokenizer": None if tokenizer is None else {"kind": tokenizer.kind, "chat_template": tokenizer.chat_template},
+        "parameters": total.parameters,
+        "bytes": total.nbytes,
+        "bits_per_weight": total.bits_per_weight,
+        "parts": [_described_row(row) for row in found.rows],
+        "quantization": None if found.quantisation is None else _described_method(found.quantisation),
+        "next_step": next_step(found),
+    }
+
+
+def _described_row(row: Held) -> dict[str, object]:
+    numbers = {"tensors": row.tensors, "parameters": row.parameters, "bytes": row.nbytes}
+    return {"part": row.part, "type": row.type, **numbers, "bits_per_weight": row.bits_per_weight}
+
+
+def _described_method(quantisation: Quantisation) -> dict[str, object]:
+    zeros = quantisation.zeros
+    return {
+        "method": quantisation.method.name,
+        "label": quantisation.method.label or None,
+        "bits": quantisation.bits,
+        "group_size": quantisation.group_size,
+        "formats": {name: count for name, count in quantisation.formats.items() if name},
+        "without_format": quantisation.formats.get("", 0),
+        "zeros": None
+        if zeros is None
+        else {
+            "sampled": list(zeros.sampled),
+            "value": zeros.value,
+            "version": zeros.version or None,
+            "label": zeros.labelled,
+        },
+    }
+
+
+def _described(found: Inspection, descriptions: Mapping[str, dict[str, Any]]) -> dict[str, object]:
+    """What each backend does, for a JSON answer."""
+    rows = _products(found, descriptions)
+    answer: dict[str, object] = {}
+    for name, description in descriptions.items():
+        if name not in rows:
+            answer[name] = description
+            continue
+        matrices = [
+            {
+                "type": each.type,
+                "matrices": each.matrices,
+                **{
+                    contract: {"native": each.native[contract], "lacking": dict(each.lacking[contract])}
+                    for contract in CONTRACTS
+                },
+            }
+            for each in rows[name]
+        ]
+        told = advice(name, rows, description["operations"], runs=not found.problem)
+        answer[name] = {"usable": True, "matrices": matrices, "advice": told}
+    return answer
+
+
+def _products(found: Inspection, descriptions: Mapping[str, dict[str, Any]]) -> dict[str, list[Products]]:
+    """What each usable backend does with the matrices. Where lowbit does not run the model, the kernels count alone."""
+    return {
+        name: products(
+            each["operations"], found.matrices, prepares_stored=each["prepares_stored"] or bool(found.problem)
+        )
+        for name, each in descriptions.items()
+        if each["usable"]
+    }
+
+
+# **For people.**
+
+
+def told(found: Inspection) -> list[str]:
+    """A model for people, in lines of at most `WIDTH` columns."""
+    lines = _labelled("model", f"{found.name}, {found.kind}, {found.file_bytes:,} bytes")
+    how = f"lowbit does not run it: {found.problem}" if found.problem else "lowbit runs it"
+    lines += _labelled("architecture", f"{found.architecture or 'not named'}; {how}")
+    shape = [f"{label} {number:,}" for name, label in SHAPE.items() if (number := found.shape.get(name)) is not None]
+    lines += _labelled("shape", ", ".join(shape) or "not given")
+    lines += _labelled("tokenizer", _told_tokenizer(found))
+    if found.quantisation is not None:
+        lines += _told_method(found.quantisation)
+    if (step := next_step(found)) is not None:
+        lines += _labelled("next step", step)
+    return [*lines, "", *_told_rows(found)]
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    return textwrap.wrap(one_line(text), WIDTH, initial_indent=f"{label:{LABEL}} ", subsequent_indent=" " * (LABEL + 1))
+
+
+def _told_tokenizer(found: Inspection) -> str:
+    if found.tokenizer is None:
+        return "none"
+    return f"{found.tokenizer.kind}, {'with a' if found.tokenizer.chat_template else 'without a'} chat template"
+
+
+def _told_method(quantisation: Quantisation) -> list[str]:
+    method = quantisation.method
+    said = [method.name]
+    said += [f"{quantisation.bits} bits"] if quantisation.bits is not None else []
+    if quantisation.group_size is not None:
+        said += ["one group a row" if quantisation.group_size == -1 else f"groups of {quantisation.group_size}"]
+    said += [f"labelled {method.label}"] if method.label else []
+    lines = _labelled("quantised", ", ".join(said))
+    for name, count in quantisation.formats.items():
+        what = f"{name} ({FORMATS[name].title})" if name else "no format of lowbit.tensor_formats"
+        lines += _labelled("format", f"{count:,} matri{'x' if count == 1 else 'ces'}: {what}")
+    return lines + (_labelled("zeros", quantisation.zeros.sentence) if quantisation.zeros is not None else [])
+
+
+def next_step(found: Inspection) -> str | None:
+    """What to do with a checkpoint that is quantised already; None for all others."""
+    if found.quantisation is None:
+        return None
+    bits = found.quantisation.bits
+    again = f" and --bits {bits}" if bits in (2, 3, 4, 8) else ""
+    instead = f"To run the model, use the one that it was quantised from{again}."
+    format = next((name for name in found.quantisation.formats if name), None)
+    if format is None:
+        return instead
+    return f"lowbit.tensor_formats.stored.stored('{format}', ...) reads one of its matrices. {instead}"
+
+
+def _told_rows(found: Inspection) -> Iterator[str]:
+    yield f"{'part':{LABEL}} {'type':{TYPE}} {'tensors':>7} {'parameters':>14} {'bytes':>15} {'bits/weight':>11}"
+    for row in (*found.rows, found.total):
+        bits = "" if row.bits_per_weight is None else f"{row.bits_per_weight:.2f}"
+        left = f"{row.part:{LABEL}} {_type(row.type)} {row.tensors:>7,} {row.parameters:>14,} {row.nbytes:>15,}"
+        yield f"{left} {bits:>11}".rstrip()
+
+
+def _type(name: str) -> str:
+    """A storage type in its column; the name of a method comes from a file."""
+    return f"{shortened(one_line(name), TYPE):{TYPE}}"
+
+
+def _told_backends(found: Inspection, descriptions: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    rows = _products(found, descriptions)
+    yield ""
+    yield f"{'backend':{BACKEND}} {'matrices of type':{TYPE}} {'number':>7}  {'in float32':15} in integers"
+    for name, of_backend in rows.items():
+        shown = one_line(name)
+        if len(shown) > BACKEND:
+            yield shown
+            shown = ""
+        for number, each in enumerate(of_backend):
+            left = f"{'' if number else shown:{BACKEND}} {_type(each.type)} {each.matrices:>7,}"
+            yield f"{left}  {_cell(each, 'float32'):15} {_cell(each, 'integer')}"
+        said = advice(name, rows, descriptions[name]["operations"], runs=not found.problem)
+        indent = " " * (BACKEND + 1)
+        yield from textwrap.wrap(one_line(said), WIDTH, initial_indent=indent, subsequent_indent=indent)
+    cells = {_cell(each, contract) for found in rows.values() for each in found for contract in CONTRACTS}
+    legend = [f"{word}: {meaning}." for word, meaning in MEANINGS.items() if word in cells]
+    legend += ["Backends that cannot run here are left out: `lowbit backends` says why."] * (
+        len(rows) < len(descriptions)
+    )
+    yield from ["", *textwrap.wrap(" ".join(legend), WIDTH)]
+
+
+def _cell(found: Products, contract: Contract) -> str:
+    """What a backend does with the matrices of a type, in two words."""
+    native, reasons = found.native[contract], found.lacking[contract]
+    if not reasons:
+        return NATIVE
+    if native:
+        return f"{native:,} {NATIVE}"
+    return next((short for reason, short in SHORT.items() if reason in reasons), DEQUANTISED)

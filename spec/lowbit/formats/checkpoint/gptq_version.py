@@ -1,0 +1,94 @@
+r"""The version of a GPTQ checkpoint, from the zeros that it stores.
+
+Version 1 stores a zero less one and version 2 as it is (`lowbit.tensor_formats.gptq`). The version of a checkpoint is a
+label, ``checkpoint_format``, which some tools do not write and others write wrongly. Symmetric codes of *b* bits have
+the zero :math:`2^{b-1}` everywhere. So where every stored zero of some matrices is :math:`2^{b-1} - 1` they are of
+version 1, and where every one is :math:`2^{b-1}`, of version 2.
+
+Source: GPTQModel, formats ``gptq`` and ``gptq_v2``.
+"""
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from lowbit.formats.checkpoint.prequantized import Layout, Packed
+from lowbit.formats.checkpoint.tensors import Place, Table
+from lowbit.tensor_formats.gptq import codes_of
+from lowbit.text import quoted
+
+MOST_SAMPLED_BYTES = 2**22
+SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """What the stored zeros of some matrices say.
+
+    Attributes:
+        sampled: the modules of these matrices.
+        value: the number that every stored zero is; None where they differ.
+        version: the format that this means, without the type of its scales; empty where it means nothing.
+        labelled: the format of the label, or of checkpoints without one.
+    """
+
+    sampled: tuple[str, ...]
+    value: int | None
+    version: str
+    labelled: str
+
+    @property
+    def sentence(self) -> str:
+        """The same in words."""
+        many = f"{len(self.sampled)} sampled matri{'x' if len(self.sampled) == 1 else 'ces'}"
+        if not self.version:
+            return f"The stored zeros of {many} do not show the version; {self.labelled} is what the label says."
+        doubt = "" if self.version == self.labelled else f", although the label says {self.labelled}"
+        return f"Every stored zero of {many} is {self.value}, so this is {self.version}{doubt}."
+
+
+def sampled_zeros(table: Table, matrices: list[Packed]) -> Zeros | None:
+    """Read the zeros of up to `SAMPLES` GPTQ matrices, spread over the model; None where there is no such matrix.
+
+    Raises:
+        ArgumentError: a file cannot be read.
+        FormatError: a file has changed since its header was read.
+    """
+    known = [each for each in matrices if each.layout.format.startswith("gptq-") and _zeros(each, table).nbytes > 0]
+    known = [each for each in known if _zeros(each, table).nbytes <= MOST_SAMPLED_BYTES]
+    if not known:
+        return None
+    chosen = [known[number * (len(known) - 1) // (SAMPLES - 1)] for number in range(SAMPLES)]
+    chosen = list({each.module: each for each in chosen}.values())
+    bits = {each.layout.options["bits"] for each in chosen}
+    values = {value for each in chosen for value in _values(each, table)}
+    labelled = chosen[0].layout.format.removesuffix("-bf16")
+    only = values.pop() if len(values) == 1 and len(bits) == 1 else None
+    middle = 2 ** (bits.pop() - 1)
+    version = {middle - 1: "gptq-v1", middle: "gptq-v2"}.get(only, "") if only is not None else ""
+    return Zeros(tuple(each.module for each in chosen), only, version, labelled)
+
+
+def _zeros(matrix: Packed, table: Table) -> Place:
+    return table[f"{matrix.module}.qzeros"]
+
+
+def _values(matrix: Packed, table: Table) -> set[int]:
+    """The numbers that are stored as zeros."""
+    place = _zeros(matrix, table)
+    what = f"tensor {quoted(matrix.module + '.qzeros')}"
+    words = place.shard.read(what, place.offset, np.dtype("<i4"), prod(place.shape)).reshape(place.shape)
+    return {int(each) for each in np.unique(codes_of(words.T, matrix.layout.options["bits"]))}
+
+
+def of_version(matrices: list[Packed], version: str) -> list[Packed]:
+    """The same matrices with their GPTQ formats changed to a version."""
+
+    def changed(layout: Layout) -> Layout:
+        return replace(layout, format=version + "-bf16" * layout.format.endswith("-bf16"))
+
+    return [
+        replace(each, layout=changed(each.layout)) if each.layout.format.startswith("gptq-") else each
+        for each in matrices
+    ]

@@ -1,0 +1,375 @@
+"""What a model file holds, read from headers: its shape, its bytes by part and storage type, and how it is quantised.
+
+No weights are read, so a file of any size takes a moment. The one exception are a few zeros of GPTQ checkpoints, whose
+version shows in them (`lowbit.formats.checkpoint.gptq_version`). Models that lowbit cannot run are described as well,
+with the sentence by which the reader refuses them. Only a file that is damaged is an error.
+
+Tensors are sorted into *parts* by their names, which differ between GGUF and checkpoints and little beyond that.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any, Self
+
+from lowbit.contract.operation import Parameters
+from lowbit.errors import LowbitError
+from lowbit.formats.checkpoint import tokenizer as checkpoint_tokenizer
+from lowbit.formats.checkpoint.config import claimed_shape as shape_of_config
+from lowbit.formats.checkpoint.gptq_version import Zeros, of_version, sampled_zeros
+from lowbit.formats.checkpoint.prequantized import Packed, packed_matrices
+from lowbit.formats.checkpoint.quantization_config import OLDER, UNNAMED, Method, read_method, read_older
+from lowbit.formats.checkpoint.reader import CONFIG, open_checkpoint
+from lowbit.formats.checkpoint.tensors import SUFFIX, WIDTHS, Table, read_header, read_table
+from lowbit.formats.gguf import tokenizer as gguf_tokenizer
+from lowbit.formats.gguf.header import TensorInfo
+from lowbit.formats.gguf.reader import GGUFFile, check_model, open_gguf
+from lowbit.formats.gguf.reader import claimed_shape as shape_of_gguf
+from lowbit.formats.gguf.tensors import choices_of
+from lowbit.system.json_files import Fields, read_fields
+from lowbit.text import quoted, shortened
+
+PARTS = {
+    "norms": r"norm|\bln_",
+    "router": r"ffn_gate_inp|\.gate\.weight|\brouter\b|shared_expert_gate",
+    "embedding": r"token_embd|embed_tokens|\bwte\b|word_embeddings",
+    "head": r"^output\.|lm_head|embed_out",
+    "experts": r"_exps\b|_shexp\b|experts?\b",
+    "attention": r"attn|attention",
+    "feed-forward": r"ffn|mlp|feed_forward",
+}
+"""Parts of a model and what the names of their tensors have in them; the first that fits counts."""
+OTHER = "other"
+ORDER = ("embedding", "attention", "feed-forward", "experts", "router", "norms", "head", OTHER)
+_PATTERNS = {part: re.compile(pattern) for part, pattern in PARTS.items()}
+MULTIPLIED = ("attention", "feed-forward", "experts", "head")
+MOST_SHOWN = 60
+
+
+def part_of(name: str) -> str:
+    """The part of a model that a tensor belongs to.
+
+    >>> [part_of(name) for name in ("blk.0.attn_q.weight", "model.layers.0.mlp.gate.weight", "output_norm.weight")]
+    ['attention', 'router', 'norms']
+    """
+    return next((part for part, pattern in _PATTERNS.items() if pattern.search(name)), OTHER)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of the file, the few tensors of a quantised matrix, or all that is stored of a part in one type.
+
+    Attributes:
+        part: one of `ORDER`.
+        type: how it is stored, such as ``Q4_K``, ``BF16`` or ``gptq-v1``.
+        tensors: how many tensors it is.
+        parameters: the numbers of the model that it stands for.
+        nbytes: of all its tensors.
+    """
+
+    part: str
+    type: str
+    tensors: int
+    parameters: int
+    nbytes: int
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Bits that each parameter takes, scales and zeros included; None where there are no parameters."""
+        return 8 * self.nbytes / self.parameters if self.parameters else None
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """Matrices of one type and of the same choices, which a backend multiplies by.
+
+    Attributes:
+        type: as in `Held`.
+        choices: the names and values under which a backend declares products; None for floats. The format is empty
+            where no chapter describes the bytes.
+        count: how many there are.
+    """
+
+    type: str
+    choices: Parameters | None
+    count: int
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokenizer: its kind, and whether a template of conversations comes with it."""
+
+    kind: str
+    chat_template: bool
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How a checkpoint was quantised before lowbit saw it.
+
+    Attributes:
+        method: what its configuration says.
+        formats: how many matrices are in each format; the empty name stands for those that no chapter describes.
+        group_size: of the first matrix that has groups, or the configuration's; None where neither says it.
+        bits: the configuration's, or those of the first matrix; None where neither says it.
+        zeros: what a GPTQ checkpoint's zeros say of its version; None for other methods.
+    """
+
+    method: Method
+    formats: Mapping[str, int]
+    bits: int | None
+    group_size: int | None
+    zeros: Zeros | None = None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a model file holds.
+
+    Attributes:
+        name: of the file or directory.
+        kind: ``GGUF file``, ``safetensors file`` or ``checkpoint directory``.
+        file_bytes: of the file, or of all files with tensors.
+        architecture: as the file names it; None where it does not.
+        problem: why lowbit cannot run it here; empty where it can.
+        shape: numbers by the names of `lowbit.model.config.LlamaConfig`; None for what the file does not say.
+        tokenizer: None where there is none.
+        held: every tensor.
+        matrices: those that are multiplied by.
+        quantisation: of a checkpoint that is quantised already.
+    """
+
+    name: str
+    kind: str
+    file_bytes: int
+    architecture: str | None
+    problem: str
+    shape: Mapping[str, int | None]
+    tokenizer: Tokens | None
+    held: tuple[Held, ...]
+    matrices: tuple[Matrices, ...]
+    quantisation: Quantisation | None = None
+
+    @property
+    def rows(self) -> list[Held]:
+        """The table by part and storage type."""
+        sums: dict[tuple[str, str], list[int]] = {}
+        for each in self.held:
+            found = sums.setdefault((each.part, each.type), [0, 0, 0])
+            for place, number in enumerate((each.tensors, each.parameters, each.nbytes)):
+                found[place] += number
+        ordered = sorted(sums, key=lambda key: (ORDER.index(key[0]), -sums[key][2]))
+        return [Held(*key, *sums[key]) for key in ordered]
+
+    @property
+    def total(self) -> Held:
+        """All rows added up."""
+        numbers = [sum(getattr(each, name) for each in self.held) for name in ("tensors", "parameters", "nbytes")]
+        return Held("total", "", *numbers)
+
+
+def inspect(path: Path) -> Inspection:
+    """Describe a GGUF file, a safetensors file, or a directory with ``config.json`` and safetensors.
+
+    Raises:
+        ArgumentError: there is no such file or directory, or it lacks a file.
+        FormatError: it is damaged.
+    """
+    if path.is_dir():
+        return _of_directory(path)
+    return _of_safetensors(path) if path.suffix == SUFFIX else _of_gguf(open_gguf(path))
+
+
+def _problem(read: Callable[[], object]) -> str:
+    """The sentence by which a reader refuses a model; empty where it does not."""
+    try:
+        read()
+    except LowbitError as error:
+        return str(error)
+    return ""
+
+
+class _Counted:
+    """Matrices, counted by their type and choices."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, tuple[tuple[str, object], ...] | None], int] = {}
+
+    def add(self, type: str, choices: Parameters | None, count: int = 1) -> None:
+        key = type, None if choices is None else tuple(choices.items())
+        self._counts[key] = self._counts.get(key, 0) + count
+
+    def matrices(self) -> tuple[Matrices, ...]:
+        return tuple(
+            Matrices(type, None if choices is None else dict(choices), count)
+            for (type, choices), count in self._counts.items()
+        )
+
+
+# **GGUF.**
+
+
+def _of_gguf(source: GGUFFile) -> Inspection:
+    tensors, counted = source.header.tensors, _Counted()
+    tied = "output.weight" not in tensors
+    for name, info in tensors.items():
+        if len(info.shape) > 1 and (part_of(name) in MULTIPLIED or (tied and name == "token_embd.weight")):
+            counted.add(info.type.name, choices_of(info), prod(info.shape[:-2]))
+    architecture = source.header.metadata.get("general.architecture")
+    return Inspection(
+        name=source.file,
+        kind="GGUF file",
+        file_bytes=source.on_disk.size,
+        architecture=shortened(architecture, MOST_SHOWN) if isinstance(architecture, str) else None,
+        problem=_problem(partial(_run_gguf, source)),
+        shape=shape_of_gguf(source),
+        tokenizer=_gguf_tokens(source.header.metadata),
+        held=tuple(_held_in_gguf(info) for info in tensors.values()),
+        matrices=counted.matrices(),
+    )
+
+
+def _run_gguf(source: GGUFFile) -> None:
+    """Read all that a model needs beside its weights."""
+    check_model(source)
+    gguf_tokenizer.read_tokenizer(source)
+
+
+def _held_in_gguf(info: TensorInfo) -> Held:
+    return Held(part_of(info.name), info.type.name, 1, prod(info.shape), info.nbytes)
+
+
+def _gguf_tokens(metadata: Mapping[str, Any]) -> Tokens | None:
+    kind, words = (metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    if not isinstance(kind, str):
+        return None
+    kind += f" ({words})" if isinstance(words, str) else ""
+    return Tokens(shortened(kind, MOST_SHOWN), isinstance(metadata.get("tokenizer.chat_template"), str))
+
+
+# **Safetensors.**
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The tensors of safetensors files: the quantised matrices among them, and all others."""
+
+    table: Table
+    plain: Table
+    packed: list[Packed]
+    quantisation: Quantisation | None
+
+    @classmethod
+    def of(cls, table: Table, folder: Path) -> Self:
+        """Sort the tensors, and see how they were quantised; the configuration is in the folder, if anywhere."""
+        method = _method(folder)
+        packed = packed_matrices(table, method or Method(UNNAMED))
+        zeros = sampled_zeros(table, packed)
+        if zeros is not None and zeros.version:
+            packed = of_version(packed, zeros.version)
+        inside = {name for each in packed for name in each.tensors}
+        plain = {name: place for name, place in table.items() if name not in inside}
+        quantised = method is not None or bool(packed)
+        return cls(table, plain, packed, _quantisation(method, packed, zeros) if quantised else None)
+
+    def held(self) -> Iterator[Held]:
+        """Every tensor."""
+        for name, place in self.plain.items():
+            yield Held(part_of(name), place.type, 1, prod(place.shape), place.nbytes)
+        for each in self.packed:
+            yield Held(part_of(each.module), self._type(each), len(each.tensors), each.layout.weights, each.nbytes)
+
+    def matrices(self) -> tuple[Matrices, ...]:
+        """Those that are multiplied by."""
+        counted = _Counted()
+        for name, place in self.plain.items():
+            if len(place.shape) > 1 and part_of(name) in MULTIPLIED:
+                counted.add(place.type, None, prod(place.shape[:-2]))
+        for each in self.packed:
+            counted.add(self._type(each), each.layout.choices, each.layout.matrices)
+        return counted.matrices()
+
+    def _type(self, matrix: Packed) -> str:
+        """What a quantised matrix is called: its format, or the method where no chapter describes it."""
+        assert self.quantisation is not None
+        return matrix.layout.format or self.quantisation.method.name
+
+
+def _method(folder: Path) -> Method | None:
+    if (folder / CONFIG).is_file() and (found := read_method(read_fields(folder / CONFIG))) is not None:
+        return found
+    return read_older(read_fields(folder / OLDER)) if (folder / OLDER).is_file() else None
+
+
+def _of_safetensors(path: Path) -> Inspection:
+    content = _Content.of(read_header(path, tuple(WIDTHS)).table, path.parent)
+    where = f"{quoted(str(path.parent))} is one" if (path.parent / CONFIG).is_file() else "there is none beside it"
+    return Inspection(
+        name=path.name,
+        kind="safetensors file",
+        file_bytes=path.stat().st_size,
+        architecture=None,
+        problem=f"a single safetensors file does not say its model; lowbit runs directories with {CONFIG}, and {where}",
+        shape={},
+        tokenizer=None,
+        held=tuple(content.held()),
+        matrices=content.matrices(),
+        quantisation=content.quantisation,
+    )
+
+
+def _of_directory(folder: Path) -> Inspection:
+    fields = read_fields(folder / CONFIG)
+    content = _Content.of(read_table(folder, tuple(WIDTHS)), folder)
+    shards = {place.shard.path: place.shard.size for place in content.table.values()}
+    return Inspection(
+        name=folder.resolve().name,
+        kind="checkpoint directory",
+        file_bytes=sum(shards.values()),
+        architecture=_architecture(fields),
+        problem=_problem(partial(_run_directory, folder)),
+        shape=shape_of_config(fields),
+        tokenizer=_directory_tokens(folder),
+        held=tuple(content.held()),
+        matrices=content.matrices(),
+        quantisation=content.quantisation,
+    )
+
+
+def _run_directory(folder: Path) -> None:
+    """Read all that a model needs beside its weights."""
+    checkpoint_tokenizer.read_tokenizer(open_checkpoint(folder))
+
+
+def _architecture(fields: Fields) -> str | None:
+    named = fields.values.get("architectures")
+    first = named[0] if isinstance(named, list) and named else fields.values.get("model_type")
+    return shortened(first, MOST_SHOWN) if isinstance(first, str) else None
+
+
+def _quantisation(named: Method | None, packed: Iterable[Packed], zeros: Zeros | None) -> Quantisation:
+    method = named or Method(UNNAMED)
+    counts: dict[str, int] = {}
+    for each in packed:
+        counts[each.layout.format] = counts.get(each.layout.format, 0) + each.layout.matrices
+    options = next((each.layout.options for each in packed if each.layout.options), {})
+    bits = method.bits or options.get("bits")
+    group_size = method.group_size or options.get("group_size") or options.get("blocksize")
+    return Quantisation(method, counts, bits, group_size, zeros)
+
+
+def _directory_tokens(folder: Path) -> Tokens | None:
+    settings, template = folder / checkpoint_tokenizer.SETTINGS, folder / checkpoint_tokenizer.TEMPLATE
+    told = read_fields(settings).values.get("chat_template") if settings.is_file() else None
+    if (folder / checkpoint_tokenizer.FILE).is_file():
+        model = read_fields(folder / checkpoint_tokenizer.FILE, checkpoint_tokenizer.MOST_BYTES).values.get("model")
+        kind = model.get("type") if isinstance(model, dict) else None
+        kind = shortened(kind, MOST_SHOWN) if isinstance(kind, str) else "of no named kind"
+    elif (folder / "tokenizer.model").is_file():
+        kind = "tokenizer.model"
+    else:
+        return None
+    return Tokens(kind, template.is_file() or bool(told))
