@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lowbit.backend import registry
-from lowbit.backend.asking import MOST_SAID, ask
+from lowbit.backend.asking import MOST_SAID, Description, ask
 from lowbit.contract.checks import spoken
 from lowbit.contract.ranges import Range
 from lowbit.text import cleaned, one_line
@@ -24,14 +24,7 @@ def backends(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
     """List the installed backends: what each declares, or why it cannot run here."""
-    asked = list(dict.fromkeys(names)) if names else registry.names()
-    for name in asked:
-        registry.check_name(name)
-    found = {}
-    for name, description, printed in ask(asked):
-        found[name] = description
-        if printed:  # standard output holds the answer
-            print(cleaned(printed.rstrip("\n"), MOST_SAID), file=sys.stderr)
+    found = descriptions(chosen(names))
     if as_json:
         print(json.dumps(found))
         return
@@ -44,6 +37,28 @@ def backends(
             why = one_line(f"{description['reason']}; {description['remedy']}")
             table.add_row(escape(one_line(name)), "[red]no[/]", escape(why))
     Console().print(table)
+
+
+def chosen(names: list[str] | None) -> list[str]:
+    """The backends of these names, each once; of no names, all that are installed.
+
+    Raises:
+        ArgumentError: a name that no installed package offers.
+    """
+    asked = list(dict.fromkeys(names)) if names else registry.names()
+    for name in asked:
+        registry.check_name(name)
+    return asked
+
+
+def descriptions(names: list[str]) -> dict[str, Description]:
+    """What backends say of themselves; what they print goes to standard error, as standard output holds the answer."""
+    found = {}
+    for name, description, printed in ask(names):
+        found[name] = description
+        if printed:
+            print(cleaned(printed.rstrip("\n"), MOST_SAID), file=sys.stderr)
+    return found
 
 
 def summary(operations: dict[str, dict[str, Any]]) -> str:

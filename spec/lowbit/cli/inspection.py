@@ -1,23 +1,22 @@
 """``lowbit inspect``: what a model file holds, and what each backend would run natively."""
 
 import json
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from lowbit.backend import registry
-from lowbit.backend.asking import MOST_SAID, ask
+from lowbit.backend.asking import Description
+from lowbit.cli.backends import chosen, descriptions
 from lowbit.cli.options import JsonOption
 from lowbit.runtime.inspection import Held, Inspection, Quantisation
 from lowbit.runtime.inspection import inspect as inspected
 from lowbit.runtime.linears import CONTRACTS, Contract
 from lowbit.runtime.native import AS_FLOATS, NO_INTEGERS, UNDESCRIBED, Products, advice, products
 from lowbit.tensor_formats.stored import FORMATS
-from lowbit.text import cleaned, one_line, shortened
+from lowbit.text import one_line, shortened
 
 WIDTH = 80
 LABEL, TYPE, BACKEND = 12, 16, 20
@@ -61,25 +60,13 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a model file holds, and what each backend would run natively; no weights are read."""
-    asked = list(dict.fromkeys(backends)) if backends else registry.names()
-    for name in asked:
-        registry.check_name(name)
+    asked = chosen(backends)
     found = inspected(path)
     if as_json:
-        print(json.dumps({"path": str(path), **described(found), "backends": _described(found, _usable(asked))}))
+        print(json.dumps({"path": str(path), **described(found), "backends": _described(found, descriptions(asked))}))
         return
     print("\n".join(told(found)), flush=True)  # backends take seconds
-    print("\n".join(_told_backends(found, _usable(asked))))
-
-
-def _usable(names: list[str]) -> dict[str, dict[str, Any]]:
-    """The descriptions of backends; what they print goes to standard error."""
-    found = {}
-    for name, description, printed in ask(names):
-        found[name] = description
-        if printed:  # standard output holds the answer
-            print(cleaned(printed.rstrip("\n"), MOST_SAID), file=sys.stderr)
-    return found
+    print("\n".join(_told_backends(found, descriptions(asked))))
 
 
 # **For programs.**
@@ -130,11 +117,11 @@ def _described_method(quantisation: Quantisation) -> dict[str, object]:
     }
 
 
-def _described(found: Inspection, descriptions: Mapping[str, dict[str, Any]]) -> dict[str, object]:
+def _described(found: Inspection, answers: Mapping[str, Description]) -> dict[str, object]:
     """What each backend does, for a JSON answer."""
-    rows = _products(found, descriptions)
+    rows = _products(found, answers)
     answer: dict[str, object] = {}
-    for name, description in descriptions.items():
+    for name, description in answers.items():
         if name not in rows:
             answer[name] = description
             continue
@@ -154,13 +141,13 @@ def _described(found: Inspection, descriptions: Mapping[str, dict[str, Any]]) ->
     return answer
 
 
-def _products(found: Inspection, descriptions: Mapping[str, dict[str, Any]]) -> dict[str, list[Products]]:
+def _products(found: Inspection, answers: Mapping[str, Description]) -> dict[str, list[Products]]:
     """What each usable backend does with the matrices. Where lowbit does not run the model, the kernels count alone."""
     return {
         name: products(
             each["operations"], found.matrices, prepares_stored=each["prepares_stored"] or bool(found.problem)
         )
-        for name, each in descriptions.items()
+        for name, each in answers.items()
         if each["usable"]
     }
 
@@ -233,8 +220,8 @@ def _type(name: str) -> str:
     return f"{shortened(one_line(name), TYPE):{TYPE}}"
 
 
-def _told_backends(found: Inspection, descriptions: Mapping[str, dict[str, Any]]) -> Iterator[str]:
-    rows = _products(found, descriptions)
+def _told_backends(found: Inspection, answers: Mapping[str, Description]) -> Iterator[str]:
+    rows = _products(found, answers)
     yield ""
     yield f"{'backend':{BACKEND}} {'matrices of type':{TYPE}} {'number':>7}  {'in float32':15} in integers"
     for name, of_backend in rows.items():
@@ -245,14 +232,12 @@ def _told_backends(found: Inspection, descriptions: Mapping[str, dict[str, Any]]
         for number, each in enumerate(of_backend):
             left = f"{'' if number else shown:{BACKEND}} {_type(each.type)} {each.matrices:>7,}"
             yield f"{left}  {_cell(each, 'float32'):15} {_cell(each, 'integer')}"
-        said = advice(name, rows, descriptions[name]["operations"], runs=not found.problem)
+        said = advice(name, rows, answers[name]["operations"], runs=not found.problem)
         indent = " " * (BACKEND + 1)
         yield from textwrap.wrap(one_line(said), WIDTH, initial_indent=indent, subsequent_indent=indent)
     cells = {_cell(each, contract) for found in rows.values() for each in found for contract in CONTRACTS}
     legend = [f"{word}: {meaning}." for word, meaning in MEANINGS.items() if word in cells]
-    legend += ["Backends that cannot run here are left out: `lowbit backends` says why."] * (
-        len(rows) < len(descriptions)
-    )
+    legend += ["Backends that cannot run here are left out: `lowbit backends` says why."] * (len(rows) < len(answers))
     yield from ["", *textwrap.wrap(" ".join(legend), WIDTH)]
 
 

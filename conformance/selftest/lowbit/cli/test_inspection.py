@@ -78,7 +78,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "F16"])
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("backend", ["numpy", "gguf", "cppyy"])
+@pytest.mark.parametrize("backend", ["numpy", "gguf", pytest.param("cppyy", marks=pytest.mark.toolchain)])
 def test_what_is_native_is_what_runs(kind: str, tied: bool, backend: str, tmp_path: Path) -> None:
     """The matrices that the header calls native are those that the backend takes when the model is loaded."""
     model = tiny_gguf.published(kind=GGMLQuantizationType[kind], tied=tied)
