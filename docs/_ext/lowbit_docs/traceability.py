@@ -17,14 +17,14 @@ from lowbit.operations import OPERATIONS
 from lowbit_conformance import defects
 from lowbit_conformance.suite import clauses as suite_clauses
 from lowbit_docs.chapter import source_file
-from lowbit_docs.tables import Cell, table
+from lowbit_docs.tables import Cell, folded, table
 
 HEADS, WIDTHS = ["clause", "checked by", "broken by"], [34, 33, 33]
 WATCHED = "every call of every case is watched for it"
 
 
 class Traceability(SphinxDirective):
-    """``.. traceability::``: what there is of each, then a table for each operation and one for the habits."""
+    """``.. traceability::``: what there is of each, then a table to open for each operation and for the habits."""
 
     def run(self) -> list[nodes.Node]:
         rows = traceability.rows()
@@ -55,7 +55,9 @@ class Traceability(SphinxDirective):
         section += nodes.title("", "", title)
         page, _ = self.parse_inline(f"Chapter :py:mod:`{rows[0].page}`.")
         section += nodes.paragraph("", "", *page)
-        section += table(HEADS, [self._cells(row) for row in rows], WIDTHS)
+        kind = ("habit" if rows[0].habit else "clause") + "s" * (len(rows) > 1)
+        counts = f"{len(rows)} {kind}, with tests and defects"
+        section += folded(counts, table(HEADS, [self._cells(row) for row in rows], WIDTHS))
         self.state.document.note_implicit_target(section)
         return section
 
