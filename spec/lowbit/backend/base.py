@@ -298,11 +298,12 @@ class Backend(ABC):
         check_instance("matrix", matrix, QuantizedMatrix)
         missing = self._missing(PRODUCTS, matrix.parameters)
         prepared = self._prepare(matrix)
-        prepared._lacking = missing
-        prepared._alignment, prepared._overread = self._claimed.alignment, self._claimed.overread
-        if "linear.qgemm_bfp" in missing:
-            claim = self._claimed.operations["linear.qgemm_bfp"]
-            prepared._format_lacks = cache(lambda format: claim.lacks(format.parameters))
+        if isinstance(prepared, PreparedLinear):  # the suite says what else a backend gave
+            prepared._lacking = missing
+            prepared._alignment, prepared._overread = self._claimed.alignment, self._claimed.overread
+            if "linear.qgemm_bfp" in missing:
+                claim = self._claimed.operations["linear.qgemm_bfp"]
+                prepared._format_lacks = cache(lambda format: claim.lacks(format.parameters))
         return prepared
 
     def prepare_stored(self, weights: Stored) -> PreparedStored:
@@ -319,8 +320,9 @@ class Backend(ABC):
         own = weights.parameters
         self._missing(STORED_PRODUCTS, own)
         prepared = self._prepare_stored(weights)
-        prepared._refuse = lambda operation, call: self._check_declared(operation, {**own, **call})
-        prepared._alignment, prepared._overread = self._claimed.alignment, self._claimed.overread
+        if isinstance(prepared, PreparedStored):
+            prepared._refuse = lambda operation, call: self._check_declared(operation, {**own, **call})
+            prepared._alignment, prepared._overread = self._claimed.alignment, self._claimed.overread
         return prepared
 
     @property
