@@ -14,11 +14,22 @@ from tiny_gguf import CONFIG, published, write
 
 from lowbit.arrays import F32
 from lowbit.attention.rope import llama3_scaling
+from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.model.decoder import AnyDecoder, Decoder, generate
-from lowbit.model.weights import GatedWeights, LayerWeights, LlamaWeights, Matrix, SparseWeights, shape_of
+from lowbit.model.quantization_plan import Plan, planned
+from lowbit.model.weights import (
+    GatedWeights,
+    LayerWeights,
+    LlamaWeights,
+    Matrix,
+    SparseWeights,
+    in_memory,
+    shape_of,
+    to_float,
+)
 from lowbit.moe.routing import Softmax
 from lowbit.quantization.affine import quantize
 from lowbit.runtime.elementwise import on_backend
@@ -46,6 +57,9 @@ EDGES = {
 """Models of sizes at which something ends: one of each, no multiple of a vector or a panel, a window of one token."""
 
 MODELS = ("llama", "odd", "scaled", "unrotated", "qwen3", "qwen2", "gemma3", "q4_0", "mixed", "sparse", "sparse before")
+DATA = Path(__file__).parents[1] / "lowbit/formats/checkpoint/data"
+DIRECTORIES = sorted(path for path in DATA.iterdir() if (path / "expected.npz").exists())
+"""Tiny directories of every kind of model."""
 PROMPTS = (1, 3, 11)
 
 
@@ -76,6 +90,12 @@ def model(name: str) -> LlamaWeights:
         replace(each, **{name: getattr(each, name) * np.float32(1e-3) for name in gains}) for each in changed.layers
     ]
     return replace(changed, layers=tuple(layers))
+
+
+def directory(folder: Path) -> LlamaWeights:
+    """A model of `DIRECTORIES`, with all matrices in 4 bits."""
+    weights = planned(in_memory(open_checkpoint(folder)), Plan.uniform(4, 8))
+    return replace(weights, head=quantize(np.ascontiguousarray(to_float(weights.head)), bits=4, group_size=8))
 
 
 def sparse(softmax: Softmax) -> LlamaWeights:

@@ -3,12 +3,13 @@
 import os
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import step_runs
 from kernel_runs import HERE
-from step_runs import MODELS, PROMPTS, logits, model, operations
+from step_runs import DIRECTORIES, MODELS, PROMPTS, answers, directory, logits, model, operations
 
 from lowbit.arrays import F32
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
@@ -37,6 +38,15 @@ def test_every_logit_has_the_bits_of_the_operations(name: str, contract: Contrac
                 if prompt not in expected:
                     expected[prompt] = logits(decoder, prompt, 6)
                 np.testing.assert_array_equal(logits(compiled, prompt, 6), expected[prompt])
+
+
+@pytest.mark.parametrize("folder", DIRECTORIES, ids=lambda folder: folder.name)
+def test_directories_of_every_kind(folder: Path) -> None:
+    """Kinds of model that only directories hold: answers and batches."""
+    with CppyyBackend(threads=2) as backend:
+        decoder = operations(backend, directory(folder))
+        for ours, theirs in zip(answers(step_runs.compiled(backend, decoder)), answers(decoder), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)

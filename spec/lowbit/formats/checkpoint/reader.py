@@ -83,8 +83,19 @@ class Checkpoint:
 
     @property
     def head(self) -> F32:
-        """Float32, hidden × vocabulary."""
-        return read_floats(self.table, EMBEDDING if self.tied else HEAD, transposed=True)
+        """Float32, hidden × vocabulary.
+
+        Raises:
+            FormatError: a head that is the embedding over again, and is also stored with other numbers.
+        """
+        stored = read_floats(self.table, HEAD, transposed=True) if HEAD in self.table else None
+        if stored is not None and not self.tied:
+            return stored
+        head = read_floats(self.table, EMBEDDING, transposed=True)
+        if stored is not None and not np.array_equal(head, stored):  # some files hold a tied head twice
+            file, allowed = self.table[HEAD].shard.path.name, "that of the embedding, which it is tied to"
+            raise FormatError(file, f"tensor {quoted(HEAD)}", "another matrix", allowed)
+        return head
 
     def layer(self, number: int, change: Callable[[str, F32], Matrix] = as_stored, threads: int = 1) -> LayerWeights:
         """One block.
@@ -171,7 +182,7 @@ def _check_table(config: LlamaConfig, tied: bool, architecture: Architecture, ta
         raise FormatError(
             CONFIG, "shape of the model", claimed, f"what {len(table)} tensors can hold; some are missing"
         )
-    expected = dict(tensor_shapes(config, tied, architecture))
+    expected = dict(tensor_shapes(config, tied and HEAD not in table, architecture))
     for name, shape in expected.items():
         if name not in table:
             raise FormatError(CONFIG, f"tensor {quoted(name)}", "missing", "there, as this shape of a model asks for")

@@ -18,6 +18,7 @@ Source: the published tokenizers of Llama, Mistral and Mixtral; the ``tokenizers
 
 import json
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders
@@ -147,6 +148,7 @@ def _check_model(fields: Fields) -> None:
 def _library(fields: Fields, vocabulary: int) -> tokenizers.Tokenizer:
     """The library's tokenizer, without what puts tokens around a text or cuts it."""
     content = dict(fields.values) | {"post_processor": None, "padding": None, "truncation": None}
+    content["added_tokens"] = _added(fields, vocabulary)
     with failures_told(fields.file, "content", "a tokenizer that fits together"):
         library = tokenizers.Tokenizer.from_str(json.dumps(content))
         ids = library.get_vocab(with_added_tokens=True).values()
@@ -154,6 +156,16 @@ def _library(fields: Fields, vocabulary: int) -> tokenizers.Tokenizer:
         given = f"{len(ids)} tokens up to number {max(ids, default=0)}"
         raise FormatError(fields.file, "vocabulary", given, f"distinct numbers below the model's {vocabulary}")
     return library
+
+
+def _added(fields: Fields, vocabulary: int) -> list[Any]:
+    """The added tokens for which the model has a row: the text models of Gemma 3 lack that of the token of an image."""
+    given = fields.optional("added_tokens", list) or []
+    return [
+        token
+        for token in given
+        if not isinstance(token, dict) or type(token.get("id")) is not int or token["id"] < vocabulary
+    ]
 
 
 # **The ends of a sequence.**

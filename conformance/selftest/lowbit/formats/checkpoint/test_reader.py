@@ -135,6 +135,21 @@ def test_logits_are_those_of_the_published_weights(config: dict[str, Any], tied:
     np.testing.assert_allclose(logits, second_model(made, PROMPT), rtol=0, atol=3e-5)
 
 
+def test_a_tied_head_that_is_stored_too(tmp_path: Path) -> None:
+    """It has to be the embedding over again."""
+    made = published(MIXTRAL)
+    made.config |= {"tie_word_embeddings": True}
+    made.tensors["lm_head.weight"] = made.tensors["lm_head.weight"].reshape(260, 32)
+    made.types["lm_head.weight"] = made.types["model.embed_tokens.weight"]
+    with pytest.raises(
+        FormatError, match=r"tensor 'lm_head\.weight' is another matrix; allowed: that of the embedding"
+    ):
+        _ = open_checkpoint(write(tmp_path / "other", made)).head
+    made.tensors["lm_head.weight"] = made.tensors["model.embed_tokens.weight"].reshape(260, 32)
+    source = open_checkpoint(write(tmp_path / "same", made))
+    np.testing.assert_array_equal(source.head, made.tensors["model.embed_tokens.weight"].T)
+
+
 def test_in_memory_and_layer_by_layer(folder: Path) -> None:
     """A whole model is the blocks one by one, reports them, and hands them out again as it holds them."""
     source: LayeredWeights = open_checkpoint(folder)
@@ -232,7 +247,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"vocab_size": 261}, r"shape of tensor 'model\.embed_tokens\.weight'"),
     ({"vocab_size": 2**50}, r"shape of tensor 'model\.embed_tokens\.weight'"),
     ({"sliding_window": 0}, "window is 0"),
-    ({"tie_word_embeddings": True}, r"tensor is 'lm_head\.weight'"),
     ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05"),
 ]
 

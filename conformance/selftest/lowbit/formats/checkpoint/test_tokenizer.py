@@ -158,6 +158,16 @@ def test_chains_that_are_refused(change: dict[str, Any], message: str, tmp_path:
     assert str(caught.value).startswith("tokenizer.json: ") and str(caught.value).isprintable()
 
 
+def test_an_added_token_beyond_the_vocabulary(tmp_path: Path) -> None:
+    """The model has no row for it, so its text is text like any other."""
+    beyond = {"id": 260, "content": "<image>", "special": True, "normalized": False}
+    beyond |= {"single_word": False, "lstrip": False, "rstrip": False}
+    made = tokenizer(tmp_path / "one", {"added_tokens": [*TOKENIZER["added_tokens"], beyond]})
+    ids = made.encode("<image>")
+    assert ids == tokenizer(tmp_path / "other", {}).encode("<image>")
+    assert made.decode(ids).endswith("<image>") and max(ids) < 260
+
+
 def test_a_panic_of_the_library_is_an_error_of_the_file(tmp_path: Path) -> None:
     """A decoder that cuts a character off each end of a token of one character stops the library with a panic."""
     cutting = {"type": "Strip", "content": "a", "start": 1, "stop": 1}
