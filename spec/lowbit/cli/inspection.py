@@ -1,4 +1,22 @@
-"""``lowbit inspect``: what a model file holds, and what each backend would run natively."""
+"""``lowbit inspect``: what a model file holds, and what each backend would run natively.
+
+The JSON answer is one object. A number that the file does not say is ``null``.
+
+===================================== =================================================================================
+field                                 holds
+===================================== =================================================================================
+``kind``, ``path``, ``file_bytes``    the kind of file, the path as it was given, and the size of all files with weights
+``architecture``, ``runs``            what the file names, and whether lowbit runs it here
+``reason``, ``next_step``             if not, the reader's sentence, and what to do; else ``null``
+``shape``, ``tokenizer``              numbers by name; kind, and whether there is a chat template
+``parameters``, ``bytes``             of all tensors, with ``bits_per_weight``
+``parts``                             the same for each part and storage type, with the number of tensors
+``quantization``                      of a checkpoint: method, label, bits, group size, the number of matrices in each
+                                      format, and what the zeros of GPTQ say
+``backends``                          by name: for each type of matrix and each contract, how many are multiplied as
+                                      they are stored, and what is lacking for the others; a sentence of advice
+===================================== =================================================================================
+"""
 
 import json
 import textwrap
@@ -11,7 +29,8 @@ import typer
 from lowbit.backend.asking import Description
 from lowbit.cli.backends import chosen, descriptions
 from lowbit.cli.options import JsonOption
-from lowbit.runtime.inspection import Held, Inspection, Quantisation
+from lowbit.quantization.packing import BITS
+from lowbit.runtime.inspection import Held, Inspection, Matrices, Quantisation
 from lowbit.runtime.inspection import inspect as inspected
 from lowbit.runtime.linears import CONTRACTS, Contract
 from lowbit.runtime.native import AS_FLOATS, NO_INTEGERS, UNDESCRIBED, Products, advice, products
@@ -195,16 +214,25 @@ def _told_method(quantisation: Quantisation) -> list[str]:
 
 
 def next_step(found: Inspection) -> str | None:
-    """What to do with a checkpoint that is quantised already; None for all others."""
-    if found.quantisation is None:
-        return None
-    bits = found.quantisation.bits
-    again = f" and --bits {bits}" if bits in (2, 3, 4, 8) else ""
-    instead = f"To run the model, use the one that it was quantised from{again}."
-    format = next((name for name in found.quantisation.formats if name), None)
-    if format is None:
-        return instead
-    return f"lowbit.tensor_formats.stored.stored('{format}', ...) reads one of its matrices. {instead}"
+    """What to do with a model that lowbit does not run; None where it runs, or nothing of it is quantised."""
+    formats = [name for each in found.matrices if (name := _format_of(each))]
+    if found.quantisation is not None:
+        again = f" and --bits {bits}" if (bits := found.quantisation.bits) in BITS else ""
+        read = (
+            f"lowbit.tensor_formats.stored.stored('{formats[0]}', ...) reads one of its matrices. " if formats else ""
+        )
+        return f"{read}To run the model, use the one that it was quantised from{again}."
+    if found.problem and formats:
+        tested = f"lowbit conformance --function module:gemv --operation linear.gemv --format {formats[0]}"
+        return f"Kernels for its matrices can be tested without the model: {tested}"
+    return None
+
+
+def _format_of(matrices: Matrices) -> str:
+    """The format of matrices; empty for floats and what no chapter describes."""
+    if matrices.choices is None:
+        return ""
+    return str(matrices.choices.get("format", matrices.type.lower()))  # GGUF's affine groupings are formats as well
 
 
 def _told_rows(found: Inspection) -> Iterator[str]:

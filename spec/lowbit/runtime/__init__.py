@@ -3,9 +3,12 @@
 `load` takes a GGUF file, a checkpoint directory or weights in memory, and a backend, and returns a `LanguageModel`. It
 generates tokens, gives logits and measures perplexity, and its account says what was run. It does not matter whether
 the backend multiplies one matrix at a time or runs whole models on a device.
+
+`inspect` says what a file holds, and reads no weights.
 """
 
 from lowbit.formats.fetch import Report
+from lowbit.runtime.inspection import Inspection, inspect
 from lowbit.runtime.language_model import Account, LanguageModel, Options, load
 from lowbit.runtime.linears import CONTRACTS, BackendLinears, Contract
 from lowbit.runtime.stored import StoredModel, open_model
@@ -15,10 +18,12 @@ __all__ = [
     "Account",
     "BackendLinears",
     "Contract",
+    "Inspection",
     "LanguageModel",
     "Options",
     "Report",
     "StoredModel",
+    "inspect",
     "load",
     "open_model",
 ]

@@ -34,7 +34,7 @@ from lowbit.text import quoted, shortened
 
 PARTS = {
     "norms": r"norm|\bln_",
-    "router": r"ffn_gate_inp|\.gate\.weight|\brouter\b|shared_expert_gate",
+    "router": r"ffn_gate_inp|\.gate(\.weight)?$|\brouter\b|shared_expert_gate",
     "embedding": r"token_embd|embed_tokens|\bwte\b|word_embeddings",
     "head": r"^output\.|lm_head|embed_out",
     "experts": r"_exps\b|_shexp\b|experts?\b",
@@ -265,14 +265,15 @@ class _Content:
     @classmethod
     def of(cls, table: Table, folder: Path) -> Self:
         """Sort the tensors, and see how they were quantised; the configuration is in the folder, if anywhere."""
-        method = _method(folder)
-        packed = packed_matrices(table, method or Method(UNNAMED))
-        zeros = sampled_zeros(table, packed)
+        named = _method(folder)
+        method = named or Method(UNNAMED)
+        packed = packed_matrices(table, method)
+        zeros = sampled_zeros(table, packed, has_label=bool(method.label))
         if zeros is not None and zeros.version:
             packed = of_version(packed, zeros.version)
         inside = {name for each in packed for name in each.tensors}
         plain = {name: place for name, place in table.items() if name not in inside}
-        quantised = method is not None or bool(packed)
+        quantised = named is not None or bool(packed)
         return cls(table, plain, packed, _quantisation(method, packed, zeros) if quantised else None)
 
     def held(self) -> Iterator[Held]:
@@ -350,8 +351,7 @@ def _architecture(fields: Fields) -> str | None:
     return shortened(first, MOST_SHOWN) if isinstance(first, str) else None
 
 
-def _quantisation(named: Method | None, packed: Iterable[Packed], zeros: Zeros | None) -> Quantisation:
-    method = named or Method(UNNAMED)
+def _quantisation(method: Method, packed: Iterable[Packed], zeros: Zeros | None) -> Quantisation:
     counts: dict[str, int] = {}
     for each in packed:
         counts[each.layout.format] = counts.get(each.layout.format, 0) + each.layout.matrices

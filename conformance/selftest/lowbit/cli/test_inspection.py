@@ -163,6 +163,27 @@ def test_another_architecture(tmp_path: Path) -> None:
     assert found["backends"]["numpy"]["advice"] == "No matrix is quantised."
 
 
+@pytest.mark.parametrize(("kind", "step"), [("Q5_0", "--format q5_0"), ("Q8_0", "--format q8_0"), ("F16", None)])
+def test_the_next_step_of_another_architecture(kind: str, step: str | None, tmp_path: Path) -> None:
+    """Kernels can be tested for the formats of its matrices."""
+    types = GGMLQuantizationType[kind], GGMLQuantizationType[kind]
+    path = tiny_gguf.write(tmp_path / "m.gguf", tiny_gguf.published(0, tiny_gguf.CONFIG, *types), architecture="bloom")
+    found = answer(path)
+    assert found["next_step"] is None if step is None else found["next_step"].endswith(step)
+    told = "No matrix is quantised." if step is None else "It has kernels for every quantised matrix."
+    assert found["backends"]["numpy"]["advice"] == told
+
+
+def test_a_backend_that_cannot_run(tmp_path: Path) -> None:
+    """The JSON answer says why; people are told that it is left out."""
+    path = tiny_gguf.write(tmp_path / "m.gguf")
+    (of_backend,) = answer(path, "--backend", "absent:Backend")["backends"].values()
+    assert not of_backend["usable"] and "there is no module 'absent'" in of_backend["reason"]
+    assert "Backends that cannot run here are left out" in " ".join(
+        run(path, "--backend", "absent:Backend").stdout.split()
+    )
+
+
 def test_a_single_safetensors_file(tmp_path: Path) -> None:
     """Its tensors are counted; which model it is, its directory says."""
     folder = tiny_checkpoint.write(tmp_path / "tiny", shards=1)
@@ -323,6 +344,13 @@ def test_the_version_of_gptq(
     assert told["formats"] == {format: 1}
     lies = version is not None and version != told["zeros"]["label"]
     assert ("although the label says" in " ".join(run(folder).stdout.split())) == lies
+
+
+def test_the_version_without_a_label(tmp_path: Path) -> None:
+    """It would be 1; zeros that say otherwise count."""
+    options = {"bits": 4, "group_size": 32}
+    folder = quantised(tmp_path / "m", "gptq-v1", GPTQ, {}, "model.layers.0.mlp.up_proj", 0x88, **options)
+    assert "so this is gptq-v2, although without a label it would be gptq-v1." in " ".join(run(folder).stdout.split())
 
 
 def test_an_older_gptq_directory(tmp_path: Path) -> None:

@@ -31,25 +31,33 @@ class Zeros:
         value: the number that every stored zero is; None where they differ.
         version: the format that this means, without the type of its scales; empty where it means nothing.
         labelled: the format of the label, or of checkpoints without one.
+        has_label: whether there is a label.
     """
 
     sampled: tuple[str, ...]
     value: int | None
     version: str
     labelled: str
+    has_label: bool
 
     @property
     def sentence(self) -> str:
         """The same in words."""
         many = f"{len(self.sampled)} sampled matri{'x' if len(self.sampled) == 1 else 'ces'}"
+        said = f"the label says {self.labelled}" if self.has_label else f"without a label it would be {self.labelled}"
         if not self.version:
-            return f"The stored zeros of {many} do not show the version; {self.labelled} is what the label says."
-        doubt = "" if self.version == self.labelled else f", although the label says {self.labelled}"
+            return f"The stored zeros of {many} do not show the version; {said}."
+        doubt = "" if self.version == self.labelled else f", although {said}"
         return f"Every stored zero of {many} is {self.value}, so this is {self.version}{doubt}."
 
 
-def sampled_zeros(table: Table, matrices: list[Packed]) -> Zeros | None:
+def sampled_zeros(table: Table, matrices: list[Packed], *, has_label: bool) -> Zeros | None:
     """Read the zeros of up to `SAMPLES` GPTQ matrices, spread over the model; None where there is no such matrix.
+
+    Args:
+        table: of the checkpoint.
+        matrices: those that are quantised, each with the version of its label.
+        has_label: whether there is a label; without one the version is 1.
 
     Raises:
         ArgumentError: a file cannot be read.
@@ -59,15 +67,15 @@ def sampled_zeros(table: Table, matrices: list[Packed]) -> Zeros | None:
     known = [each for each in known if _zeros(each, table).nbytes <= MOST_SAMPLED_BYTES]
     if not known:
         return None
-    chosen = [known[number * (len(known) - 1) // (SAMPLES - 1)] for number in range(SAMPLES)]
-    chosen = list({each.module: each for each in chosen}.values())
-    bits = {each.layout.options["bits"] for each in chosen}
+    spread = (known[number * (len(known) - 1) // (SAMPLES - 1)] for number in range(SAMPLES))
+    chosen = list({each.module: each for each in spread}.values())
+    bits = chosen[0].layout.options["bits"]
     values = {value for each in chosen for value in _values(each, table)}
+    alike = len(values) == 1 and all(each.layout.options["bits"] == bits for each in chosen)
+    only = values.pop() if alike else None
+    version = {2 ** (bits - 1) - 1: "gptq-v1", 2 ** (bits - 1): "gptq-v2"}.get(-1 if only is None else only, "")
     labelled = chosen[0].layout.format.removesuffix("-bf16")
-    only = values.pop() if len(values) == 1 and len(bits) == 1 else None
-    middle = 2 ** (bits.pop() - 1)
-    version = {middle - 1: "gptq-v1", middle: "gptq-v2"}.get(only, "") if only is not None else ""
-    return Zeros(tuple(each.module for each in chosen), only, version, labelled)
+    return Zeros(tuple(each.module for each in chosen), only, version, labelled, has_label)
 
 
 def _zeros(matrix: Packed, table: Table) -> Place:
