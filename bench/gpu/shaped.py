@@ -86,6 +86,7 @@ class Shaped:
         routers = arena.store(both.apply(np.hstack([layer.feed_forward.router] * 2)), "routers")
         for block in self._blocks:
             block.gate = Gate(routers, both.columns, inputs=False)
+        assert layer.attention_norm is not None
         self._norm = arena.store(layer.attention_norm, "last norm")
         self._head = DenseLayout(config.hidden, config.vocabulary, "float16")
         self._packed_head = arena.store(np.zeros(self._head.nbytes, np.uint8), "head")

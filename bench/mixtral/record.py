@@ -61,6 +61,7 @@ class Recorder:
         for layer, later in enumerate(self.model.layers[ahead:]):
             part = later.feed_forward
             assert isinstance(part, SparseWeights)
+            assert later.feed_forward_norm is not None
             norm = Norm(later.feed_forward_norm.astype(np.float64), self.model.config.rms_epsilon)
             result.append(guess(self.gate_inputs(layer), part.router, GUESSED, norm if renormed else None))
         return np.stack(result).astype(np.uint8)

@@ -91,6 +91,8 @@ def phases_of(program: Program, config: LlamaConfig) -> list[Phase]:
     Raises:
         NotDeclaredError: it has a line that is not compiled.
     """
+    if config.heads_normed_together:
+        raise NotDeclaredError("cppyy", "a compiled step with one norm for all heads")
     found: list[Phase] = []
     lines = list(program)
     while lines:

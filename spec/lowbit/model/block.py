@@ -10,13 +10,13 @@ A decoder sends a vector of `hidden` numbers for each token through a stack of b
 
 Because each block changes the stream by a little, the stream before one block resembles the stream before the next;
 that resemblance is what lets the chapter `offload` guess which experts the next block will ask for. The norm is that of
-the chapter `layers`. Gemma puts a second norm behind each part, before the sum.
+the chapter `layers`. Gemma puts a second norm behind each part, before the sum, and OLMo 2 has only that one.
 
 **Attention** projects to queries, keys and values, rotates queries and keys by their positions (`rope`), reads the past
 (`attention`) and projects back:
 :math:`\mathrm{Attention}(x) = \mathrm{attend}(R\,xW_q,\; R\,xW_k,\; xW_v)\,W_o`. Qwen2 adds a bias to each of the three
 projections. Qwen3 and Gemma 3 norm every query head and every key head, with one gain for all heads, before they are
-rotated; scores then stay within bounds, however large the weights grow.
+rotated; OLMo 2 norms all heads together. Scores then stay within bounds, however large the weights grow.
 
 **Feed-forward** is either a dense gated linear unit,
 

@@ -9,6 +9,7 @@ Llama 3.1 scaled rotary frequencies
 Qwen2     nothing here; its biases are weights, and so are the norms of heads in Qwen3
 Gemma 3   a window in five layers of six and a rotary base for them, a GELU in the gates, a scaled embedding
 SmolLM3   no rotation in every fourth layer
+OLMo 2    one norm for all heads; its blocks have norms after their parts and not before, which are weights
 ========= ==========================================================================================================
 
 **Local and full layers.** A layer with a window is *local*: a token sees itself and the few before it, which bounds
@@ -16,7 +17,7 @@ what the layer has to keep. Every `full_every`-th layer is *full* and sees the w
 are never far apart, so local layers may rotate their channels faster than full ones, with a smaller base.
 
 Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Gemma 3 (arXiv 2503.19786) §2; Qwen3
-(arXiv 2505.09388) §2; NoPE (arXiv 2305.19466) and its use in every fourth layer by SmolLM3.
+(arXiv 2505.09388) §2; OLMo 2 (arXiv 2501.00656) §3; NoPE (arXiv 2305.19466), which SmolLM3 uses in every fourth layer.
 """
 
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ class LlamaConfig:
         rope_scaling: of the rotary frequencies (`lowbit.attention.rope`), not of those with a base of their own; None
             where they are not scaled.
         unrotated: the layers whose queries and keys are not rotated, from 0, ascending.
+        heads_normed_together: whether the norms of queries and keys are of all heads of a token, not of each head.
 
     Raises:
         ArgumentError: a number that no model can have.
@@ -104,6 +106,7 @@ class LlamaConfig:
     embedding_scale: float = 1.0
     rope_scaling: Scaling | None = None
     unrotated: tuple[int, ...] = ()
+    heads_normed_together: bool = False
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "feed_forward", "heads", "kv_heads", "head_dim", "vocabulary", "context"):

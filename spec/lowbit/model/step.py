@@ -125,13 +125,15 @@ def block(config: LlamaConfig, number: int, vectors: Collection[str]) -> Program
     """
     attended = "attention_normed" if "attention_post_norm" in vectors else "attention"
     fed = "feed_forward_normed" if "feed_forward_post_norm" in vectors else "feed_forward"
+    normed = "normed" if "attention_norm" in vectors else BEGIN
+    middle_normed = "middle_normed" if "feed_forward_norm" in vectors else "middle"
     return (
-        _norm(config, "normed", BEGIN, "attention_norm"),
-        *_attention(config, number, vectors),
+        *([_norm(config, normed, BEGIN, "attention_norm")] if normed != BEGIN else []),
+        *_attention(config, number, vectors, normed),
         *_post_norm(config, "attention", vectors),
         Line("add", "middle", (BEGIN, attended)),
-        _norm(config, "middle_normed", "middle", "feed_forward_norm"),
-        *_feed_forward(config),
+        *([_norm(config, middle_normed, "middle", "feed_forward_norm")] if middle_normed != "middle" else []),
+        *_feed_forward(config, middle_normed),
         *_post_norm(config, "feed_forward", vectors),
         Line("add", END, ("middle", fed)),
     )
@@ -142,11 +144,11 @@ def block_of(config: LlamaConfig, number: int, layer: LayerWeights) -> Program:
     return block(config, number, [name for name in vector_sizes(config) if getattr(layer, name) is not None])
 
 
-def _attention(config: LlamaConfig, number: int, vectors: Collection[str]) -> Iterator[Line]:
-    """From ``normed`` to ``attention``."""
+def _attention(config: LlamaConfig, number: int, vectors: Collection[str], source: str) -> Iterator[Line]:
+    """From the source to ``attention``."""
     latest: dict[str, str] = {}
     for name in ("query", "key", "value"):
-        yield Line("product", name, ("normed",), name)
+        yield Line("product", name, (source,), name)
         latest[name] = name
     for name in latest:
         if f"{name}_bias" in vectors:
@@ -170,15 +172,15 @@ def _attention(config: LlamaConfig, number: int, vectors: Collection[str]) -> It
     yield Line("product", "attention", ("mixed",), "output")
 
 
-def _feed_forward(config: LlamaConfig) -> Iterator[Line]:
-    """From ``middle_normed`` to ``feed_forward``: dense, or the experts that a router chooses."""
+def _feed_forward(config: LlamaConfig, source: str) -> Iterator[Line]:
+    """From the source to ``feed_forward``: dense, or the experts that a router chooses."""
     routing = config.routing
     if routing is None:
-        yield from gated(config.activation, "middle_normed", "feed_forward", "feed_forward.")
+        yield from gated(config.activation, source, "feed_forward", "feed_forward.")
         return
     choice = ("top_k", routing.top_k), ("softmax", routing.softmax), ("activation", config.activation)
-    yield Line("gate", "scores", ("middle_normed",), "feed_forward.router")
-    yield Line("experts", "feed_forward", ("middle_normed", "scores"), "feed_forward.experts", choice)
+    yield Line("gate", "scores", (source,), "feed_forward.router")
+    yield Line("experts", "feed_forward", (source, "scores"), "feed_forward.experts", choice)
 
 
 def gated(activation: Activation, source: str, out: str, prefix: str = "") -> Program:

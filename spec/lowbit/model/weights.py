@@ -179,28 +179,29 @@ class LayerWeights:
     """One block: the four matrices of attention, the feed-forward part, and vectors of float32.
 
     Attributes:
-        attention_norm: hidden: gain before attention.
+        attention_norm: hidden: gain before attention; None for no norm, as OLMo 2 has it.
         query: hidden × H·d_h, half-split channels.
         key: hidden × G·d_h, half-split channels.
         value: hidden × G·d_h.
         output: H·d_h × hidden.
-        feed_forward_norm: hidden: gain before the feed-forward part.
+        feed_forward_norm: hidden: gain before the feed-forward part; None likewise.
         feed_forward: dense, or sparse where the configuration has a routing.
         query_bias: H·d_h, half-split channels: added to the queries; None for no bias, as for those that follow.
         key_bias: G·d_h, half-split channels.
         value_bias: G·d_h.
-        query_norm: d_h: gain of a norm of each query head before it is rotated; None for no norm, as below.
-        key_norm: d_h: the same for each key head.
-        attention_post_norm: hidden: gain after attention.
+        query_norm: d_h: gain of a norm of each query head before it is rotated; None for no norm, as below. Where the
+            configuration norms heads together, H·d_h: gain of one norm of all query heads.
+        key_norm: d_h, or G·d_h: the same for key heads.
+        attention_post_norm: hidden: gain after attention; a part has a norm before or after it, or both.
         feed_forward_post_norm: hidden: gain after the feed-forward part.
     """
 
-    attention_norm: F32
+    attention_norm: F32 | None
     query: Matrix
     key: Matrix
     value: Matrix
     output: Matrix
-    feed_forward_norm: F32
+    feed_forward_norm: F32 | None
     feed_forward: FeedForwardWeights
     query_bias: F32 | None = None
     key_bias: F32 | None = None
@@ -375,10 +376,14 @@ def in_memory(weights: LayeredWeights, progress: Progress | None = None) -> Llam
 
 
 def vector_sizes(config: LlamaConfig) -> dict[str, int]:
-    """How long the vectors of a block are, by their names in `LayerWeights`; only those of `NORMS` must be there."""
+    """How long the vectors of a block are, by their names in `LayerWeights`.
+
+    Any may be absent, but each part has a norm before or after it.
+    """
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     biases = {"query_bias": queries, "key_bias": keys, "value_bias": keys}
-    head_norms = dict.fromkeys(("query_norm", "key_norm"), config.head_dim)
+    alone = not config.heads_normed_together
+    head_norms = {"query_norm": config.head_dim if alone else queries, "key_norm": config.head_dim if alone else keys}
     return dict.fromkeys((*NORMS, "attention_post_norm", "feed_forward_post_norm"), config.hidden) | head_norms | biases
 
 
@@ -417,7 +422,8 @@ def _check_layer(where: str, layer: LayerWeights, config: LlamaConfig) -> None:
         _check_matrix(f"{where}.{name}", linears[name], shape)
     for name, size in vector_sizes(config).items():
         vector = getattr(layer, name)
-        if vector is not None or name in NORMS:
+        replaced = name in NORMS and getattr(layer, name.replace("_norm", "_post_norm")) is not None
+        if vector is not None or (name in NORMS and not replaced):
             check_array(f"{where}.{name}", vector, np.float32, (size,))
 
 

@@ -95,6 +95,7 @@ def second_mixtral(weights: LlamaWeights, tokens: Sequence[int]) -> tuple[F64, l
         chosen.append([])
         part = layer.feed_forward
         assert isinstance(part, SparseWeights)
+        assert layer.attention_norm is not None and layer.feed_forward_norm is not None
         for t, row in enumerate(stream):
             x = norm(row, layer.attention_norm)
             q, k, v = (x @ to_float(m).astype(float) for m in (layer.query, layer.key, layer.value))

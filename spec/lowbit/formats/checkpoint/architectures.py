@@ -9,6 +9,7 @@ has, matrices that are stored as one tensor, the fields that mean a window, the 
 - **Gemma 3** stores gains :math:`g` that mean :math:`1 + g`, scales the embedding by :math:`\\sqrt{\\mathrm{hidden}}`,
   has a GELU in its gates, and alternates between local and full layers.
 - **SmolLM3** does not rotate queries and keys in every fourth layer, or in those that ``no_rope_layers`` marks with 0.
+- **OLMo 2** norms the result of each part of a block and not what goes in, and all heads of a token together.
 - **Phi-3** stores queries, keys and values as one tensor, and gate and up projections as another.
 
 Source: the published checkpoints of each kind; the ``transformers`` library.
@@ -24,11 +25,14 @@ from lowbit.model.config import Activation
 NORMS = {"attention_norm": "input_layernorm.weight", "feed_forward_norm": "post_attention_layernorm.weight"}
 BIASES = {f"{part}_bias": f"self_attn.{part[0]}_proj.bias" for part in ("query", "key", "value")}
 HEAD_NORMS = {"query_norm": "self_attn.q_norm.weight", "key_norm": "self_attn.k_norm.weight"}
+POST_NORMS = {
+    "attention_post_norm": "post_attention_layernorm.weight",
+    "feed_forward_post_norm": "post_feedforward_layernorm.weight",
+}
 GEMMA_NORMS = {
     "attention_norm": "input_layernorm.weight",
-    "attention_post_norm": "post_attention_layernorm.weight",
     "feed_forward_norm": "pre_feedforward_layernorm.weight",
-    "feed_forward_post_norm": "post_feedforward_layernorm.weight",
+    **POST_NORMS,
 }
 
 ATTENTION = {part: f"self_attn.{part[0]}_proj" for part in ("query", "key", "value", "output")}
@@ -56,6 +60,7 @@ class Architecture:
         activation_field: the name of the field of the activation, and its only value.
         scaled_embedding: whether the embedding is multiplied by the root of the width of the stream.
         unrotated: whether ``no_rope_layers`` names layers without a rotation.
+        heads_normed_together: whether one norm is of all heads (`lowbit.model.config`).
         fields: further fields, each with the only value that is supported; absent is the same.
         rope_base: the base where no field gives it; None where one must.
         divides_width: whether an absent ``head_dim`` is the width of the stream over the heads.
@@ -72,6 +77,7 @@ class Architecture:
     activation_field: tuple[str, str] = ("hidden_act", "silu")
     scaled_embedding: bool = False
     unrotated: bool = False
+    heads_normed_together: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
     rope_base: float | None = None
     divides_width: bool = True
@@ -107,6 +113,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             tied=True,
         ),
         "smollm3": Architecture("SmolLM3ForCausalLM", window="unused", unrotated=True, fields=UNUSED_WINDOW, tied=True),
+        "olmo2": Architecture("Olmo2ForCausalLM", POST_NORMS | HEAD_NORMS, heads_normed_together=True, one_each=True),
         "phi3": Architecture("Phi3ForCausalLM", matrices=ATTENTION | DENSE | FUSED, window="always", one_each=True),
     }
 )

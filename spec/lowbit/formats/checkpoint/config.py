@@ -120,6 +120,7 @@ def read_config(fields: Fields) -> LlamaConfig:
             activation=architecture.activation,
             embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
             rope_scaling=rotary.scaling,
+            heads_normed_together=architecture.heads_normed_together,
             unrotated=_unrotated(fields, layers) if architecture.unrotated else (),
         )
     except ArgumentError as error:

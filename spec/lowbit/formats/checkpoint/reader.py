@@ -33,7 +33,7 @@ from lowbit.formats.checkpoint.config import is_tied, kind_of, read_config
 from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, matrix_names, tensor_shapes, vector_names
 from lowbit.formats.checkpoint.tensors import INDEX, MOST_INDEX_BYTES, Table, read_floats, read_table
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import ATTENTION, GatedWeights, LayerWeights, Matrix, SparseWeights, linear_shapes
+from lowbit.model.weights import ATTENTION, NORMS, GatedWeights, LayerWeights, Matrix, SparseWeights, linear_shapes
 from lowbit.system.json_files import MOST_CONFIG_BYTES, parsed, read_bytes
 from lowbit.system.threads import side_by_side
 from lowbit.text import quoted
@@ -148,7 +148,7 @@ def assembled(config: LlamaConfig, vectors: dict[str, F32], linears: dict[str, M
             raise ArgumentError("router", "quantised", "float32 weights")
         experts = tuple(gated(f"feed_forward.experts[{number}]") for number in range(config.routing.experts))
         feed_forward = SparseWeights(router, experts)
-    parts: dict[str, Any] = vectors | {name: linears[name] for name in ATTENTION}
+    parts: dict[str, Any] = dict.fromkeys(NORMS) | vectors | {name: linears[name] for name in ATTENTION}
     return LayerWeights(**parts, feed_forward=feed_forward)
 
 

@@ -72,7 +72,7 @@ def test_every_option_counts(name: str, change: dict[str, Any]) -> None:
 
 
 VECTORS = {"qwen2": "query_bias key_bias value_bias", "qwen3": "query_norm key_norm"}
-VECTORS |= {"gemma3": "query_norm key_norm attention_post_norm feed_forward_post_norm"}
+VECTORS |= {"olmo2": "query_norm key_norm", "gemma3": "query_norm key_norm attention_post_norm feed_forward_post_norm"}
 
 
 @pytest.mark.parametrize("name", VECTORS)
@@ -125,6 +125,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"no_rope_layers": [1, 0, 2]}, "no_rope_layers is "),
     ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),
     ("smollm3", {"no_rope_layers": None, "num_hidden_layers": 2**50, "layer_types": None}, "at most 65536"),
+    ("olmo2", {"attention_bias": True}, "attention_bias is True"),
+    ("olmo2", {"sliding_window": 8}, "sliding_window is 8; allowed: absent"),
     ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
     ("phi3", {"rope_scaling": {"type": "longrope"}}, "rope_type is 'longrope'"),
     ("phi3", {"model_type": "llama", "architectures": None, "sliding_window": None}, "q_proj.weight' is missing"),

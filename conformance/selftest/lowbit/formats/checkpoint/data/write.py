@@ -66,6 +66,8 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 3}
     | {"no_rope_layers": [1, 0, 1], "no_rope_layer_interval": 2, "use_sliding_window": False, "mlp_bias": False}
     | {"layer_types": ["full_attention"] * 3, "tie_word_embeddings": True, "pad_token_id": 0},
+    "olmo2": SIZES
+    | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "pad_token_id": 0},
     "phi3": SIZES
     | {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "sliding_window": 12, "rope_scaling": None}
     | {
@@ -96,7 +98,7 @@ def write(name: str) -> None:
     config = AutoConfig.from_pretrained(folder, attn_implementation="eager")
     config.dtype = torch.float32
     model = AutoModelForCausalLM.from_config(config).float().eval()
-    make = torch.Generator().manual_seed(list(MODELS).index(name))
+    make = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for part, weights in model.named_parameters():
             weights.copy_(weights_of(part, weights.shape, make).half().float())
