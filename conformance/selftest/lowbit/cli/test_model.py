@@ -256,4 +256,7 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
     assert isinstance(result.exception, ArgumentError)
     other = write(tmp_path / "q.gguf", architecture="phi3", metadata={"tokenizer.ggml.pre": "phi-2"})
     result = run("generate", "--prompt", "x", "--model", other)
-    assert str(result.exception) == "q.gguf: general.architecture is 'phi3'; allowed: 'llama', 'qwen2' or 'gemma3'"
+    assert (
+        str(result.exception)
+        == "q.gguf: general.architecture is 'phi3'; allowed: 'llama', 'qwen2', 'qwen3' or 'gemma3'"
+    )

@@ -169,7 +169,9 @@ def test_metadata_that_is_refused(key: str, value: Any, message: str, tmp_path: 
 def test_another_architecture_is_named(tmp_path: Path) -> None:
     """The error says which architecture the file has and which ones are read."""
     path = write(tmp_path / "q.gguf", architecture="phi3")
-    with pytest.raises(FormatError, match=r"general\.architecture is 'phi3'; allowed: 'llama', 'qwen2' or 'gemma3'"):
+    with pytest.raises(
+        FormatError, match=r"general\.architecture is 'phi3'; allowed: 'llama', 'qwen2', 'qwen3' or 'gemma3'"
+    ):
         load(path)
 
 
