@@ -14,7 +14,7 @@ figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
 panels, curve = ColumnPanels(rows, columns, panel=2), ZCurve(rows, columns, block_rows=1, block_columns=1)
 for axis, layout, title in zip(axes, (panels, curve), ("column panels, P = 2", "Z-curve of 1 × 1 blocks"), strict=True):
     order = np.array([[layout.index(row, column) for column in range(columns)] for row in range(rows)])
-    path = np.array([layout.place(index) for index in range(rows * columns)])
+    path = np.column_stack(np.unravel_index(np.argsort(order, axis=None), order.shape))
     axis.imshow(order, cmap="Blues", vmax=2 * rows * columns)
     axis.plot(path[:, 1], path[:, 0], color="#a63603", linewidth=1)
     for row in range(rows):
