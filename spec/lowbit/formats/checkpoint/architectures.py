@@ -5,7 +5,8 @@ most fields and tensors have the same names for all of them. The differences are
 has, matrices that are stored as one tensor, the fields that mean a window, the activation, and the defaults of the
 ``transformers`` library.
 
-- **Qwen2** has biases of queries, keys and values; **Qwen3** has norms of heads instead.
+- **Qwen2** has biases of queries, keys and values; **Qwen3** has norms of heads instead. In **Qwen3 MoE** every
+  layer is sparse, as in Mixtral, under other names.
 - **Gemma 3** stores gains :math:`g` that mean :math:`1 + g`, scales the embedding by :math:`\\sqrt{\\mathrm{hidden}}`,
   has a GELU in its gates, and alternates between local and full layers.
 - **SmolLM3** does not rotate queries and keys in every fourth layer, or in those that ``no_rope_layers`` marks with 0.
@@ -41,6 +42,25 @@ FUSED = dict.fromkeys(("query", "key", "value"), "self_attn.qkv_proj") | dict.fr
     ("feed_forward.gate", "feed_forward.up"), "mlp.gate_up_proj"
 )
 
+
+@dataclass(frozen=True)
+class Sparse:
+    """How a kind of model names the parts of its sparse layers.
+
+    Attributes:
+        router: the tensor of the router.
+        experts: what the names of the tensors of experts begin with, before their number.
+        parts: the tensors of an expert, by their names in `lowbit.model.weights.GatedWeights`.
+    """
+
+    router: str
+    experts: str
+    parts: Mapping[str, str]
+
+
+MIXTRAL_EXPERTS = Sparse("block_sparse_moe.gate", "block_sparse_moe.experts", {"gate": "w1", "up": "w3", "down": "w2"})
+QWEN_EXPERTS = Sparse("mlp.gate", "mlp.experts", {part: f"{part}_proj" for part in ("gate", "up", "down")})
+
 Window = Literal["never", "always", "unused", "alternating"]
 """What ``sliding_window`` means: a field that the kind does not have, a window in every layer, nothing unless
 ``use_sliding_window`` asks for it, or a window in all but every n-th layer."""
@@ -54,6 +74,8 @@ class Architecture:
         decoder: what the library calls the whole decoder with its head.
         vectors: the tensors of the vectors of a block, by their names in `lowbit.model.weights.LayerWeights`.
         matrices: those of its dense matrices, likewise; several matrices may be the rows of one tensor, in this order.
+        sparse: the names of the parts of sparse layers, where every layer is sparse; None where none is.
+        keys: fields of numbers that have another name than in `lowbit.formats.checkpoint.config.KEYS`.
         gain_offset: what is added to the gain of a norm.
         window: what ``sliding_window`` means.
         activation: of the gate.
@@ -62,6 +84,7 @@ class Architecture:
         unrotated: whether ``no_rope_layers`` names layers without a rotation.
         heads_normed_together: whether one norm is of all heads (`lowbit.model.config`).
         fields: further fields, each with the only value that is supported; absent is the same.
+        needed: the same of fields that have to be there.
         rope_base: the base where no field gives it; None where one must.
         divides_width: whether an absent ``head_dim`` is the width of the stream over the heads.
         one_each: whether an absent number of key-value heads is that of the query heads.
@@ -71,6 +94,8 @@ class Architecture:
     decoder: str
     vectors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(NORMS))
     matrices: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(ATTENTION | DENSE))
+    sparse: Sparse | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
     gain_offset: float = 0.0
     window: Window = "never"
     activation: Activation = "silu"
@@ -79,6 +104,7 @@ class Architecture:
     unrotated: bool = False
     heads_normed_together: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
+    needed: Mapping[str, Any] = field(default_factory=dict)
     rope_base: float | None = None
     divides_width: bool = True
     one_each: bool = False
@@ -89,12 +115,22 @@ UNUSED_WINDOW = {"use_sliding_window": False}
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "mixtral": Architecture("MixtralForCausalLM", window="always"),
+        "mixtral": Architecture("MixtralForCausalLM", sparse=MIXTRAL_EXPERTS, window="always"),
         "llama": Architecture("LlamaForCausalLM", rope_base=10000.0, one_each=True),
         "mistral": Architecture("MistralForCausalLM", window="always"),
         "qwen2": Architecture("Qwen2ForCausalLM", NORMS | BIASES, window="unused", fields=UNUSED_WINDOW),
         "qwen3": Architecture(
             "Qwen3ForCausalLM", NORMS | HEAD_NORMS, window="unused", fields=UNUSED_WINDOW, divides_width=False
+        ),
+        "qwen3_moe": Architecture(
+            "Qwen3MoeForCausalLM",
+            NORMS | HEAD_NORMS,
+            sparse=QWEN_EXPERTS,
+            keys={"experts": "num_experts", "feed_forward": "moe_intermediate_size"},
+            window="unused",
+            fields=UNUSED_WINDOW | {"decoder_sparse_step": 1, "mlp_only_layers": []},
+            needed={"norm_topk_prob": True},
+            divides_width=False,
         ),
         "gemma3_text": Architecture(
             "Gemma3ForCausalLM",

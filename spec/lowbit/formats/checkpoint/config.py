@@ -1,8 +1,8 @@
 """Configuration of a checkpoint: from ``config.json`` to the shape of a decoder.
 
-The kinds of model are those of `lowbit.formats.checkpoint.architectures`. The blocks of ``mixtral`` have experts; the
-others are the same decoder with a dense feed-forward part, each with some choices of its own. The numbers have the
-names that the ``transformers`` library gave them.
+The kinds of model are those of `lowbit.formats.checkpoint.architectures`. The blocks of ``mixtral`` and ``qwen3_moe``
+have experts; the others are the same decoder with a dense feed-forward part, each with some choices of its own. The
+numbers have the names that the ``transformers`` library gave them.
 
 **Unsupported features are refused.** Such a file may ask for features that this decoder does not have: a rotary
 embedding scaled by another rule (`lowbit.formats.checkpoint.rope`), biases in attention, another activation, weights
@@ -10,7 +10,7 @@ that are quantised already. Ignoring any of these would give a model that still 
 was trained. `SUPPORTED` lists each with the one value that is supported. Fields about training and about the library
 itself change nothing and are ignored.
 
-Mixtral's softmax is written before the choice of experts, and the chosen probabilities are scaled to a sum of 1. That
+The softmax of both is written before the choice of experts, and the chosen probabilities are scaled to a sum of 1. That
 equals the softmax over the chosen scores, as in `routing`.
 
 Source: the published ``config.json`` of Mixtral 8x7B; Mixtral (arXiv 2401.04088) §2.1.
@@ -89,8 +89,8 @@ def read_config(fields: Fields) -> LlamaConfig:
         FormatError: another kind of model, a number that is missing or out of range, or a feature that is not
             understood.
     """
-    kind = kind_of(fields)
-    architecture = ARCHITECTURES[kind]
+    architecture = ARCHITECTURES[kind_of(fields)]
+    keys = KEYS | dict(architecture.keys)
     layers, heads, hidden = (fields.value(KEYS[name], int) for name in ("layers", "heads", "hidden"))
     head_dim = fields.value(KEYS["head_dim"], int, hidden // max(1, heads) if architecture.divides_width else None)
     _refuse_other_features(fields, architecture, head_dim)
@@ -103,7 +103,7 @@ def read_config(fields: Fields) -> LlamaConfig:
         config = LlamaConfig(
             layers=layers,
             hidden=hidden,
-            feed_forward=fields.value(KEYS["feed_forward"], int),
+            feed_forward=fields.value(keys["feed_forward"], int),
             heads=heads,
             kv_heads=fields.value(KEYS["kv_heads"], int, heads if architecture.one_each else None),
             head_dim=head_dim,
@@ -111,8 +111,8 @@ def read_config(fields: Fields) -> LlamaConfig:
             context=fields.value(KEYS["context"], int),
             rope_base=rotary.base,
             rms_epsilon=fields.value(KEYS["rms_epsilon"], float),
-            routing=Routing(fields.value(KEYS["experts"], int), fields.value(KEYS["top_k"], int))
-            if kind == "mixtral"
+            routing=Routing(fields.value(keys["experts"], int), fields.value(keys["top_k"], int))
+            if architecture.sparse
             else None,
             window=window,
             full_every=full_every,
@@ -124,7 +124,7 @@ def read_config(fields: Fields) -> LlamaConfig:
             unrotated=_unrotated(fields, layers) if architecture.unrotated else (),
         )
     except ArgumentError as error:
-        raise FormatError(fields.file, KEYS.get(error.argument, error.argument), error.given, error.allowed) from error
+        raise FormatError(fields.file, keys.get(error.argument, error.argument), error.given, error.allowed) from error
     _check_layer_types(fields, config)
     return config
 
@@ -189,6 +189,9 @@ def _refuse_other_features(fields: Fields, architecture: Architecture, head_dim:
         if given is not None and given != only:
             allowed = "absent" if only is None else repr(only)
             raise FormatError(fields.file, key, described(given), allowed)
+    for key, only in architecture.needed.items():
+        if (given := fields.values.get(key)) != only:
+            raise FormatError(fields.file, key, "missing" if given is None else described(given), repr(only))
     if (divisor := fields.value("query_pre_attn_scalar", float, head_dim)) != head_dim:
         raise FormatError(fields.file, "query_pre_attn_scalar", divisor, f"head_dim, {head_dim}")
 

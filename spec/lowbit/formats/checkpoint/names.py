@@ -16,9 +16,6 @@ from lowbit.model.weights import linear_shapes, vector_sizes
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
-ROUTER = "block_sparse_moe.gate"
-EXPERT = {"gate": "w1", "up": "w3", "down": "w2"}
-
 Shape = tuple[int, ...]
 
 
@@ -30,11 +27,13 @@ def vector_names(architecture: Architecture, number: int) -> dict[str, str]:
 def matrix_names(architecture: Architecture, config: LlamaConfig, number: int) -> dict[str, list[str]]:
     """The matrices of one block: from the names of the file to those of `LayerWeights.linears`, in order of rows."""
     parts = dict(architecture.matrices)
-    if config.routing is not None:
-        parts = ATTENTION | {"feed_forward.router": ROUTER}
+    if (sparse := architecture.sparse) is not None and config.routing is not None:
+        parts = ATTENTION | {"feed_forward.router": sparse.router}
         for expert in range(config.routing.experts):
-            prefix = f"block_sparse_moe.experts.{expert}"
-            parts |= {f"feed_forward.experts[{expert}].{name}": f"{prefix}.{part}" for name, part in EXPERT.items()}
+            parts |= {
+                f"feed_forward.experts[{expert}].{name}": f"{sparse.experts}.{expert}.{part}"
+                for name, part in sparse.parts.items()
+            }
     held: dict[str, list[str]] = {}
     for name, stored in parts.items():
         held.setdefault(f"model.layers.{number}.{stored}.weight", []).append(name)

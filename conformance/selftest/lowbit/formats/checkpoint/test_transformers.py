@@ -12,6 +12,7 @@ from lowbit.arrays import F32
 from lowbit.errors import FormatError
 from lowbit.formats.checkpoint.cache import quantized
 from lowbit.formats.checkpoint.reader import open_checkpoint
+from lowbit.model.config import Routing
 from lowbit.model.decoder import Decoder
 from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.weights import LlamaWeights, in_memory, to_float, vector_sizes
@@ -60,6 +61,9 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("smollm3", {"unrotated": ()}),
     ("smollm3", {"unrotated": (0,)}),
     ("phi3", {"window": None}),
+    ("mistral", {"window": None}),
+    ("mixtral", {"routing": Routing(4, 1)}),
+    ("qwen3-moe", {"routing": Routing(6, 2)}),
 ]
 
 
@@ -109,6 +113,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"attention_bias": True}, "attention_bias is True; allowed: False"),
     ("qwen3", {"head_dim": None}, "head_dim is missing"),
     ("qwen3", {"rope_theta": None}, "rope_theta is missing"),
+    ("qwen3-moe", {"norm_topk_prob": False}, "norm_topk_prob is False; allowed: True"),
+    ("qwen3-moe", {"norm_topk_prob": None}, "norm_topk_prob is missing; allowed: True"),
+    ("qwen3-moe", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2; allowed: 1"),
+    ("qwen3-moe", {"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]; allowed: \[\]"),
+    ("qwen3-moe", {"num_experts": None}, "num_experts is missing"),
+    ("qwen3-moe", {"num_experts_per_tok": 7}, "num_experts_per_tok is 7"),
+    ("qwen3-moe", {"moe_intermediate_size": 24}, r"shape of tensor .*experts\.0\.\S+ is"),
     ("gemma3", {"model_type": "gemma3"}, "model_type is 'gemma3'; allowed: 'mixtral'"),
     ("gemma3", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; allowed: 'gelu_pytorch_tanh'"),
     ("gemma3", {"query_pre_attn_scalar": 168}, "query_pre_attn_scalar is 168.0; allowed: head_dim, 8"),

@@ -57,6 +57,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": SIZES
     | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 12, "attention_bias": False}
     | {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 2},
+    "mistral": SIZES | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8},
+    "mixtral": SIZES
+    | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "sliding_window": None}
+    | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3-moe": SIZES
+    | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 16}
+    | {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True, "decoder_sparse_step": 1}
+    | {"mlp_only_layers": [], "use_sliding_window": False},
     "gemma3": {name: value for name, value in SIZES.items() if name != "tie_word_embeddings"}
     | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 4}
     | {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 8, "sliding_window": 8}
