@@ -16,6 +16,7 @@ from field.held_out import MORE_KERNELS, SECOND
 from field.held_out_fifth import FIFTH
 from field.held_out_last import FOURTH
 from field.held_out_later import THIRD
+from field.held_out_seventh import SEVENTH, SEVENTH_KERNELS
 from field.held_out_sixth import SIXTH
 from field.judging import Judgement, judge
 from field.mistakes import HELD_OUT, KERNELS, MISTAKES, Mistake
@@ -24,6 +25,7 @@ from lowbit.backend.function import Claim, Library
 HERE = Path(__file__).parent
 SOURCES = (
     *("numpy_kernels.py", "more_numpy.py", "torch_kernels.py", "triton_kernels.py", "numba_kernels.py"),
+    *("cast_kernels.py", "step_kernels.py"),
     *("cpp_kernels.py", "kernels.cpp", "rust_kernels.py", "kernels.rs"),
 )
 COMPILERS = {
@@ -35,7 +37,7 @@ LIBRARIES: dict[str, Library] = {"torch_kernels.py": "torch", "triton_kernels.py
 
 LISTS = {
     **{"mistakes": MISTAKES, "first": HELD_OUT, "second": SECOND, "third": THIRD, "fourth": FOURTH},
-    **{"fifth": FIFTH, "sixth": SIXTH},
+    **{"fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH},
 }
 """All lists by name; all but the first were held out."""
 
@@ -84,7 +86,7 @@ def module_of(mistake: Mistake) -> str:
 
 def claim_of(file: str, kernel: str) -> Claim:
     """What a kernel is certified for."""
-    operation, limits = MORE_KERNELS.get((file, kernel)) or KERNELS[kernel]
+    operation, limits = (MORE_KERNELS | SEVENTH_KERNELS).get((file, kernel)) or KERNELS[kernel]
     return Claim(operation, limits, arrays=LIBRARIES.get(file, "numpy"))
 
 
