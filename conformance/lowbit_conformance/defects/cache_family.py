@@ -18,6 +18,7 @@ from lowbit.tensor_formats.table import Terms
 from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.stored import DECODES
 from lowbit_conformance.defects.stored_bits import of_blocks
+from lowbit_conformance.defects.stored_codes import reread
 from lowbit_conformance.defects.stored_fields import of_fields
 from lowbit_conformance.defects.stored_parts import of_numbers
 from lowbit_conformance.defects.stored_words import of_words
@@ -85,6 +86,21 @@ def seeing(end: Callable[[int, int, int], int], q: Array, keys: Stored, values: 
     return in_type(np.array(found), q.dtype.name)
 
 
+def with_fields_of(role: str, for_keys: bool, q: Array, keys: Stored, values: Stored, w: Any = None) -> Array:
+    """Keys or values with the fields of one role of the other.
+
+    Raises:
+        ValueError: they have no such field in common.
+    """
+    own, other = (keys, values) if for_keys else (values, keys)
+    theirs = other.table.fields_of(other.by_name)
+    names = [row.name for row in own.table.fields if row.role == role and row in other.table.fields]
+    if not names:
+        raise ValueError(f"keys and values have no {role} in common")
+    read = partial(reread, changed={name: np.ascontiguousarray(theirs[name]) for name in names})
+    return attend(read if for_keys else None, None if for_keys else read, q, keys, values, w)
+
+
 ENDS: tuple[tuple[str, Callable[[int, int, int], int]], ...] = (
     ("one token after its own", lambda i, t, s: s - t + i + 2),
     ("the token before its own", lambda i, t, s: s - t + i),
@@ -125,6 +141,10 @@ def kinds(format: str) -> Iterator[tuple[str, str, Read]]:
 
 def ways() -> Iterator[tuple[str, str, Way]]:
     """What may be wrong whatever the format."""
+    for role, said in (("scale", "scales"), ("zero", "zeros or minima"), ("codes", "codes")):
+        for for_keys, own, other in ((True, "Keys", "values"), (False, "Values", "keys")):
+            cause = f"{own} have the {said} of {other}."
+            yield f"cache-{role}-of-the-other", cause, partial(with_fields_of, role, for_keys)
     for words, factor in SCALES:
         yield "cache-scores-scaled-otherwise", f"Scores are {words}.", partial(scaled, factor)
     for words, order in HEADS:

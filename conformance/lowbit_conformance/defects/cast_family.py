@@ -39,6 +39,18 @@ def of_column(x: F32) -> F32:
     return np.broadcast_to(np.abs(x).max(), (*x.shape[:2], 1))
 
 
+def signed(least: float, x: F32) -> F32:
+    """The largest number, and no less than a limit."""
+    found: F32 = np.maximum(x.max(axis=-1, keepdims=True), np.float32(least))
+    return found
+
+
+def zero_for_zero(quotient: Callable[[F32, F32], Array], numbers: F32, d: F32) -> Array:
+    """A quotient that is 0 where the scale is."""
+    with np.errstate(all="ignore"):
+        return np.asarray(np.where(d == 0, np.float32(0), quotient(numbers, d)))
+
+
 def summed(x: F32) -> F32:
     """The mean magnitude in place of the largest."""
     return np.asarray(np.abs(x).mean(axis=-1, keepdims=True))
@@ -59,9 +71,11 @@ ROUNDED: tuple[tuple[str, str, Callable[[Array], Array]], ...] = (
     ("cast-rounds-down", "Codes are rounded down.", np.floor),
     ("cast-half-added-to-all", "A half is added to negative numbers as well, before codes are truncated.", half_added),
 )
+LEASTS = (-np.inf, 0.0, 1e-10)
+OF_SIGNED: tuple[Callable[[F32], F32], ...] = (not_absolute, *(partial(signed, least) for least in LEASTS))
 SCALED: tuple[tuple[str, str, Callable[[F32], F32]], ...] = (
     ("", "", largest),
-    ("cast-maximum-of-signed", "The scale comes from the largest number.", not_absolute),
+    *(("cast-maximum-of-signed", "The scale comes from the largest number.", way) for way in OF_SIGNED),
     ("cast-scale-of-row", "All blocks of a row have one scale.", of_row),
     ("cast-one-scale", "All numbers have one scale.", of_column),
     ("cast-mean-for-largest", "The scale comes from the mean magnitude.", summed),
@@ -94,7 +108,8 @@ def of_casts(operation: str) -> Iterator[Defect]:
                     made = single(iter((scale[:2], by, seen[:2], integer[:2])))
                     if made is None:
                         continue
-                    for way in (partial(divided_by, seen[2]), partial(times_the_inverse, seen[2])):
+                    plain = (partial(divided_by, seen[2]), partial(times_the_inverse, seen[2]))
+                    for way in (*plain, *(partial(zero_for_zero, each) for each in plain)):
                         for ending in (integer[2], partial(clamped, 127, integer[2]), partial(wrapped, integer[2])):
                             cast: Callable[..., Any] = partial(in_eight, scale[2], levels, way, ending)
                             yield arithmetical(made[0], made[1], "", {OPERATION: cast})

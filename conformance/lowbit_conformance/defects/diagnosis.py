@@ -22,6 +22,8 @@ from lowbit.tensor_formats.stored import RESULTS
 from lowbit_conformance.defects import places
 from lowbit_conformance.defects.bank import BANK
 from lowbit_conformance.defects.cache_family import of_caches
+from lowbit_conformance.defects.cast_fields import of_casts_to_formats
+from lowbit_conformance.defects.cast_located import of_wrong_fields
 from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.families import relatives
 from lowbit_conformance.defects.narrow import FORMATS
@@ -206,6 +208,7 @@ def known_defects(
     least = min((each.size for each in failures), default=0)
     families: tuple[tuple[Callable[[str], tuple[Defect, ...]], float], ...] = (
         (relatives, np.inf),
+        (partial(of_casts_to_formats, failures), np.inf),
         (places.of_results, np.inf),
         (partial(of_scales if least > MOST_SEARCHED else of_matrices, failures), MOST_READ),
         (partial(of_caches, failures), MOST_SEARCHED),
@@ -231,7 +234,8 @@ def located(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[D
     """What wrong results have in common: places where nothing was written, or the one part that was read wrong."""
     least = min((each.size for each in failures), default=0)
     bad = [*failures, *(each for each in passes if each.wrong)]
-    last = chain(of_unwritten(bad, operation), of_solved(bad, operation) if least <= MOST_READ else ())
+    solved = of_solved(bad, operation) if least <= MOST_READ else ()
+    last = chain(of_unwritten(bad, operation), of_wrong_fields(bad, operation), solved)
     return next(((each,) for each in last if _fitting(_explaining([each], failures), passes)), ())
 
 

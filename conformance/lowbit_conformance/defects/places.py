@@ -242,7 +242,10 @@ def _numeric(kinds: str, change: Change) -> Change:
 
 
 def changes() -> Iterator[tuple[str, str, Change]]:
-    """The end of a name, the end of a cause, and what is done to an array."""
+    """The end of a name, the end of a cause, and what is done to an array; the plainest goes first, since the first of
+    several that give the same is named."""
+    for name, words, kinds, change in NUMBERS:
+        yield name, f"is taken {words}.", _numeric(kinds, change)
     for axis in AXES:
         for name, words, order in ORDERS:
             yield f"{name}-along-axis-{axis}", f"is taken {words}, along axis {axis}.", _along(axis, order)
@@ -250,8 +253,6 @@ def changes() -> Iterator[tuple[str, str, Change]]:
             cause = f"is taken {words}, along axis {axis}."
             yield f"{name}-along-axis-{axis}", cause, _only(axis, kept)
     yield from _shaped()
-    for name, words, kinds, change in NUMBERS:
-        yield name, f"is taken {words}.", _numeric(kinds, change)
 
 
 # **Where.** An argument, a field of one, several of one shape together, the codes of a matrix, or the result.

@@ -39,6 +39,8 @@ def quantize(
     levels: int = 0,
     extended: bool = True,
     stored_first: bool = True,
+    zero_stored_first: bool = False,
+    vanishing: bool = False,
     no_range: float | None = None,
     wrapped: bool = False,
     mirrored: bool = False,
@@ -63,12 +65,14 @@ def quantize(
             scale = fine.astype(dtype)
             least = dtype.type(1) if no_range is None else dtype.type(no_range)
             scale = np.where(scale > 0, scale, least)
-            used = scale.astype(np.float32) if stored_first else np.where(fine > 0, fine, np.float32(least))
+            ranged = high > low if vanishing else fine > 0
+            used = scale.astype(np.float32) if stored_first else np.where(ranged, fine, np.float32(least))
             if convention == "minimum":
                 zero: Any = low.astype(dtype)
                 real = rounded((group - (zero.astype(np.float32) if stored_first else low)) / used)
             else:
-                zero = np.clip(zero_rounded(-low / used), 0, top).astype(np.uint8)
+                by = scale.astype(np.float32) if zero_stored_first else used
+                zero = np.clip(zero_rounded(-low / by), 0, top).astype(np.uint8)
                 point = zero.astype(np.float32)
                 real = rounded(group / used + point) if zero_inside else rounded(group / used) + point
             real = np.nan_to_num(real)

@@ -273,6 +273,16 @@ def exponents_read(way: str, array: Array) -> Array:
     return np.ldexp(1.0, exponents.astype(np.int32) - (0 if "bias" in way else 127))
 
 
+def bias_in_bytes(name: str, weights: Stored) -> Terms:
+    """Powers of two whose bias is subtracted in an unsigned byte: those below 1 become too large for float32."""
+
+    def read(row: Field, array: Array, weights: Stored) -> Array:
+        return np.ldexp(1.0, (array.view(np.uint8) - np.uint8(127)).astype(np.int32))
+
+    with np.errstate(all="ignore"):
+        return Terms(with_field(name, read, weights).values.astype(np.float32).astype(np.float64))
+
+
 def of_field(row: Field, block: bool) -> Iterator[tuple[str, str, Callable[[Field, Array, Stored], Array]]]:
     """Names, words and changes of one field."""
     yield from of_types(row)
@@ -393,6 +403,9 @@ def of_fields(format: str) -> tuple[tuple[str, str, Numbers], ...]:
         cause = f"Codes and zeros are taken to lie {stride} bits apart."
         found.append(("stored-codes-and-zeros-bits-apart", cause, partial(all_bits_apart, stride)))
     for row in table.fields:
+        if row.dtype == "float8_e8m0fnu":
+            cause = f"The bias of the exponents of {row.name} is subtracted in an unsigned byte, where it wraps."
+            found.append((f"stored-{row.role}-bias-in-bytes", cause, partial(bias_in_bytes, row.name)))
         for other, each in FLOATS.items() if row.role == "codes" and row.dtype in FLOATS else ():
             if np.dtype(each.dtype) != row.numpy_dtype and np.dtype(each.dtype).itemsize == row.numpy_dtype.itemsize:
                 cause = f"The field {row.name} is taken as {other} where it is {row.dtype}."

@@ -99,6 +99,10 @@ def in_scale_of_codes(parts: Parts, change: Change) -> Terms:
     return Terms(parts.units * change(parts.scale), parts.offsets)
 
 
+def in_scale_of_zeros(parts: Parts, change: Change) -> Terms:
+    return Terms(parts.units * parts.scale, -change(parts.scale) * parts.zero)
+
+
 def in_zero(parts: Parts, change: Change) -> Terms:
     return Terms(parts.units * parts.scale, -parts.scale * change(parts.zero))
 
@@ -119,6 +123,7 @@ Where = Callable[[Parts, Change], Terms]
 PLACED: dict[str, tuple[Where, ...]] = {
     "zero": (in_zero, in_offset),
     "scale": (in_scale, in_scale_of_codes),
+    "scale-of-zeros": (in_scale_of_zeros,),
     "scale-and-zero": (in_both,),
     "codes": (in_codes,),
     "codes-and-zero": (in_codes_and_zero,),

@@ -10,6 +10,7 @@ from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Terms
 from lowbit_conformance.defects.places import DROPPED, ORDERS, Kept, Order
 from lowbit_conformance.defects.stored_codes import run_of
+from lowbit_conformance.defects.stored_nested import of_nested
 from lowbit_conformance.defects.stored_parts import (
     FEW,
     INSIDE,
@@ -17,6 +18,7 @@ from lowbit_conformance.defects.stored_parts import (
     QUOTIENTS,
     WITHIN,
     Named,
+    Numbers,
     Where,
     in_codes,
     parts_of,
@@ -60,6 +62,18 @@ def of_size(where: Where, size: int, weights: Stored) -> Terms:
 def of_near_size(where: Where, by: int, weights: Stored) -> Terms:
     """Groups of some rows more or fewer."""
     return of_size(where, max(1, run_of(weights) + by), weights)
+
+
+def where_in_order(change: Numbers, weights: Stored) -> Terms:
+    """A mistake of the way that a kernel has for rows in the order of their groups.
+
+    Raises:
+        ValueError: there is no index of groups.
+    """
+    if "g_idx" not in weights.by_name:
+        raise ValueError("there is no g_idx")
+    index = weights.by_name["g_idx"]
+    return change(weights) if (np.diff(index) >= 0).all() else weights.terms
 
 
 def of_interleaved(where: Where, weights: Stored) -> Terms:
@@ -157,7 +171,12 @@ def of_groups() -> Named:
                 yield f"stored-{what}-of-groups-of-another-size", cause, partial(of_near_size, where, by)
             for size in SIZES if "codes" not in what else ():
                 cause = f"Groups are taken to have {size} rows: the {said}."
-                yield f"stored-{what}-of-groups-of-{size}", cause, partial(of_size, where, size)
+                change = partial(of_size, where, size)
+                yield f"stored-{what}-of-groups-of-{size}", cause, change
+                said_then = (
+                    f"Where rows are in the order of their groups, these are taken to have {size} rows: the {said}."
+                )
+                yield f"stored-{what}-of-groups-of-{size}", said_then, partial(where_in_order, change)
                 cause = f"All of {size} rows take what belongs to the first of them: the {said}."
                 yield f"stored-{what}-of-the-first-of-{size}-rows", cause, partial(of_tiles, where, size)
     for way, said in (("the end", "from their group to the end"), ("the start", "from the start to their group")):
@@ -264,8 +283,18 @@ HALF_GATHERS: tuple[tuple[str, str, Order], ...] = (
 )
 
 
-def by_groups(inverted: bool, weights: Stored) -> Terms:
-    """x in the order of the groups, or in the inverse order.
+PERMUTED: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("x is taken in the order of the groups, and the rows of the matrix are not", (1,)),
+    ("x is taken in the inverse of the groups' order, and the rows of the matrix are not", (-1,)),
+    ("Rows are taken in the order of the groups, and x in the inverse of it", (-1, -1)),
+    ("Rows are taken in the inverse of the groups' order, and x in the order", (1, 1)),
+)
+"""What is said, and the permutations by which row k finds its x: 1 by the order of the groups, -1 by
+its inverse."""
+
+
+def by_groups(steps: tuple[int, ...], weights: Stored) -> Terms:
+    """x in the order of the groups, in the inverse order, or in one of these for rows in the other.
 
     Raises:
         ValueError: there is no index of groups.
@@ -273,7 +302,10 @@ def by_groups(inverted: bool, weights: Stored) -> Terms:
     if "g_idx" not in weights.by_name:
         raise ValueError("there is no g_idx")
     order = np.argsort(weights.by_name["g_idx"], kind="stable")
-    return met(np.argsort(order) if inverted else order, weights)
+    taken = np.arange(len(order))
+    for step in steps:
+        taken = taken[order if step > 0 else np.argsort(order)]
+    return met(taken, weights)
 
 
 def gathered(order: Order, run: int, weights: Stored) -> Terms:
@@ -302,9 +334,8 @@ GATHERS: tuple[tuple[str, str, Order], ...] = (
 
 
 def of_x() -> Named:
-    for inverted, said in ((False, "in the order of the groups"), (True, "in the inverse of the groups' order")):
-        cause = f"x is taken {said}, and the rows of the matrix are not."
-        yield "stored-rows-permuted", cause, partial(by_groups, inverted)
+    for said, permutations in PERMUTED:
+        yield "stored-rows-permuted", f"{said}.", partial(by_groups, permutations)
     for run in (2, *WITHIN):
         for name, words, order in GATHERS:
             yield f"x-{name}-in-runs", f"In each run of {run}, x is taken {words}.", partial(gathered, order, run)
@@ -425,7 +456,8 @@ def of_codes() -> Named:
 
 
 def of_rows() -> Named:
-    """All kinds of this module."""
+    """All kinds of this module, and those of scales that have scales or blocks of their own."""
+    yield from of_nested()
     yield from of_groups()
     yield from of_x()
     yield from of_codes()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.tensor_formats.table import Field, Terms
@@ -15,6 +16,7 @@ from lowbit_conformance.defects.stored_codes import joined, reread, split
 from lowbit_conformance.defects.stored_kinds import bits_of
 
 Numbers = Callable[[Stored], Terms]
+Integers = npt.NDArray[np.int64]
 WORD = 32
 
 
@@ -80,10 +82,18 @@ def straddling(name: str, weights: Stored, way: str) -> Terms:
         "with the bits of the second word one place too high": low | following << inside + 1,
         "with the bits of the second word lowest": np.where(inside < bits, low | following, codes),
         "with the two parts exchanged": np.where(inside < bits, high | low << np.maximum(bits - inside, 0), codes),
+        WHOLE: whole_in_words(unsigned, bits),
     }[way]
     places = (found & (1 << bits) - 1)[..., np.newaxis] >> np.arange(bits) & 1
     packed = np.packbits(places.reshape(*octets.shape[:-1], -1).astype(np.uint8), axis=-1, bitorder="little")
     return reread(weights, {name: np.ascontiguousarray(np.moveaxis(packed.view(words.dtype), -1, axis))})
+
+
+def whole_in_words(words: Integers, bits: int) -> Integers:
+    """The codes of words as if none lay in two: each word holds as many as fit, and the rest of 32 begins again."""
+    units, count, at = words.reshape(*words.shape[:-1], -1, bits), WORD // bits, np.arange(WORD)
+    found = units[..., at // count % bits] >> at % count * bits
+    return found.reshape(*words.shape[:-1], -1)
 
 
 WAYS = (
@@ -94,6 +104,7 @@ WAYS = (
     "with the bits of the second word lowest",
     "with the two parts exchanged",
 )
+WHOLE = "as if each word held whole ones only"
 
 
 def of_words(format: str) -> Iterator[tuple[str, str, Numbers]]:
@@ -107,6 +118,8 @@ def of_words(format: str) -> Iterator[tuple[str, str, Numbers]]:
             kept = f"all that lies above them in their word{', and its sign' if signed else ''}"
             cause = f"The numbers of {name} are not masked: they keep {kept}."
             yield f"stored-{role}-not-masked", cause, of_some(partial(unmasked, signed=signed), some)
+        cause = f"The numbers of {name} are read {WHOLE}: ten of 3 bits."
+        yield f"stored-{role}-whole-in-words", cause, of_some(partial(straddling, way=WHOLE), some)
         for way in WAYS:
             cause = f"The numbers of {name} that lie in two words are read {way}."
             yield f"stored-{role}-in-two-words", cause, of_some(partial(straddling, way=way), some)

@@ -35,6 +35,10 @@ def quantize_variants() -> Variants:
             yield f"scales-in-{format}", cause, partial(quantisers.quantize, scale_changed=way)
     inside = "A code is round(w / scale + zero), where the zero is added after the rounding."
     yield "zero-point-inside-rounding", inside, partial(quantisers.quantize, zero_inside=True)
+    before = "Codes are found with the scale before it is rounded to what is stored, and zeros with the stored one."
+    for vanishing in (False, True):
+        unstored = partial(quantisers.quantize, stored_first=False, zero_stored_first=True, vanishing=vanishing)
+        yield "codes-by-the-scale-before", before, unstored
     for small in SMALL:
         cause = "A group without a range has a very small scale instead of 1."
         yield "no-range-small-scale", cause, partial(quantisers.quantize, no_range=small)

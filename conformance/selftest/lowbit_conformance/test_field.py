@@ -7,6 +7,7 @@ conformance/selftest/support. A fixed sample is tried here, and what came of eac
 import pytest
 from building import compiler
 from field.judging import judge
+from field.held_out_seventh import SEVENTH_KERNELS
 from field.legal import judged
 from field.mistakes import KERNELS, MISTAKES, Mistake
 from field.trying import LISTS, changed, claim_of, kernels, outcome, tried
@@ -27,6 +28,10 @@ ONCE_HELD_OUT = [
         ("fourth", "sum of x to the end"),
         ("fifth", "one added to the shift and not to the zero"),
         ("sixth", "words as 16 bits"),
+        ("seventh", "groups of 128 where no index is needed"),
+        ("seventh", "range over all codes"),
+        ("seventh", "values by the scales of keys"),
+        ("seventh", "exponent of b forgotten"),
     )
 ]
 SAMPLE = (*MISTAKES[::9], *ONCE_HELD_OUT)
@@ -49,6 +54,16 @@ def test_right_kernels_of_more_formats_pass() -> None:
         for name in MORE:
             found = judge(f"more_numpy:{name}", claim_of("more_numpy.py", name))
             assert found.executed >= 5 and not found.failures, (name, found.failures)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), thinned([each for each in SEVENTH_KERNELS if each[1] != "attend"], 6), ids=lambda each: str(each)
+)
+def test_right_casts_and_steps_pass(file: str, name: str) -> None:
+    """Casts, and what a model computes besides products; attention takes half a minute and is tried by the sample."""
+    with kernels(compiled=()):
+        found = judge(f"{file.removesuffix('.py')}:{name}", claim_of(file, name))
+        assert found.executed >= 5 and not found.failures, found.failures
 
 
 @pytest.mark.parametrize("mistake", thinned(SAMPLE, 3), ids=lambda each: f"{each.kernel}-{each.what}".replace(" ", "-"))

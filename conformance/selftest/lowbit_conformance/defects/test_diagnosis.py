@@ -4,6 +4,7 @@ The whole list is measured by running this file: it prints a line for each mista
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +25,15 @@ from lowbit.quantization.bfp import Blocks, Format, bfp12, cast
 from lowbit.quantization.bfp_dot import dot
 from lowbit.quantization.bfp_storage import load, store
 from lowbit.quantization.gptq import factor
+from lowbit.tensor_formats.stored import Stored
+from lowbit.tensor_formats.stored import quantize as stored_cast
 from lowbit_conformance.defects import places
 from lowbit_conformance.defects.bank import BANK
 from lowbit_conformance.defects.families import relatives
+from lowbit_conformance.defects.stored_nested import of_nested_size
 from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.explaining import Asked, Explainer, asked_of
+from lowbit_conformance.suite.format_inputs import FormatCase, drawn
 
 SAMPLE = MISTAKES[::16]
 PARTS = 3
@@ -262,6 +267,85 @@ def test_what_was_not_computed_is_named_by_its_place() -> None:
         given[-1] = 17.25 + number
         calls.append(((x, matrix), given))
     assert explained("linear.qgemv", calls) == ("result-last-not-written-along-axis-0",)
+
+
+# **Casts.**
+
+
+def explained_cast(format: str, change: Callable[[Stored], Stored]) -> tuple[tuple[str, ...], str]:
+    """The names and the sentence that are given to casts of some numbers that were changed."""
+    explainer = Explainer()
+    for number in range(3):
+        x = RNG.normal(size=(2 + number, 256)).astype(np.float32)
+        asked = Asked("formats.quantize", (x, format, ()), {}, change(stored_cast(x, format)))
+        explainer.note(f"formats.quantize/C1/random/{number}-s0", [asked], wrong=True)
+    return next(((each.defects, each.diagnosis) for _, each in explainer.explanations()), ((), ""))
+
+
+def with_fields(found: Stored, **changed: Any) -> Stored:
+    """A cast with other fields."""
+    tensors = found.table.tensors_of(found.table.fields_of(found.by_name) | changed, found.sizes)
+    return replace(found, tensors=tensors)
+
+
+def test_a_field_that_a_cast_writes_otherwise_is_named() -> None:
+    names, said = explained_cast(
+        "q4_0", lambda right: with_fields(right, d=right.table.fields_of(right.by_name)["d"] * 2)
+    )
+    assert names == ("cast-scale-doubled",), said
+
+
+def test_a_cast_with_the_other_sign_is_named() -> None:
+    def negated(right: Stored) -> Stored:
+        fields = right.table.fields_of(right.by_name)
+        return with_fields(right, **{name: -each for name, each in fields.items()})
+
+    assert explained_cast("q8_k", negated)[0] == ("cast-scale-and-codes-negated",)
+
+
+def test_the_wrong_fields_of_a_cast_are_located() -> None:
+    """No list has such a factor."""
+    names, said = explained_cast(
+        "int8-token", lambda right: with_fields(right, scale=right.by_name["scale"] * np.float32(1.25))
+    )
+    assert names == ("cast-fields-wrong",)
+    assert said.endswith("Of the fields of a cast, all of scale are 1.25 times what is right; codes is right.")
+
+
+# **Stored matrices** with an index, and scales of a second level.
+
+
+def explained_product(wrong: Callable[[Stored], Any], matrices: list[Stored]) -> tuple[str, ...]:
+    calls = []
+    for weights in matrices:
+        x = RNG.normal(size=(4, weights.rows)).astype(np.float32)
+        calls.append(((x, weights), (x.astype(np.float64) @ wrong(weights)).astype(np.float32)))
+    return explained("linear.gemm", calls)
+
+
+def stored(format: str, rows: int, columns: int, *options: tuple[str, int]) -> Stored:
+    return drawn(FormatCase("linear.gemm/C2", "random", "", format, rows, columns, 4, options=options), powers=False)
+
+
+def test_x_in_the_inverse_order_of_groups_is_named() -> None:
+    """Rows are sorted by group, and x by the inverse permutation."""
+
+    def wrong(weights: Stored) -> Any:
+        order = np.argsort(weights.by_name["g_idx"], kind="stable")
+        found = np.zeros_like(weights.values)
+        np.add.at(found, np.argsort(order), weights.values[order])
+        return found
+
+    matrices = [stored("gptq-v1", 128, 16, ("bits", 4), ("group_size", size)) for size in (32, 64)]
+    assert explained_product(wrong, matrices) == ("stored-rows-permuted",)
+
+
+def test_scales_of_the_second_level_of_another_size_are_named() -> None:
+    def wrong(weights: Stored) -> Any:
+        return of_nested_size(128, False, weights).values
+
+    matrices = [stored("nf4-double", 256, columns, ("blocksize", 64)) for columns in (136, 144)]
+    assert explained_product(wrong, matrices) == ("stored-scale-of-128-nested-blocks",)
 
 
 def test_zeros_are_not_those_of_a_call_before() -> None:
