@@ -6,8 +6,8 @@ conformance/selftest/support. A fixed sample is tried here, and what came of eac
 
 import pytest
 from building import compiler
-from field.judging import judge
 from field.held_out_seventh import SEVENTH_KERNELS
+from field.judging import judge
 from field.legal import judged
 from field.mistakes import KERNELS, MISTAKES, Mistake
 from field.trying import LISTS, changed, claim_of, kernels, outcome, tried
@@ -56,11 +56,13 @@ def test_right_kernels_of_more_formats_pass() -> None:
             assert found.executed >= 5 and not found.failures, (name, found.failures)
 
 
-@pytest.mark.parametrize(
-    ("file", "name"), thinned([each for each in SEVENTH_KERNELS if each[1] != "attend"], 6), ids=lambda each: str(each)
-)
-def test_right_casts_and_steps_pass(file: str, name: str) -> None:
-    """Casts, and what a model computes besides products; attention takes half a minute and is tried by the sample."""
+STEPS = [each for each in SEVENTH_KERNELS if each[1] != "attend"]
+
+
+@pytest.mark.parametrize("kernel", thinned(STEPS, 6), ids="-".join)
+def test_right_casts_and_steps_pass(kernel: tuple[str, str]) -> None:
+    """Casts, and what a model computes besides products; attention takes half a minute, and is left to the lists."""
+    file, name = kernel
     with kernels(compiled=()):
         found = judge(f"{file.removesuffix('.py')}:{name}", claim_of(file, name))
         assert found.executed >= 5 and not found.failures, found.failures

@@ -292,7 +292,7 @@ def test_a_field_that_a_cast_writes_otherwise_is_named() -> None:
     names, said = explained_cast(
         "q4_0", lambda right: with_fields(right, d=right.table.fields_of(right.by_name)["d"] * 2)
     )
-    assert names == ("cast-scale-doubled",), said
+    assert "cast-scale-doubled" in names, said
 
 
 def test_a_cast_with_the_other_sign_is_named() -> None:
