@@ -11,6 +11,7 @@ has, matrices that are stored as one tensor, the fields that mean a window, the 
   has a GELU in its gates, and alternates between local and full layers.
 - **SmolLM3** does not rotate queries and keys in every fourth layer, or in those that ``no_rope_layers`` marks with 0.
 - **OLMo 2** norms the result of each part of a block and not what goes in, and all heads of a token together.
+  **OLMo 3** also alternates between local and full layers, and scales the rotation of full ones alone.
 - **Phi-3** stores queries, keys and values as one tensor, and gate and up projections as another.
 
 Source: the published checkpoints of each kind; the ``transformers`` library.
@@ -78,6 +79,9 @@ class Architecture:
         keys: fields of numbers that have another name than in `lowbit.formats.checkpoint.config.KEYS`.
         gain_offset: what is added to the gain of a norm.
         window: what ``sliding_window`` means.
+        full_every: every n-th layer is full where layers alternate and no field says which.
+        local_base_is_base: whether local layers have the base of full ones, without its scaling, where no field gives
+            another.
         activation: of the gate.
         activation_field: the name of the field of the activation, and its only value.
         scaled_embedding: whether the embedding is multiplied by the root of the width of the stream.
@@ -98,6 +102,8 @@ class Architecture:
     keys: Mapping[str, str] = field(default_factory=dict)
     gain_offset: float = 0.0
     window: Window = "never"
+    full_every: int = 6
+    local_base_is_base: bool = False
     activation: Activation = "silu"
     activation_field: tuple[str, str] = ("hidden_act", "silu")
     scaled_embedding: bool = False
@@ -150,6 +156,15 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "smollm3": Architecture("SmolLM3ForCausalLM", window="unused", unrotated=True, fields=UNUSED_WINDOW, tied=True),
         "olmo2": Architecture("Olmo2ForCausalLM", POST_NORMS | HEAD_NORMS, heads_normed_together=True, one_each=True),
+        "olmo3": Architecture(
+            "Olmo3ForCausalLM",
+            POST_NORMS | HEAD_NORMS,
+            window="alternating",
+            full_every=4,
+            local_base_is_base=True,
+            heads_normed_together=True,
+            one_each=True,
+        ),
         "phi3": Architecture("Phi3ForCausalLM", matrices=ATTENTION | DENSE | FUSED, window="always", one_each=True),
     }
 )

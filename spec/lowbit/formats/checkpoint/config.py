@@ -59,7 +59,7 @@ SUPPORTED: dict[str, Any] = {
 
 
 WINDOW, LAYER_TYPES = "sliding_window", "layer_types"
-PATTERN, USUAL_PATTERN = "sliding_window_pattern", 6
+PATTERN = "sliding_window_pattern"
 MOST_LAYERS = 2**16
 """For which a list of layers is made before the tensors are looked at."""
 UNROTATED, UNROTATED_EVERY, USUAL_UNROTATED_EVERY = "no_rope_layers", "no_rope_layer_interval", 4
@@ -96,8 +96,11 @@ def read_config(fields: Fields) -> LlamaConfig:
     _refuse_other_features(fields, architecture, head_dim)
     rotary = read_rotary(fields, head_dim, architecture.rope_base)
     window, full_every = _window(fields, architecture)
-    if (rotary.local_base is None) != (architecture.window != "alternating"):
-        given = "missing" if rotary.local_base is None else rotary.local_base
+    local_base = rotary.local_base
+    if local_base is None and architecture.local_base_is_base:
+        local_base = rotary.base
+    if (local_base is None) != (architecture.window != "alternating"):
+        given = "missing" if local_base is None else local_base
         raise FormatError(fields.file, LOCAL_BASE, given, "a number where layers alternate, and absent elsewhere")
     try:
         config = LlamaConfig(
@@ -116,7 +119,7 @@ def read_config(fields: Fields) -> LlamaConfig:
             else None,
             window=window,
             full_every=full_every,
-            local_rope_base=rotary.local_base,
+            local_rope_base=local_base,
             activation=architecture.activation,
             embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
             rope_scaling=rotary.scaling,
@@ -207,7 +210,7 @@ def _window(fields: Fields, architecture: Architecture) -> tuple[int | None, int
         return fields.optional(WINDOW, int), None
     listed = fields.optional(LAYER_TYPES, list)
     if listed is None:
-        return fields.value(WINDOW, int), fields.value(PATTERN, int, USUAL_PATTERN)
+        return fields.value(WINDOW, int), fields.value(PATTERN, int, architecture.full_every)
     return fields.value(WINDOW, int), listed.index(FULL) + 1 if FULL in listed else None
 
 

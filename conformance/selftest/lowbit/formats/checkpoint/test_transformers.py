@@ -60,6 +60,9 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("gemma3", {"embedding_scale": 1.0}),
     ("smollm3", {"unrotated": ()}),
     ("smollm3", {"unrotated": (0,)}),
+    ("olmo3", {"window": None}),
+    ("olmo3", {"full_every": 3}),
+    ("olmo3", {"local_rope_base": None}),
     ("phi3", {"window": None}),
     ("mistral", {"window": None}),
     ("mixtral", {"routing": Routing(4, 1)}),
@@ -158,6 +161,7 @@ def test_what_is_refused(name: str, change: dict[str, Any], message: str, tmp_pa
 SAME: list[tuple[str, dict[str, Any]]] = [
     ("gemma3", {"layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"]}),
     ("smollm3", {"no_rope_layers": None}),
+    ("olmo3", {"layer_types": [*["sliding_attention"] * 3, "full_attention", "sliding_attention"]}),
     ("phi3", {"layer_types": ["sliding_attention"] * 2}),
     ("llama3", {"layer_types": ["full_attention"] * 2}),
     (

@@ -76,6 +76,11 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"layer_types": ["full_attention"] * 3, "tie_word_embeddings": True, "pad_token_id": 0},
     "olmo2": SIZES
     | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "pad_token_id": 0},
+    "olmo3": SIZES
+    | {"model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"], "num_hidden_layers": 5, "sliding_window": 8}
+    | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}
+    | {"attention_bias": False, "pad_token_id": 0}
+    | {"rope_theta": 500000.0},  # local layers take this number in transformers 5.24, whatever the file says
     "phi3": SIZES
     | {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "sliding_window": 12, "rope_scaling": None}
     | {
