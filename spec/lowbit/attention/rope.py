@@ -26,8 +26,8 @@ the paper pairs neighbours, :math:`(0, 1), (2, 3), \dots`; the *half-split* layo
 pairs channel :math:`c` with :math:`c + d_h/2` (errata B5). A layout is therefore a value here, the triple
 :math:`(i, s, \Theta)`, and there is one function that rotates.
 
-**Longer contexts.** A model that was trained on :math:`L` positions has never seen the angles of later ones. Its
-rotation can be slowed down, so that more positions have angles like those it knows: pair :math:`i` then rotates by
+**Longer contexts.** A model is trained on :math:`L` positions, and the angles of later ones lie outside the range of
+its training. A slower rotation keeps more positions inside that range: pair :math:`i` rotates by
 :math:`m\theta_i / f_i`, and models differ in their *factors* :math:`f_i`. For a context :math:`s` times as long,
 
 - *linear* scaling divides all angles by :math:`f_i = s`;

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 
 from lowbit.arrays import F64
-from lowbit.attention.rope import half_split, interleaved, rotate, rotation
+from lowbit.attention.rope import (
+    Scaling,
+    half_split,
+    interleaved,
+    linear_scaling,
+    llama3_scaling,
+    rotate,
+    rotation,
+    yarn_scaling,
+)
 from lowbit.errors import ArgumentError
 
 BASE = 10000.0
@@ -97,3 +106,55 @@ def test_bad_arguments_are_named() -> None:
     for shape in ((2, 1, 4), (1, 1, 6), (1, 4)):
         with pytest.raises(ArgumentError, match="shape of x"):
             rotate(np.zeros(shape), rotation(layout, BASE, 0, 1))
+
+
+# Scaling.
+
+
+def test_linear_scaling_divides_positions() -> None:
+    """Position 8 of a rotation that is scaled by 8 is position 1 of the plain one."""
+    layout = half_split(16)
+    scaled, plain = rotation(layout, BASE, 8, 1, linear_scaling(16, 8.0)), rotation(layout, BASE, 1, 1)
+    np.testing.assert_allclose(scaled.cos, plain.cos, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(scaled.sin, plain.sin, rtol=0, atol=1e-15)
+
+
+def test_llama3_scaling_by_wavelengths() -> None:
+    """Pair by pair, by the three cases of the reference implementation; each of them occurs."""
+    seen = set()
+    for pair, factor in enumerate(llama3_scaling(128, 500000.0, 8.0, 1.0, 4.0, 8192).factors):
+        wavelength = 2 * np.pi * 500000.0 ** (2 * pair / 128)
+        if wavelength < 8192 / 4:
+            case, expected = "fast", 1.0
+        elif wavelength > 8192 / 1:
+            case, expected = "slow", 8.0
+        else:
+            smooth = (8192 / wavelength - 1.0) / (4.0 - 1.0)
+            case, expected = "between", 1 / ((1 - smooth) / 8.0 + smooth)
+        seen.add(case)
+        assert factor == pytest.approx(expected, rel=1e-12)
+    assert seen == {"fast", "slow", "between"}
+
+
+def test_a_magnitude_scales_both_cosines_and_sines() -> None:
+    """Lengths grow by it, and angles stay."""
+    layout = interleaved(4)
+    large, plain = rotation(layout, BASE, 3, 2, Scaling((1.0, 1.0), 1.5)), rotation(layout, BASE, 3, 2)
+    np.testing.assert_array_equal(large.cos, 1.5 * plain.cos)
+    np.testing.assert_array_equal(large.sin, 1.5 * plain.sin)
+
+
+def test_scalings_that_are_refused() -> None:
+    """Numbers out of range, and factors for other heads."""
+    with pytest.raises(ArgumentError, match="number of factors is 2; allowed: 4"):
+        rotation(half_split(8), BASE, 0, 1, linear_scaling(4, 2.0))
+    with pytest.raises(ArgumentError, match=r"scaling of the rotation is 0\.0"):
+        linear_scaling(8, 0.0)
+    with pytest.raises(ArgumentError, match="high is 1"):
+        llama3_scaling(8, BASE, 8.0, 1.0, 1.0, 64)
+    with pytest.raises(ArgumentError, match="factor is nan"):
+        llama3_scaling(8, BASE, float("nan"), 1.0, 4.0, 64)
+    with pytest.raises(ArgumentError, match="original is 0"):
+        yarn_scaling(8, BASE, 4.0, 0)
+    with pytest.raises(ArgumentError, match=r"base is 1\.0; allowed: a finite number above 1"):
+        yarn_scaling(8, 1.0, 4.0, 64)

@@ -72,7 +72,7 @@ def read_rotary(fields: Fields, head_dim: int, default: float | None) -> Rotary:
 
 
 def _same(file: str, key: str, given: list[float | None]) -> float | None:
-    """The number that all who give one agree on."""
+    """The number on which all fields that give one agree."""
     numbers = [number for number in given if number is not None]
     if len(set(numbers)) > 1:
         raise FormatError(file, key, " and ".join(map(str, dict.fromkeys(numbers))), "one number")
