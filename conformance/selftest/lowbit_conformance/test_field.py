@@ -68,6 +68,21 @@ def test_right_casts_and_steps_pass(kernel: tuple[str, str]) -> None:
         assert found.executed >= 5 and not found.failures, found.failures
 
 
+@pytest.mark.parametrize(
+    ("name", "claim"),
+    [
+        ("pool", Claim("pooling.pool", {"method": "mean"})),
+        ("rope", Claim("rope.rotate", {"head_dim": 64})),
+        ("attend", Claim("attention.attend", {"head_dim": 64})),
+    ],
+)
+def test_what_is_not_declared_is_not_asked_for(name: str, claim: Claim) -> None:
+    """Neither by cases of special contents, nor by those that stand for several calls."""
+    with kernels(compiled=()):
+        found = judge(f"step_kernels:{name}", claim)
+        assert found.executed > 30 and not found.failures, found.failures
+
+
 @pytest.mark.parametrize("mistake", thinned(SAMPLE, 3), ids=lambda each: f"{each.kernel}-{each.what}".replace(" ", "-"))
 def test_a_mistake_is_killed_and_named(mistake: Mistake) -> None:
     """By a name that says what it is."""

@@ -34,7 +34,7 @@ class ContentsCase(Case):
     size: int
 
     def parameters(self) -> dict[str, object]:
-        return {}
+        return dict(OPERATIONS[self.operation].parameters(*values_of(self)))
 
 
 def normal(rng: np.random.Generator, *shape: int) -> F32:
