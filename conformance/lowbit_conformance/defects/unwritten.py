@@ -63,6 +63,20 @@ def left_out(wrong: list[Array], places: list[Array], axis: int) -> bool:
     return told
 
 
+COUNTS = (1, 2, 4, 8, 16, 32)
+"""Elements at the end of a result that a loop over whole registers leaves out."""
+
+
+def at_the_end(wrong: list[Array], count: int) -> list[Array] | None:
+    """The last elements of results in the order of memory, if what is wrong is among them and is most of them."""
+    places = [np.arange(each.size).reshape(each.shape) >= each.size - count for each in wrong]
+    told = any(each.size > 2 * count and each.ndim > 1 for each in wrong)
+    for each, place in zip(wrong, places, strict=True):
+        if each[~place].any() or each[place].mean() < MOST:
+            return None
+    return places if told else None
+
+
 def replayed(operation: str, seen: list[Any], places: list[Array], *given: Any, **choices: Any) -> Any:
     """What came back in some places, and right results elsewhere."""
     right = right_answer(operation, given, choices)
@@ -90,6 +104,10 @@ def of_unwritten(failures: list[Any], operation: str) -> Iterator[Defect]:
             if left_out(wrong, places, axis):
                 cause = f"The result is computed {words}, along axis {axis}; what stands there is no such number."
                 yield defect(f"result-{name.replace('dropped', 'not-written')}-along-axis-{axis}", cause, places)
+    for count in COUNTS:
+        if (ends := at_the_end(wrong, count)) is not None:
+            cause = f"The result is computed without its last {count} elements, in the order of memory."
+            yield defect(f"result-last-{count}-elements-not-written", cause, ends)
     for name, words, test in KINDS:
         if all(each.given.dtype.kind in "fV" for each in failures):
             found = [test(each.given.astype(np.float64)) & far for each, far in zip(failures, wrong, strict=True)]

@@ -269,6 +269,18 @@ def test_what_was_not_computed_is_named_by_its_place() -> None:
     assert explained("linear.qgemv", calls) == ("result-last-not-written-along-axis-0",)
 
 
+def test_elements_at_the_end_of_memory_that_were_not_computed_are_named() -> None:
+    """The last two of a result of several vectors hold any numbers."""
+    calls = []
+    for size in (32, 64):
+        weights = stored("gptq-v1", 128, 16, ("bits", 4), ("group_size", size))
+        x = RNG.normal(size=(4, weights.rows)).astype(np.float32)
+        given = (x.astype(np.float64) @ weights.values).astype(np.float32)
+        given[-1, -2:] = 77.5 + size
+        calls.append(((x, weights), given))
+    assert explained("linear.gemm", calls) == ("result-last-2-elements-not-written",)
+
+
 # **Casts.**
 
 
