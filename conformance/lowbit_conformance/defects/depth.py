@@ -74,11 +74,15 @@ of_qgemm_bfp.add(
 )
 
 
-@integers.of_step(DEFECTS, "powers")("C1")
-def power_of_empty_block_infinite(x: Blocks, run: Run) -> Array:
+@of_qgemm_bfp("C1")
+def power_of_empty_block_infinite(x: Blocks, matrix: QuantizedMatrix) -> Array:
     """2^e of an empty block is infinite, and 0 times it is NaN."""
-    with np.errstate(over="ignore"):
+
+    def power(x: Blocks, run: Run) -> Array:
         return np.asarray(np.exp2(x.exponents[:, run[2]].astype(np.float32) + np.float32(1)), np.float64) / 2
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        return integers.product(x, matrix, powers=power)
 
 
 @of_qgemm_bfp("C1")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from lowbit.cli.backends import said
 from lowbit.contract.operation import sentence
@@ -19,10 +19,11 @@ def profiles(
     if as_json:
         print(json.dumps({id: describe(profile) for id, profile in PROFILES.items()}))
         return
-    table = Table("profile", "is", "clauses", "for")
+    name = Column("profile", min_width=max(map(len, PROFILES)))  # whole: it is typed into --profile
+    table = Table(name, "clauses", show_lines=True)
     for id, profile in PROFILES.items():
         limits = said(profile.told_parameters) or "all parameters"
-        table.add_row(id, profile.title, "\n".join(said_clauses(profile.clauses)), limits)
+        table.add_row(f"{id}\n{profile.title}: {limits}", "\n".join(said_clauses(profile.clauses)))
     Console().print(table)
 
 
