@@ -150,7 +150,7 @@ def unpack(words: Any, bits: int) -> Any:
     return (words[:, None] >> shifts(bits) & (2**bits - 1)).reshape(-1, words.shape[1]).astype(np.uint8)
 
 
-def affine_quantize(weights: Any, bits: int, group_size: int, convention: str, scale_dtype: str) -> QuantizedMatrix:
+def affine_quantize(weights: Any, bits: int, group_size: int, convention: Any, scale_dtype: str) -> QuantizedMatrix:
     """Groups down each column, with zero-points that are codes."""
     levels, kept = F32(2**bits - 1), np.dtype(scale_dtype)
     codes = np.empty(weights.shape, np.uint8)
@@ -166,7 +166,7 @@ def affine_quantize(weights: Any, bits: int, group_size: int, convention: str, s
         scales.append(scale)
         zeros.append(zero.astype(np.uint8))
     stacked = np.stack(scales), np.stack(zeros)
-    return QuantizedMatrix(pack(codes, bits), *stacked, bits, len(weights), group_size, convention)  # type: ignore[arg-type]
+    return QuantizedMatrix(pack(codes, bits), *stacked, bits, len(weights), group_size, convention)
 
 
 def affine_dequantize(matrix: Any) -> Any:
