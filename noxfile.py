@@ -118,7 +118,12 @@ def tests(session: nox.Session) -> None:
     them replace all tests. The daily loop is ``nox -s tests -- -m "not slow"``. The whole runs of the suite are the job
     `conformance`.
     """
-    named = any("/" in each and Path(each.partition("::")[0]).exists() for each in session.posargs)
+    rest, marks = [*session.posargs], "not whole"
+    named = any("/" in each and Path(each.partition("::")[0]).exists() for each in rest)
+    if "-m" in rest[:-1]:  # of two -m pytest takes the last
+        place = rest.index("-m")
+        marks = f"({rest[place + 1]}) and not whole"
+        del rest[place : place + 2]
     install(session, extras=["cppyy", "conformance", "cuda"], groups=["tests", "docs"])
     session.run(
         "pytest",
@@ -126,8 +131,8 @@ def tests(session: nox.Session) -> None:
         "--dist=worksteal",
         *(() if named else ("conformance/selftest", "--pyargs", "lowbit")),
         "-m",
-        "not whole",
-        *session.posargs,
+        marks,
+        *rest,
         env={
             "LOWBIT_TESTS_COMPLETE": "1",  # what was installed may not be missing: its tests are never skipped
             "PYTHONDONTWRITEBYTECODE": None,  # pytest keeps the test modules that it has rewritten, for the next run
