@@ -65,7 +65,7 @@ class Sampling:
 
     Attributes:
         temperature: τ; 0 takes the likeliest token and ignores the other settings.
-        top_k: keep so many tokens; 0 keeps all.
+        top_k: the number of tokens to keep; 0 keeps all.
         top_p: above 0, at most 1; 1 keeps all.
         min_p: from 0, which keeps all, to 1, which keeps those as likely as the likeliest.
         seed: of the generator, below 2^64.
