@@ -26,6 +26,7 @@ method      what it does                                             equal to `s
 of sixteen lanes. `chains` independent sums of a group keep a multiply-add from waiting for the one before it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -65,7 +66,7 @@ SEGMENT = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile:
+class Tile(ABC):
     """The choices that every kernel of a matrix has.
 
     Attributes:
@@ -83,9 +84,9 @@ class Tile:
     ahead: int = 2048
 
     @property
+    @abstractmethod
     def unit_words(self) -> int:
         """Rows of words of a unit."""
-        raise NotImplementedError
 
     @property
     def places(self) -> list[tuple[int, int]]:

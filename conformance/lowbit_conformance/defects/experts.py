@@ -29,7 +29,7 @@ def expert(
     activation: Callable[[F64], Array] = silu,
     of_inner: Rounding = exactly,
 ) -> F64:
-    """Right, unless the activation is another, or what goes into `down` is rounded."""
+    """The right result, but for another activation or a rounding before `down`."""
     with np.errstate(invalid="ignore", over="ignore"):
         return product(of_inner(activation(product(x, gate)) * product(x, up)), down)
 

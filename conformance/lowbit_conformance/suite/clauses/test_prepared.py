@@ -41,7 +41,7 @@ def cases(variant: str, clause: str) -> Iterator[MatrixCase]:
 
 
 def with_vectors(case: MatrixCase, count: int) -> MatrixCase:
-    """With so many rows of x or of blocks, where the operation has several."""
+    """The case with this number of rows of x or of blocks, where the operation has several."""
     if case.operation == "linear.qgemm_bfp":
         return of(case, count)
     return replace(case, vectors=count if case.operation == "linear.qgemm" else 0)
