@@ -6,7 +6,7 @@ import numpy as np
 
 from lowbit.arrays import I64
 from lowbit.backend import Declaration
-from lowbit.kernels.layouts import ORDERS, Layout, ZCurve
+from lowbit.kernels.layouts import ORDERS, Layout, NestedPanels, ZCurve
 from lowbit.quantization.packing import Words
 
 Indices = I64
@@ -33,6 +33,8 @@ def _order(layout: Layout) -> Indices:
     row, column = (places.reshape(-1) for places in np.indices((layout.rows, layout.columns)))
     height, width = layout.block
     block = column // width
+    if isinstance(layout, NestedPanels):
+        return np.asarray(np.lexsort((column, row, block, row // height, column // layout.panel)), np.int64)
     if isinstance(layout, ZCurve):
         block = _spread(block) | _spread(row // height) << 1
     return np.asarray(np.lexsort((column, row, block)), np.int64)

@@ -6,7 +6,7 @@ import numpy as np
 
 from lowbit.arrays import Array
 from lowbit.kernels import layouts
-from lowbit.kernels.layouts import ColumnPanels, Layout
+from lowbit.kernels.layouts import ColumnPanels, Layout, NestedPanels, ZCurve
 from lowbit.quantization.packing import Words
 from lowbit_conformance.defects.defect import COMMON, Declaring, Defect, arithmetical, of_operation
 
@@ -38,7 +38,7 @@ def along(key: Callable[[int, int], int]) -> Order:
     """Blocks in the order of a key of their row and column."""
 
     def order(layout: Layout) -> Array:
-        if isinstance(layout, ColumnPanels):
+        if not isinstance(layout, ZCurve):
             return row_by_row(layout)
         height, width = layout.block
         grid = [(r, c) for r in range(-(-layout.rows // height)) for c in range(-(-layout.columns // width))]
@@ -83,6 +83,8 @@ of_order.add(
 @of_order(ALL)
 def z_curve_missing(layout: Layout) -> Array:
     """Blocks follow each other row by row, without the curve."""
+    if not isinstance(layout, ZCurve):
+        return row_by_row(layout)
     height, width = layout.block
     return by_blocks(
         layout, [(r, c) for r in range(-(-layout.rows // height)) for c in range(-(-layout.columns // width))]
@@ -93,6 +95,38 @@ def z_curve_missing(layout: Layout) -> Array:
 def blocks_column_by_column(layout: Layout) -> Array:
     """Inside a block words go column by column."""
     return by_blocks(layout, list(layout.starts), turned=True)
+
+
+def of_nested(wrong: Order) -> Order:
+    """Right in all layouts but nested panels."""
+    return lambda layout: wrong(layout) if isinstance(layout, NestedPanels) else row_by_row(layout)
+
+
+def down_the_panel(layout: Layout) -> Array:
+    assert isinstance(layout, NestedPanels)
+    blocks = sorted(layout.starts, key=lambda block: (block[1] * 8 // layout.panel, block[1], block[0]))
+    return by_blocks(layout, blocks)
+
+
+for name, cause, nested in (
+    (
+        "nested-panels-plain",
+        "A panel of 3-bit words is stored row by row, without blocks of 3 × 8 words.",
+        lambda layout: row_by_row(ColumnPanels(layout.rows, layout.columns, layout.panel)),
+    ),
+    (
+        "nested-panels-as-wide-as-the-matrix",
+        "Units of 3 rows go through all columns, without panels.",
+        lambda layout: row_by_row(NestedPanels(layout.rows, layout.columns, layout.columns)),
+    ),
+    ("nested-panels-down-first", "The blocks of a panel go down its columns before they go right.", down_the_panel),
+    (
+        "nested-panels-words-of-a-column-first",
+        "The 3 words of a column are neighbours in a block, and not the 8 words of a row.",
+        lambda layout: by_blocks(layout, list(layout.starts), turned=True),
+    ),
+):
+    of_order.add(name, cause, ALL, of_nested(nested))
 
 
 def at_one_size(wrong: Callable[[int, int], bool]) -> Order:

@@ -62,6 +62,7 @@ KEPT = {
     "lowbit.quantization.bfp_storage.row_bytes",
     "lowbit.linear.integer.segments",
     "lowbit.kernels.layouts.ColumnPanels.block",
+    "lowbit.kernels.layouts.NestedPanels.block",
     "lowbit.kernels.layouts.ZCurve.block",
     "lowbit.attention.rope.half_split",
     "lowbit.attention.rope.interleaved",

@@ -80,6 +80,7 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "hqq.HqqMatrix": ("lowbit.quantization.hqq", "HqqMatrix"),
         "hqq_numbers.EightBit": ("lowbit.quantization.hqq_numbers", "EightBit"),
         "layouts.ColumnPanels": ("lowbit.kernels.layouts", "ColumnPanels"),
+        "layouts.NestedPanels": ("lowbit.kernels.layouts", "NestedPanels"),
         "layouts.ZCurve": ("lowbit.kernels.layouts", "ZCurve"),
         "offload.Arrangement": ("lowbit.moe.offload", "Arrangement"),
         "offload.Event": ("lowbit.moe.offload", "Event"),

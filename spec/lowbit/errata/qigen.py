@@ -22,7 +22,7 @@ from lowbit.kernels.blocking import (
     tiles_extended,
 )
 from lowbit.kernels.interpreter import run
-from lowbit.kernels.layouts import ColumnPanels, ZCurve
+from lowbit.kernels.layouts import ColumnPanels, NestedPanels, ZCurve
 from lowbit.kernels.microkernel import algorithm_3
 from lowbit.linear.linear import equation_2_left, equation_2_right, qgemv
 from lowbit.quantization.affine import dequantize, quantize
@@ -196,18 +196,30 @@ def silences() -> None:
 
 @ruling(
     "Q11",
-    printed="blocks lie along the Z-curve; the authors' published code stores column panels",
-    ruled="both are specified, and both are permutations of the same words",
+    printed="blocks lie along the Z-curve; the authors' published code stores column panels, and at 3 bits panels of "
+    "blocks of 3 words × 8 columns",
+    ruled="all three are specified, and all are permutations of the same words",
 )
-def both_orders_are_permutations() -> None:
-    """The two streams differ, so a reader must know which one it has; each holds every word once."""
-    words = np.arange(8 * 12, dtype=np.uint32).reshape(8, 12)
-    curve, panels = ZCurve(8, 12, block_rows=2, block_columns=4), ColumnPanels(8, 12, panel=4)
-    assert (layouts.apply(words, curve) != layouts.apply(words, panels)).any()
-    for layout in (curve, panels):
-        stream = layouts.apply(words, layout)
-        assert sorted(stream.tolist()) == list(range(8 * 12))
+def all_orders_are_permutations() -> None:
+    """The streams differ, so a reader must know which one it has; each holds every word once.
+
+    At 3 bits only the order of the words is another: the bits of a word are those of the stream of `packing`.
+    """
+    words = np.arange(6 * 24, dtype=np.uint32).reshape(6, 24)
+    several = (
+        ZCurve(6, 24, block_rows=1, block_columns=4),
+        ColumnPanels(6, 24, panel=16),
+        NestedPanels(6, 24, panel=16),
+    )
+    streams = [layouts.apply(words, layout) for layout in several]
+    assert all((one != other).any() for one, other in itertools.combinations(streams, 2))
+    for layout, stream in zip(several, streams, strict=True):
+        assert sorted(stream.tolist()) == list(range(words.size))
         assert (layouts.invert(stream, layout) == words).all()
+    # A block of 24 words in a row is all 32 codes of 8 columns, which no other of the layouts keeps together.
+    codes = np.random.default_rng(0).integers(0, 8, (64, 24), dtype=np.uint8)
+    first = layouts.apply(pack(codes, 3), several[2])[:24].reshape(3, 8)
+    assert (unpack(first, 3) == codes[:32, :8]).all()
 
 
 @ruling(

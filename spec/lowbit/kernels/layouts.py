@@ -5,11 +5,20 @@ a few registers of columns and walks down all rows would touch a new page of mem
 are stored in the order in which it reads them. Such an order is a *layout*: a value that says where each word goes.
 `apply` stores a matrix by it, and `invert` reads it back; they move words and change none.
 
-**Blocks, one after the other.** Both layouts here cut the matrix into blocks and store one block after the other, each
+**Blocks, one after the other.** The layouts here cut the matrix into blocks and store one block after the other, each
 row by row. They differ in the shape of the blocks and in their order:
 
 - *column panels*: a block is P columns wide and as high as the matrix; panels from left to right. It is what the
-  authors' published code does, and what kernels that keep a panel's sums in registers want.
+  authors' published code does at 2 and 4 bits, and what kernels that keep a panel's sums in registers want.
+- *nested panels*: what the authors' published code does at 3 bits. Panels of P columns again, but a panel is cut into
+  units of 3 rows, which hold 32 codes of each column, and a unit into blocks of 8 columns. So the three vectors of
+  8 words that hold 32 codes of 8 columns are neighbours. The word at row :math:`r` and column :math:`c` of
+  :math:`R \times N` words lies at
+
+  .. math:: jPR + 3w \lfloor r/3 \rfloor + 24 \lfloor (c - jP)/8 \rfloor + 8\,(r \bmod 3) + c \bmod 8, \qquad
+     j = \lfloor c/P \rfloor, \quad w = \min(P, N - jP),
+
+  and its bits are those of the chapter `packing`: codes 10 and 21 of a unit straddle two words.
 - *Z-curve*: blocks of any height and width, as the cache model of the chapter `blocking` chooses them, in the order of
   their *Morton codes*, the numbers that interleave the bits of block row :math:`r` and block column :math:`c`,
 
@@ -40,6 +49,7 @@ import numpy as np
 from lowbit.contract.checks import check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.contract.signature import Shape, checked
+from lowbit.errors import ArgumentError
 from lowbit.quantization.packing import Words
 
 
@@ -55,7 +65,7 @@ def morton(row: int, column: int) -> int:
     return sum((row >> i & 1) << 2 * i + 1 | (column >> i & 1) << 2 * i for i in bits)
 
 
-# **A layout as a value.** What both have in common; another layout gives the shape and the order of its blocks.
+# **A layout as a value.** What all have in common; another layout gives the shape and the order of its blocks.
 
 
 @dataclass(frozen=True)
@@ -196,7 +206,55 @@ class ZCurve(Layout):
         yield from sorted(product(range(block_rows), range(block_columns)), key=lambda block: morton(*block))
 
 
-ORDERS = (ColumnPanels.order, ZCurve.order)
+UNIT_ROWS, UNIT_COLUMNS = 3, 8
+"""Words of 32 codes of 3 bits, and the columns of a vector of 256 bits."""
+
+
+@dataclass(frozen=True)
+class NestedPanels(Layout):
+    """Panels of `panel` columns, cut into blocks of 3 rows × 8 columns: for words of 3-bit codes.
+
+    >>> layout = NestedPanels(6, 16, panel=16)
+    >>> [layout.index(row, 0) for row in range(6)], [layout.index(0, column) for column in (1, 7, 8, 15)]
+    ([0, 8, 16, 48, 56, 64], [1, 7, 24, 31])
+
+    Attributes:
+        rows: rows of words, a multiple of 3: whole units.
+        columns: N, a multiple of 8.
+        panel: P, columns of a panel, a multiple of 8; the last panel may have fewer.
+
+    Raises:
+        ArgumentError: a size below 1; rows or columns that do not fill blocks.
+
+    Source: errata Q11.
+    """
+
+    panel: int
+    order: ClassVar[str] = "nested_panels"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, size, whole in (
+            ("rows", self.rows, UNIT_ROWS),
+            ("columns", self.columns, UNIT_COLUMNS),
+            ("panel", self.panel, UNIT_COLUMNS),
+        ):
+            if size % whole != 0:
+                raise ArgumentError(name, size, f"a multiple of {whole} in nested panels")
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """3 rows, 8 columns."""
+        return UNIT_ROWS, UNIT_COLUMNS
+
+    def walk(self, block_rows: int, block_columns: int) -> Iterator[tuple[int, int]]:
+        """Panel by panel from left to right, and in each panel row by row."""
+        width = self.panel // UNIT_COLUMNS
+        for left in range(0, block_columns, width):
+            yield from product(range(block_rows), range(left, min(left + width, block_columns)))
+
+
+ORDERS = (ColumnPanels.order, ZCurve.order, NestedPanels.order)
 
 
 # **There and back**, as operations that a backend may implement.

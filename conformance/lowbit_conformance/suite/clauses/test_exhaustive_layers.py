@@ -10,11 +10,11 @@ from itertools import combinations, permutations, product
 import numpy as np
 
 from lowbit.attention.pooling import METHODS
-from lowbit.kernels.layouts import ORDERS, ColumnPanels
+from lowbit.kernels.layouts import ColumnPanels
 from lowbit.moe.offload import MEMORIES, Request
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import assert_reference, run
-from lowbit_conformance.suite.clauses.test_layouts import LayoutCase, places
+from lowbit_conformance.suite.clauses.test_layouts import ANY_BLOCK, LayoutCase, places
 from lowbit_conformance.suite.clauses.test_offload import OffloadCase, assert_traced
 from lowbit_conformance.suite.clauses.test_pooling import HeadsCase
 from lowbit_conformance.suite.compare import assert_exact
@@ -54,7 +54,7 @@ def test_every_tie_of_five_scores(backend: Remote, case: RoutingCase) -> None:
 # Layouts.
 
 
-SMALL = [(order, *sizes, *sizes) for order in ORDERS for sizes in product(range(1, 4), range(1, 6))]
+SMALL = [(order, *sizes, *sizes) for order in ANY_BLOCK for sizes in product(range(1, 4), range(1, 6))]
 small_matrices = grid(LayoutCase, TIER, ["all-blocks-up-to"], *SMALL)
 """Each case stands for all blocks that are not larger than its matrix."""
 

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowbit.kernels import layouts
-from lowbit.kernels.layouts import ORDERS, ColumnPanels, Layout, ZCurve
+from lowbit.kernels.layouts import ColumnPanels, Layout, NestedPanels, ZCurve
 from lowbit.quantization.packing import Words
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import assert_reference
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_array, assert_exact
 from lowbit_conformance.suite.marking import Settings, checks
+
+ANY_BLOCK = (ColumnPanels.order, ZCurve.order)
+"""The orders whose blocks may have any size."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,15 @@ class LayoutCase(Case):
 
     @property
     def label(self) -> str:
-        block = f"p{self.width}" if self.order == ColumnPanels.order else f"{self.height}x{self.width}"
+        block = f"{self.height}x{self.width}" if self.order == ZCurve.order else f"p{self.width}"
         return f"{self.order.replace('_', '-')}-{block}-{self.rows}x{self.columns}"
 
     @property
     def layout(self) -> Layout:
         if self.order == ColumnPanels.order:
             return ColumnPanels(self.rows, self.columns, self.width)
+        if self.order == NestedPanels.order:
+            return NestedPanels(self.rows, self.columns, self.width)
         return ZCurve(self.rows, self.columns, self.height, self.width)
 
 
@@ -63,11 +68,11 @@ def shapes(clause: str, settings: Settings) -> Iterator[LayoutCase]:
             yield LayoutCase(clause, "lattice", "", ZCurve.order, rows, columns, height, width)
         for width in PANELS:
             yield LayoutCase(clause, "lattice", "", ColumnPanels.order, rows, columns, rows, width)
-    for order in ORDERS:
+    for order in ANY_BLOCK:
         yield LayoutCase(clause, "lattice", "large", order, 512, 11008, 24, 312)
         yield LayoutCase(clause, "lattice", "many-blocks", order, 3, 1300, 1 if order == ZCurve.order else 3, 4)
         for seed in settings.seeds:
-            rng = np.random.Generator(np.random.PCG64([seed, ORDERS.index(order)]))
+            rng = np.random.Generator(np.random.PCG64([seed, ANY_BLOCK.index(order)]))
             sizes = (int(size) for size in rng.integers(1, (60, 200, 20, 40)))
             yield LayoutCase(clause, "random", "drawn", order, *sizes, seed=seed)
 
@@ -88,6 +93,26 @@ def every_block(clause: str, settings: Settings) -> Iterator[LayoutCase]:
             yield LayoutCase(clause, "lattice", "every-square", ZCurve.order, beside, beside, size, size)
 
 
+def nested(clause: str, settings: Settings) -> Iterator[LayoutCase]:
+    """Panels of blocks of 3 × 8 words: one block, one or several units and panels, the last panel narrower or not."""
+
+    def case(variant: str, rows: int, columns: int, panel: int) -> LayoutCase:
+        return LayoutCase(clause, "lattice", variant, NestedPanels.order, rows, columns, 3, panel)
+
+    for rows, columns in ((3, 8), (3, 16), (6, 8), (6, 24), (9, 40), (24, 96)):
+        for panel in (8, 16, 24, 32, 128):
+            yield case("", rows, columns, panel)
+    for panel in (size for size in EVERY if size % 8 == 0):
+        yield case("every-width", 6, 2 * panel + 8, panel)
+    yield case("large", 384, 11008, 64)
+    yield case("many-blocks", 3, 4096, 8)
+    yield case("many-units", 3 * 300, 16, 16)
+    for seed in settings.seeds:
+        rng = np.random.Generator(np.random.PCG64([seed, 2]))
+        units, blocks, width = (int(size) for size in rng.integers(1, (20, 30, 10)))
+        yield LayoutCase(clause, "random", "drawn", NestedPanels.order, 3 * units, 8 * blocks, 3, 8 * width, seed=seed)
+
+
 def places(case: LayoutCase) -> Words:
     """Words that are all different: each the number of its place, row by row, times an odd number."""
     count = case.rows * case.columns
@@ -95,12 +120,14 @@ def places(case: LayoutCase) -> Words:
 
 
 @checks("blocking.apply/C1", every_block)
+@checks("blocking.apply/C1", nested)
 @checks("blocking.apply/C1", shapes)
 def test_apply_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
     """Words that are all different lie in the stream where the reference has them, and are left as they were."""
     assert_reference(backend, case, "stream", places(case), case.layout)
 
 
+@checks("blocking.apply/C2", nested)
 @checks("blocking.apply/C2", shapes)
 def test_apply_loses_nothing_and_adds_nothing(backend: Remote, case: LayoutCase) -> None:
     """Random words with every bit in use come back, each as often as it was there."""
@@ -110,12 +137,14 @@ def test_apply_loses_nothing_and_adds_nothing(backend: Remote, case: LayoutCase)
 
 
 @checks("blocking.invert/C1", every_block)
+@checks("blocking.invert/C1", nested)
 @checks("blocking.invert/C1", shapes)
 def test_invert_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
     """Elements that are all different come to the rows and columns where the reference has them."""
     assert_reference(backend, case, "words", places(case).reshape(-1), case.layout)
 
 
+@checks("blocking.invert/C2", nested)
 @checks("blocking.invert/C2", shapes)
 def test_invert_is_the_inverse(backend: Remote, case: LayoutCase) -> None:
     """A stream that was inverted and laid out again, by the specification, is the stream."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from lowbit.attention.pooling import Method
-from lowbit.kernels.layouts import ORDERS, ColumnPanels
+from lowbit.kernels.layouts import ColumnPanels
 from lowbit.quantization.packing import BITS
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.cases import Case
@@ -29,7 +29,7 @@ from lowbit_conformance.suite.clauses.test_attention import RowsCase as ScoresCa
 from lowbit_conformance.suite.clauses.test_blocks import RowsCase
 from lowbit_conformance.suite.clauses.test_gptq import LayerCase
 from lowbit_conformance.suite.clauses.test_hqq import BlocksCase
-from lowbit_conformance.suite.clauses.test_layouts import LayoutCase
+from lowbit_conformance.suite.clauses.test_layouts import ANY_BLOCK, LayoutCase
 from lowbit_conformance.suite.clauses.test_pooling import HeadsCase
 from lowbit_conformance.suite.clauses.test_rope import RopeCase
 from lowbit_conformance.suite.marking import Record, Settings, checks
@@ -156,7 +156,7 @@ def laid(order: str, clause: str, width: int, height: int, columns: int, count: 
     return LayoutCase(clause, *NEW, order, count, columns, own, width)
 
 
-LAID = [Pairs(partial(laid, order), [SIZES, SIZES, SIZES, (*SIZES[:18], 64, 80, 96, 128, 256)]) for order in ORDERS]
+LAID = [Pairs(partial(laid, order), [SIZES, SIZES, SIZES, (*SIZES[:18], 64, 80, 96, 128, 256)]) for order in ANY_BLOCK]
 
 
 EVERY: Mapping[str, tuple[Sequence[Pairs[Any]], Callable[..., None]]] = {

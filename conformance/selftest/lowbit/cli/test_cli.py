@@ -55,7 +55,10 @@ def test_backends_that_are_named_are_shown_with_their_limits() -> None:
     answer = CliRunner().invoke(app, ["backends", "reference", "numpy", "reference", "--json"]).stdout
     assert list(json.loads(answer)) == ["reference", "numpy"]
     shown = CliRunner().invoke(app, ["backends", "numpy", "absent:Backend"], env={"COLUMNS": "2000"}).stdout
-    assert "packing.unpack" in shown and "blocking.apply, blocking.invert: order column_panels or z_curve" in shown
+    assert (
+        "packing.unpack" in shown
+        and "blocking.apply, blocking.invert: order column_panels, z_curve or nested_panels" in shown
+    )
     assert "there is no module 'absent' in this folder or on Python's path" in shown
     refused = CliRunner().invoke(app, ["backends", "numpy", "abacus"])
     assert isinstance(refused.exception, ArgumentError) and "backend is 'abacus'" in str(refused.exception)

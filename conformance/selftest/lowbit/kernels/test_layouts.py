@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 
 from lowbit.errors import ArgumentError
-from lowbit.kernels.layouts import ColumnPanels, Layout, ZCurve, apply, invert, morton
+from lowbit.kernels.layouts import ColumnPanels, Layout, NestedPanels, ZCurve, apply, invert, morton
 
 
 @st.composite
 def any_layout(draw: st.DrawFn) -> Layout:
     rows, columns = draw(st.integers(1, 12)), draw(st.integers(1, 20))
+    if draw(st.booleans()):
+        return NestedPanels(3 * (rows // 3 + 1), 8 * (columns // 5 + 1), 8 * draw(st.integers(1, 6)))
     if draw(st.booleans()):
         return ColumnPanels(rows, columns, draw(st.integers(1, 24)))
     return ZCurve(rows, columns, draw(st.integers(1, 14)), draw(st.integers(1, 24)))
@@ -78,6 +80,18 @@ def test_panels_by_formula_and_as_blocks_of_full_height(rows: int, columns: int,
         assert layout.index(row, column) == number * panel * rows + row * width + lane == curve.index(row, column)
 
 
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 10))
+def test_nested_panels_by_formula(units: int, blocks: int, width: int) -> None:
+    """The place of a word in nested panels has a closed form, the chapter's."""
+    rows, columns, panel = 3 * units, 8 * blocks, 8 * width
+    layout = NestedPanels(rows, columns, panel)
+    for row, column in product(range(rows), range(columns)):
+        number, lane = divmod(column, panel)
+        wide = min(panel, columns - number * panel)
+        place = number * panel * rows + 3 * wide * (row // 3) + 24 * (lane // 8) + 8 * (row % 3) + column % 8
+        assert layout.index(row, column) == place
+
+
 def test_a_layout_refuses_what_it_has_no_place_for() -> None:
     """Sizes below 1, rows and columns outside, arrays of another size."""
     layout = ZCurve(2, 3, 1, 2)
@@ -85,6 +99,10 @@ def test_a_layout_refuses_what_it_has_no_place_for() -> None:
     for call, message in (
         (lambda: ColumnPanels(2, 3, 0), "panel is 0; allowed: an integer of at least 1"),
         (lambda: ZCurve(2, 3, 1, 2.0), "block_columns is 2.0"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda: NestedPanels(4, 8, 8), "rows is 4; allowed: a multiple of 3 in nested panels"),
+        (lambda: NestedPanels(3, 12, 8), "columns is 12; allowed: a multiple of 8"),
+        (lambda: NestedPanels(3, 8, 4), "panel is 4; allowed: a multiple of 8"),
+        (lambda: NestedPanels(0, 8, 8), "rows is 0; allowed: an integer of at least 1"),
         (lambda: layout.index(2, 0), "row is 2; allowed: an integer from 0 to 1"),
         (lambda: layout.index(0, 3), "column is 3"),
         (lambda: apply(words[:1], layout), "shape of words"),
