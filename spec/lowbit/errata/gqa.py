@@ -79,15 +79,21 @@ def averages_of_table_1() -> None:
 @ruling(
     "G4",
     printed="models are T5, whose scores have no 1/√d and a relative bias per query head; attention is not written out",
-    ruled="scores are divided by √d, without a bias, as in a decoder-only Llama; for T5's form the root goes into the "
-    "queries beforehand",
+    ruled="scores are divided by √d, without a bias, as in a decoder-only Llama; T5's form is given by the arguments "
+    "scale and bias",
 )
 def scores_are_scaled() -> None:
-    """With and without the root the outputs differ; the chapter attends with it, and queries times √d undo it."""
-    output = attend(QUERIES, KEYS, VALUES)[-1]
-    scaled, plain = (
-        [one_head(head, head // (HEADS // GROUPS), scale) for head in range(HEADS)] for scale in (1 / np.sqrt(DIM), 1.0)
-    )
-    np.testing.assert_allclose(output, scaled, rtol=1e-12)
+    """The two forms differ; the chapter attends with the root, and with scale 1 and a bias per query head it is T5."""
+    output, plain = attend(QUERIES, KEYS, VALUES)[-1], attend(QUERIES, KEYS, VALUES, scale=1.0)[-1]
+    for given, scale in ((output, 1 / np.sqrt(DIM)), (plain, 1.0)):
+        wanted = [one_head(head, head // (HEADS // GROUPS), scale) for head in range(HEADS)]
+        np.testing.assert_allclose(given, wanted, rtol=1e-12)
     assert np.abs(output - plain).max() > 0.01
-    np.testing.assert_allclose(attend(QUERIES * np.sqrt(DIM), KEYS, VALUES)[-1], plain, rtol=1e-12)
+    by_head = np.arange(HEADS)[:, np.newaxis] * np.arange(TOKENS)  # by the distance of tokens, another for each head
+    bias = np.tile(by_head[:, np.newaxis], (1, TOKENS, 1)).astype(np.float64)
+    of_t5 = attend(QUERIES, KEYS, VALUES, scale=1.0, bias=bias)[-1]
+    for head in range(HEADS):
+        keys, values = KEYS[head // (HEADS // GROUPS)], VALUES[head // (HEADS // GROUPS)]
+        wanted = softmax(keys @ QUERIES[-1, head] + bias[head, -1]) @ values
+        np.testing.assert_allclose(of_t5[head], wanted, rtol=1e-12)
+    assert np.abs(of_t5[0] - plain[0]).max() == 0 < np.abs(of_t5[1:] - plain[1:]).max()

@@ -186,3 +186,36 @@ def recall_counts_residents() -> None:
     assert available > without.value + 0.2
     assert with_guesses.value == without.value
     assert without.staged == 0 < with_guesses.staged
+
+
+@ruling(
+    "M10",
+    printed="2-3 tokens a second in the introduction, 2-4 in §4.3; which experts are on the device at first: not stated",
+    ruled="both are reported; slots begin with the lowest experts under swap, where the authors' code has the highest, "
+    "and only the first requests differ",
+)
+def two_ranges_and_a_start() -> None:
+    """Neither range is table 2's, and after as many experts as there are slots both starts give the same hits.
+
+    Source: MoE offloading §1, §4.3 and table 2.
+    """
+    of_all = [row[0] for row in TABLE_2.values()]
+    of_three = [row[0] for (gpu, _), row in TABLE_2.items() if gpu != "A100"]  # those that the introduction names
+    assert min(of_three) == 1.603 < 2 < max(of_three) < 3 < max(of_all) < 4
+
+    def hits(slots: list[int], requests: list[int]) -> list[bool]:
+        """With the least recently used of the slots first."""
+        found = []
+        for expert in requests:
+            found.append(expert in slots)
+            slots = [*(each for each in slots if each != expert), expert]
+            slots = slots[len(slots) - k :]
+        return found
+
+    experts, k, machine = 8, 3, Offload(Arrangement(layers=1, experts=8, slots=3, memory="swap"))
+    requests = np.random.default_rng(0).integers(0, experts, 60).tolist()
+    lowest, highest = hits([2, 1, 0], requests), hits([7, 6, 5], requests)
+    ours = [any(event.kind == "hit" for event in machine.step(Request(0, (expert,)))) for expert in requests]
+    assert ours == lowest != highest
+    settled = next(i for i in range(len(requests)) if len(set(requests[:i])) == k)
+    assert lowest[settled:] == highest[settled:]

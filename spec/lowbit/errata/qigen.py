@@ -235,3 +235,19 @@ def table_2_has_no_exception() -> None:
     for column in zip(*(TABLE_2[group_size] for group_size in (128, 64, 32, 16)), strict=True):
         assert all(smaller < larger for larger, smaller in itertools.pairwise(column))
     assert TABLE_2[64][0] > TABLE_2[32][0] > TABLE_2[16][0]  # LLaMA-7B with 4 bits
+
+
+@ruling(
+    "Q14",
+    printed="the authors' published code has m_u = 16 and t_u = 32 columns, on AVX2 with its η = 16",
+    ruled="equation 4 allows no such tile; it is reported, and tiles keep to the registers that the program itself needs",
+)
+def the_shipped_tile_breaks_equation_4() -> None:
+    """32 columns are 4 registers of 8, and equation 4 then counts 84 of the 16; as 32 registers it counts 560."""
+    eta, lanes = 16, 8
+    assert equation_4(16, 32 // lanes) == 84 > eta
+    assert equation_4(16, 32) == 560
+    assert not {(16, 4), (16, 32)} & set(tiles(eta))
+    kept = tiles_extended(4, eta)
+    assert kept and (16, 4) not in kept
+    assert all(equation_4_extended(4, *tile) <= eta for tile in kept)
