@@ -190,7 +190,7 @@ def recall_counts_residents() -> None:
 
 @ruling(
     "M10",
-    printed="2-3 tokens a second in the introduction, 2-4 in §4.3; which experts are on the device at first: not stated",
+    printed="2-3 tokens a second in the introduction, 2-4 in §4.3; the first experts on the device: not stated",
     ruled="both are reported; slots begin with the lowest experts under swap, where the authors' code has the highest, "
     "and only the first requests differ",
 )

@@ -240,7 +240,7 @@ def table_2_has_no_exception() -> None:
 @ruling(
     "Q14",
     printed="the authors' published code has m_u = 16 and t_u = 32 columns, on AVX2 with its η = 16",
-    ruled="equation 4 allows no such tile; it is reported, and tiles keep to the registers that the program itself needs",
+    ruled="equation 4 allows no such tile; it is reported; our tiles keep to the registers that the program needs",
 )
 def the_shipped_tile_breaks_equation_4() -> None:
     """32 columns are 4 registers of 8, and equation 4 then counts 84 of the 16; as 32 registers it counts 560."""
