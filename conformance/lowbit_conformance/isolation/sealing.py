@@ -32,6 +32,7 @@ CHAPTERS = (
     "lowbit.quantization.gptq",
     "lowbit.quantization.hqq",
     "lowbit.quantization.hqq_numbers",
+    "lowbit.quantization.hqq_published",
     "lowbit.quantization.hqq_solver",
     "lowbit.linear.integer",
     "lowbit.kernels.interpreter",

@@ -11,8 +11,10 @@ import numpy as np
 from lowbit.errata import check_refused, ruling
 from lowbit.quantization.hqq import as_minimum, dequantize, quantize, to_blocks
 from lowbit.quantization.hqq_numbers import decode, range_grid
+from lowbit.quantization.hqq_published import VERSIONS, inverse_grid, last_zeros
 from lowbit.quantization.hqq_solver import Solver, codes, residual, shrink, solve, step
 from lowbit.quantization.hqq_table1 import GIB, PRINTED, Scheme, mixtral, table_1
+from lowbit.quantization.packing import unpack
 
 SPREAD = (np.arange(64).reshape(16, 4) * 37 % 64 - 31.5) / 32
 WEIGHTS = (SPREAD**3).astype(np.float32)  # a few large, many small
@@ -22,7 +24,8 @@ WEIGHTS = (SPREAD**3).astype(np.float32)  # a few large, many small
     "H",
     printed="HQQ is named with its bits and group sizes; scale, zero, solver, stopping and axis are not stated",
     ruled="scale multiplies codes; real zero, rounded at first at 4 bits only; p 0.7, β 10, κ 1.01, 20 steps, the best "
-    "zero kept; both axes",
+    "zero kept; both axes. These are departures from the authors' code, whose way is the option recipe: it returns the "
+    "last zero, today without κ, bounds 1/scale at 20000, and finds codes before scale and zero are stored",
 )
 def hqq() -> None:
     """Each silence leaves two readings that differ, and the chapters follow the ruled one."""
@@ -65,6 +68,24 @@ def hqq() -> None:
     assert np.abs(dequantize(along_1) - dequantize(along_0)).max() > 0.01
     assert as_minimum(along_1).groups == 1
     check_refused(lambda: as_minimum(along_0))
+
+    # The authors' code: the zero after the last step, and a scale that is at least 1/20000.
+    published = VERSIONS["hqq-0.1.1"]
+    inverse, first_zeros = inverse_grid(blocks, 4, published)
+    last = last_zeros(blocks, inverse, first_zeros, 4, Solver(), published)
+    assert np.abs(last - found.zeros).max() > 1e-3
+    tiny = WEIGHTS / np.float32(2**20)
+    ruled, authors = (quantize(tiny, bits=4, group_size=16, recipe=recipe) for recipe in ("ruled", "hqq-0.1.1"))
+    assert decode(ruled.scales).max() < 1 / 20000 * 0.01
+    assert (decode(authors.scales) == 1 / np.float32(20000)).all()
+
+    # Codes that are found before the scale is rounded to float16 are not all those of the scale as stored.
+    spread = np.resize(WEIGHTS.reshape(-1, 1), (256, 1)) * np.linspace(0.9, 1.1, 256, dtype=np.float32).reshape(-1, 1)
+    half = quantize(spread, bits=8, group_size=256, scale_dtype="float16", recipe="hqq-0.2.8")
+    wide = quantize(spread, bits=8, group_size=256, recipe="hqq-0.2.8")
+    assert (half.words == wide.words).all()
+    nearest = codes(spread, decode(half.scales), decode(half.zeros), 8)
+    assert (unpack(half.words, 8) != nearest).any()
 
 
 @ruling(

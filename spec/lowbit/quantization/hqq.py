@@ -17,7 +17,8 @@ Either way a matrix becomes blocks g × G whose columns are groups, and everythi
 **Quantise.** The scale is :math:`(\max - \min)/(2^b - 1)` of the group, the first zero :math:`-\min/s`, rounded to an
 integer at 4 bits and only there; then the solver moves the zeros. A group without a range, or with so small a one that
 its zero is more than the stored dtype can hold, has scale 1 (errata Q10). As in `affine`, what is stored decides:
-scales are rounded to what is stored before the solver runs, zeros after it, and the codes come last.
+scales are rounded to what is stored before the solver runs, zeros after it, and the codes come last. The authors' own
+code decides otherwise in four places; its way is the option ``recipe``, and `hqq_published` says where they differ.
 
 **Scales and zeros in 8 bits** are themselves stored as :math:`s'\,(q' - z')`, without a solver: the scales in groups of
 their own, strided as along axis 0, and all zeros of a tensor in one. For 2 bits and groups of 16 and 128 that makes
@@ -59,8 +60,9 @@ from lowbit.contract.signature import FINITE, In, Shape, checked
 from lowbit.errors import ArgumentError
 from lowbit.quantization.affine import QuantizedMatrix, ScaleDtype
 from lowbit.quantization.hqq_numbers import EightBit, Numbers, above_zero, check_plain, decode, encode, range_grid
+from lowbit.quantization.hqq_published import Recipe, quantize_blocks
 from lowbit.quantization.hqq_solver import Solver, codes, solve
-from lowbit.quantization.packing import BITS, WORD_BITS, Bits, Words, check_rows, pack, unpack
+from lowbit.quantization.packing import BITS, WORD_BITS, Bits, Codes, Words, check_rows, pack, unpack
 
 Axis = Literal[0, 1]
 AXES: tuple[Axis, ...] = (0, 1)
@@ -164,9 +166,14 @@ def from_blocks(blocks: Array, rows: int, axis: Axis) -> Array:
 # **Quantise and dequantise.**
 
 
-def _check_quantize(weights: F32, bits: int, group_size: int, axis: Axis, *others: object) -> None:
+def _check_quantize(
+    weights: F32, bits: int, group_size: int, axis: Axis, scale_dtype: ScaleDtype, meta_group: int | None, *rest: object
+) -> None:
     check_rows("rows of weights", len(weights), bits)
     check_blocks(weights.shape[0], weights.shape[1], group_size, axis)
+    groups = weights.size // group_size
+    if meta_group is not None and groups % meta_group != 0:
+        raise ArgumentError("meta_group", meta_group, f"a divisor of the number of groups, {groups}")
 
 
 @checked(also=_check_quantize)
@@ -179,6 +186,7 @@ def quantize(
     scale_dtype: ScaleDtype = "float32",
     meta_group: Annotated[int, In(1)] | None = None,
     solver: Solver | None = None,
+    recipe: Recipe = "ruled",
 ) -> HqqMatrix:
     """Codes with the zeros that the solver finds.
 
@@ -198,14 +206,28 @@ def quantize(
         meta_group: if given, scales and zeros are stored in 8 bits, the scales in groups of this many (a divisor of G),
             the zeros in one group; what is stored as it is are then the scales and zeros of those.
         solver: the numbers of the method; ``Solver(steps=0)`` leaves the zeros where the ranges put them.
+        recipe: ``ruled``, or ``hqq-0.1.1`` or ``hqq-0.2.8`` for what these versions of the authors' package do on a CPU
+            (`hqq_published`).
 
     Raises:
-        ArgumentError: wrong argument; a range that the stored dtype cannot hold.
+        ArgumentError: wrong argument; a range, or by the authors' recipes a zero, that the stored dtype cannot hold.
 
     Source: errata H.
     """
     dtype = np.dtype(scale_dtype)
     blocks = to_blocks(weights, group_size, axis)
+    if recipe == "ruled":
+        stored, scales, zeros = _ruled(blocks, bits, dtype, meta_group, solver)
+    else:
+        stored, scales, zeros = quantize_blocks(blocks, bits, dtype, meta_group, solver or Solver(), recipe)
+    words = pack(from_blocks(stored, weights.shape[0], axis), bits)
+    return HqqMatrix(words, scales, zeros, bits, weights.shape[0], group_size, axis)
+
+
+def _ruled(
+    blocks: F32, bits: int, dtype: np.dtype[np.floating], meta_group: int | None, solver: Solver | None
+) -> tuple[Codes, Numbers, Numbers]:
+    """Codes, scales and zeros of g × G blocks by the ruling."""
     scales: Numbers = range_grid(blocks, bits, dtype if meta_group is None else np.dtype(np.float32))[0]
     if meta_group is not None:
         scales = above_zero(encode(decode(scales), meta_group, dtype))
@@ -215,9 +237,7 @@ def quantize(
     start = np.rint(start) if bits == 4 else start
     found = solve(blocks, wide, start, bits, solver).zeros
     zeros: Numbers = found.astype(dtype) if meta_group is None else encode(found, len(found), dtype)
-    stored = codes(blocks, wide, decode(zeros), bits)
-    words = pack(from_blocks(stored, weights.shape[0], axis), bits)
-    return HqqMatrix(words, scales, zeros, bits, weights.shape[0], group_size, axis)
+    return codes(blocks, wide, decode(zeros), bits), scales, zeros
 
 
 @checked
