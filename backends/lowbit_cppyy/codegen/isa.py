@@ -7,6 +7,7 @@ order, and ``i`` is a number of bits. A table that extends another one states on
 Source: QIGen §2, table 1.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -42,6 +43,13 @@ class InstructionSet:
     types: str
     attribute: str
     words: Mapping[str, str]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options by which a compiler may use these instructions in all functions, as `attribute` allows in one."""
+        allowed = re.search(r'target\("(.+)"\)', self.attribute)
+        names = allowed[1].split(",") if allowed else []
+        return tuple(f"-m{name}" for name in names)
 
     def with_dots(self, name: str, requires: tuple[str, ...], target: str, dot4: str) -> "InstructionSet":
         """This table with an instruction for `dot4` added."""

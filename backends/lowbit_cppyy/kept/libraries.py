@@ -29,7 +29,7 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import Compilable, prelude
 
 CPP = Path(str(files("lowbit_cppyy"))) / "cpp"
-OPTIONS = ("-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-Wno-psabi", f"-I{CPP}")
+OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-Wno-psabi", f"-I{CPP}")
 LIBRARY = ("-shared", "-pthread")
 LONGEST = 600  # seconds: only a compiler that hangs takes as long
 FUNCTIONS = (
@@ -66,11 +66,13 @@ class Source:
         prefix: the first part of its name.
         text: its C++.
         entries: what its table holds.
+        options: of the compiler, beside `OPTIONS`: the instructions that it may use.
     """
 
     prefix: str
     text: str
     entries: list[str]
+    options: tuple[str, ...]
 
     @classmethod
     def of(
@@ -87,7 +89,8 @@ class Source:
         addresses += [f"&lowbit::{table.name}::{kernel.name}" for kernel in kernels]
         entries = "".join(f"  reinterpret_cast<const void*>({address}),\n" for address in addresses)
         parts.append(f'extern "C" {{\nextern const void* const lowbit_table[] = {{\n{entries}}};\n}}\n')
-        return cls(prefix, "\n".join(parts), [*functions, *(kernel.name for kernel in kernels)])
+        names = [*functions, *(kernel.name for kernel in kernels)]
+        return cls(prefix, "\n".join(parts), names, table.options)
 
 
 Names = list[tuple[str, list[str]]]
@@ -125,7 +128,8 @@ class Compiling:
         return [each.result() for each in self._begun]
 
     def _compiled(self, source: Source) -> tuple[str, list[str]]:
-        return kept_library(self._folder, source.prefix, self._command, source.text, LIBRARY), source.entries
+        options = *LIBRARY, *source.options
+        return kept_library(self._folder, source.prefix, self._command, source.text, options), source.entries
 
     def __enter__(self) -> Self:
         return self
