@@ -46,7 +46,11 @@ class InstructionSet:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options by which a compiler may use these instructions in all functions, as `attribute` allows in one."""
+        """The options by which a compiler may use these instructions in all functions, as `attribute` allows in one.
+
+        >>> AVX2.options
+        ('-mavx2', '-mfma', '-mf16c')
+        """
         allowed = re.search(r'target\("(.+)"\)', self.attribute)
         names = allowed[1].split(",") if allowed else []
         return tuple(f"-m{name}" for name in names)
