@@ -1,7 +1,7 @@
 r"""AWQ: codes of 4 bits in 32-bit words, in two layouts.
 
 The layouts of AutoAWQ, which its configuration calls *gemm* and *gemv*. Both store codes :math:`q`, zeros :math:`z`
-and scales of runs of ``group_size`` rows, which must divide K:
+and scales of runs of ``group_size`` rows:
 
 .. math:: w_{kn} = s_{gn}\,(q_{kn} - z_{gn}), \qquad g = \lfloor k / \mathrm{group\_size} \rfloor .
 
