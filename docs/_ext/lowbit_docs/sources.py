@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _WORK = re.compile(r"(QIGen|MoE|K-sort|GQA|errata)\b")
 _NUMBERS = r"(?:(?:, | and | to )?(?:\b[A-Z])?\d+\b)+"
-_PLACES = re.compile(rf"\b(equation|algorithm|table|figure)s? ({_NUMBERS})|\b((?=[QMBGH]\d){_NUMBERS})", re.IGNORECASE)
+_PLACES = re.compile(rf"\b(equation|algorithm|table|figure)s? ({_NUMBERS})|\b((?=[QMBGHP]\d){_NUMBERS})", re.IGNORECASE)
 _NUMBER = re.compile(r"(to )?([A-Z]?)(\d+)")
 _SECTION = re.compile(r"(to )?§(\d+)(?:\.(\d+))?")
 

@@ -32,7 +32,18 @@ here nothing is inverted.
 
 **Damping.** With too few calibration inputs :math:`H` has no such factor. A part :math:`\lambda` of the mean of its
 diagonal is therefore added to the diagonal, which also keeps the quantiser from trusting the calibration set too much.
-An input that is always zero has a row and column of zeros; with damping it is simply rounded to the nearest.
+
+**Dead inputs.** An input that is always zero on the calibration set has a row and column of zeros in :math:`H`. Nothing
+is known of its weights, and they can be anything; were they kept, a large one would widen the range of its group and
+take precision from the others. So they are set to 0, and they have no say in the range of their group.
+
+**Blocks.** The authors' code handles rows in blocks of 128, and adds the errors of a block to the rows after it only
+when the block is done, which is faster and changes no target. It changes ranges: a group that is shorter than the block
+takes its range from rows that lack the errors of their own block. ``block_size=128`` does the same. By default a block
+is a group, so the range of each group knows all errors before it; this is the algorithm of the paper. Six layers of
+256 × 64 weights with correlated inputs were quantised by the authors' code and with ``block_size=128``, in groups of 32
+and 128. 6 of the 98304 weights differed, since the code computes in float32; at groups of 32 the default differed in
+46 to 48 % of the weights, and its error was lower by 1 to 8 %.
 
 **Order of the rows.** Any order will do, since permuting rows permutes :math:`H`. With *act-order* the inputs of
 largest :math:`H_{kk}`, which hurt most, come first, while all the later rows can still make up for them.
@@ -206,13 +217,12 @@ def targets(
 
 
 # **Quantise.** The loop of the opening, with the grid of `affine`. A group's scale and zero are found when its first
-# row is due, when the errors of all earlier groups are known: from the values that its rows would take if none of them
-# had to be rounded, each its own target exactly. A row is rounded from its target in float32, by the very expressions
-# of `affine`.
+# row is due, from the values that its rows would take if no row since the beginning of the block had to be rounded,
+# each its own target exactly. A row is rounded from its target in float32, by the very expressions of `affine`.
 
 
 def unrounded(goals: F64, weights: F64, factor: F64, rows: slice) -> F32:
-    """What the rows of a group would be, given the errors before them, if they could be any number: float32.
+    """What these rows would be, given the errors before them, if they could be any number: float32.
 
     This is what the usual form has in place of the weights that are left.
     """
@@ -243,6 +253,7 @@ def quantize(
     act_order: bool = False,
     damping: Annotated[float, In(0)] = DAMPING,
     scale_dtype: ScaleDtype = "float32",
+    block_size: Annotated[int, In(1)] | None = None,
 ) -> ActOrderMatrix:
     """Round the rows of W one after another, each to its target.
 
@@ -267,22 +278,27 @@ def quantize(
         act_order: take the rows by falling diagonal of H, equal ones as they come; otherwise as they come.
         damping: λ, at least 0.
         scale_dtype: ``float32`` or ``float16``.
+        block_size: rows whose errors the ranges of groups in the same block do not see; 128 in the authors' code. None
+            is `group_size`: every range sees all errors before it.
 
     Raises:
         ArgumentError: wrong argument; `symmetric` with ``minimum``; a Hessian that is not positive definite, damped.
 
-    Source: QIGen §2; GPTQ §3.
+    Source: QIGen §2; GPTQ §3; errata P1, P2.
     """
     order = np.argsort(-hessian.diagonal(), kind="stable") if act_order else np.arange(len(weights))
     triangle = unchecked(factor)(np.ascontiguousarray(damped(hessian, damping)[np.ix_(order, order)]))
 
-    rows: F64 = weights[order].astype(np.float64)
+    live = hessian.diagonal()[order] != 0
+    rows: F64 = np.where(live[:, np.newaxis], weights[order], 0).astype(np.float64)
     goals, codes = rows.copy(), np.empty(rows.shape, np.uint8)
-    scales, zeros = [], []
+    scales, zeros, block = [], [], block_size or group_size
     for k, row in enumerate(rows):
+        if k % block == 0:
+            begin, at_begin = k, goals.copy()
         if k % group_size == 0:
-            group = unrounded(goals, rows, triangle, slice(k, k + group_size))
-            scale, zero = _grid(group, bits, convention, symmetric, np.dtype(scale_dtype))
+            free = unrounded(at_begin, rows, triangle, slice(begin, k + group_size))[k - begin :]
+            scale, zero = _grid(_of_live(free, live[k : k + group_size]), bits, convention, symmetric, scale_dtype)
             scales.append(scale)
             zeros.append(zero)
         codes[k] = group_codes(goals[k].astype(np.float32), scale, zero, bits, convention)
@@ -293,10 +309,16 @@ def quantize(
     return ActOrderMatrix(matrix, order)
 
 
+def _of_live(group: F32, live: npt.NDArray[np.bool_]) -> F32:
+    """The rows of a group whose inputs are not dead, or all where every one is."""
+    return group[live] if live.any() else group
+
+
 def _grid(
-    group: F32, bits: int, convention: Convention, symmetric: bool, dtype: np.dtype[np.floating]
+    group: F32, bits: int, convention: Convention, symmetric: bool, scale_dtype: ScaleDtype
 ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.generic]]:
     """Scale and zero of a group, by `affine`; of its mirrored range where the grid is symmetric."""
+    dtype = np.dtype(scale_dtype)
     if not symmetric:
         return group_scale_and_zero(group, bits, convention, dtype)
     most = np.abs(group).max(axis=0)

@@ -182,15 +182,85 @@ def test_g_idx_and_order_say_the_same() -> None:
     np.testing.assert_array_equal(again.dequantize(), result.dequantize())
 
 
-def test_dead_inputs_and_few_samples_are_no_obstacle() -> None:
-    """Inputs that are always zero, and fewer samples than rows: damping makes the Hessian definite."""
-    weights, x = normal(8, 32, 4), correlated(8, 5, 32)
-    x[:, 3] = 0
-    square = hessian(x)
+def test_few_samples_are_no_obstacle() -> None:
+    """Fewer samples than rows: damping makes the Hessian definite."""
+    weights, square = normal(8, 32, 4), hessian(correlated(8, 5, 32))
     damp = quantize(weights, square, bits=4, group_size=32)
     nearest = affine.quantize(weights, bits=4, group_size=32, convention="zero_point")
     assert layer_error(weights, damp.dequantize(), square) < layer_error(weights, affine.dequantize(nearest), square)
-    np.testing.assert_array_equal(damp.dequantize()[3], affine.dequantize(nearest)[3])
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_dead_inputs_do_not_widen_their_group(convention: Convention) -> None:
+    """Whatever weights a dead input has, every code and grid is that of weights 0; they widen no range of others."""
+    weights, x = normal(8, 64, 4) + np.float32(3), correlated(8, 100, 64)
+    x[:, [3, 40]] = 0
+    square = hessian(x)
+    results = []
+    for dead in (0, 1000, -1000):
+        weights[[3, 40]] = dead
+        results.append(quantize(weights, square, bits=4, group_size=16, convention=convention, act_order=True))
+    for other in results[1:]:
+        for name in ("words", "scales", "zeros"):
+            np.testing.assert_array_equal(getattr(other.matrix, name), getattr(results[0].matrix, name))
+    kept = np.delete(weights, [3, 40], axis=0)
+    largest = 2 * np.abs(kept).max() / 15  # the errors of other rows may widen a range, but not a hundred times
+    assert results[1].matrix.scales.max() < largest
+    if convention == "zero_point":
+        assert (results[1].dequantize()[[3, 40]] == 0).all()
+    else:  # a range that begins above 0 has a code nearest to 0, which stands for its minimum
+        assert (results[1].matrix.zeros.min(axis=0) > 0).any()
+
+
+def test_what_a_dead_input_would_cost() -> None:
+    """With the weight of a dead input kept the error on the calibration set is a hundred times as large."""
+    weights, x = normal(8, 64, 4), correlated(8, 100, 64)
+    x[:, 3] = 0
+    weights[3] = 1000
+    square = hessian(x)
+    ours = quantize(weights, square, bits=4, group_size=64).dequantize()
+    barely = square.copy()
+    barely[3, 3] = 1e-9  # an input that is nearly dead: its weight is kept
+    kept = quantize(weights, barely, bits=4, group_size=64).dequantize()
+    assert layer_error(weights, kept, square) > 100 * layer_error(weights, ours, square)
+    nothing = quantize(weights, hessian(np.eye(64, dtype=np.float32)) * (np.arange(64) < 1), bits=4, group_size=32)
+    assert (nothing.dequantize()[32:] == 0).all()  # a group in which every input is dead
+
+
+def lazy_form(weights: F32, square: F64, bits: int, group_size: int, block: int) -> F32:
+    """GPTQ in blocks, as the authors' code has it: errors leave a block when it is done; ranges see only those."""
+    upper = np.linalg.cholesky(np.linalg.inv(square)).T
+    outside: F64 = weights.astype(np.float64)
+    values = np.empty_like(weights)
+    for start in range(0, len(weights), block):
+        stop = min(start + block, len(weights))
+        inside, errors = outside[start:stop].copy(), np.zeros((stop - start, weights.shape[1]))
+        for i in range(stop - start):
+            k = start + i
+            if k % group_size == 0:
+                group = outside[k : k + group_size].astype(np.float32)
+                scale, zero = group_scale_and_zero(group, bits, "zero_point", np.dtype(np.float32))
+            codes = group_codes(inside[i].astype(np.float32), scale, zero, bits, "zero_point")
+            values[k] = group_values(codes, scale, zero, "zero_point")
+            errors[i] = (inside[i] - values[k]) / upper[k, k]
+            inside[i + 1 :] -= np.outer(upper[k, k + 1 : stop], errors[i])
+        outside[stop:] -= upper[start:stop, stop:].T @ errors
+    return values
+
+
+@pytest.mark.parametrize(("group_size", "block"), [(16, 64), (32, 128), (48, 64), (64, 16), (128, 128)])
+def test_blocks_are_the_authors(group_size: int, block: int) -> None:
+    """With a block the ranges are those of rows without the errors of their block; codes and grids then agree."""
+    weights, square = normal(11, 192, 12), damped(hessian(correlated(11, 400, 192)), 0.01)
+    result = quantize(weights, square, bits=4, group_size=group_size, damping=0.0, block_size=block)
+    lazy = lazy_form(weights, square, 4, group_size, block)
+    np.testing.assert_allclose(result.dequantize(), lazy, rtol=1e-4, atol=1e-5)
+    ours = quantize(weights, square, bits=4, group_size=group_size, damping=0.0).dequantize()
+    differ = (result.dequantize() != ours).mean()
+    if group_size < block:
+        assert differ > 0.1
+    else:  # the range of a group that begins with a block sees the same errors either way
+        assert differ == 0
 
 
 def test_symmetric_grids_have_their_zero_in_the_middle() -> None:
@@ -213,6 +283,7 @@ def test_mistakes_are_refused() -> None:
         "damping": lambda: quantize(weights, square, bits=4, group_size=8, damping=-1.0),
         "convention": lambda: quantize(weights, square, bits=4, group_size=8, convention="minimum", symmetric=True),
         "bits": lambda: quantize(weights, square, bits=5, group_size=8),
+        "block_size": lambda: quantize(weights, square, bits=4, group_size=8, block_size=0),
         "g_idx": lambda: order_of(np.array([0, 0, 0, 1], np.int32), 2),
         "order": lambda: ActOrderMatrix(affine.quantize(weights, bits=4, group_size=8), np.zeros(32, np.int64)),
     }
