@@ -11,7 +11,9 @@ Zeros are packed in the same order.
 
 **gemv.** The matrix is N × K, and a word holds 8 *rows* in their order, the first in its lowest nibble. Zeros are
 packed along the groups in the same way. Their arrays are wider than they need be: the groups of a column are padded as
-if K were a multiple of 1024, and scales are padded alike. What lies in the padding means nothing.
+if K were a multiple of 1024, and scales are padded alike. What lies in the padding means nothing. So a last group that
+is shorter than the others has a place here; in *gemm* ``group_size`` divides K. AutoAWQ itself writes only groups that
+divide K.
 
 Zeros are stored as they are, in both.
 
