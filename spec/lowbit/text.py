@@ -37,6 +37,20 @@ def one_line(text: str, most: int = MOST_TEXT) -> str:
     return cleaned(" ".join(part for line in text.splitlines() if (part := line.replace("\t", " ").strip())), most)
 
 
+def represented(value: object) -> str:
+    """``repr``, or the size of an integer that has too many digits for it.
+
+    >>> represented("4"), represented(10**5000)
+    ("'4'", 'an integer of 16610 bits')
+    """
+    try:
+        return repr(value)
+    except ValueError:
+        if isinstance(value, int):
+            return f"an integer of {value.bit_length()} bits"
+        raise
+
+
 def kind_of(value: object) -> str:
     """The class of a value with its article, for a message.
 

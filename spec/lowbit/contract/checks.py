@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lowbit.arrays import Array
 from lowbit.errors import ArgumentError
-from lowbit.text import kind_of, with_article
+from lowbit.text import kind_of, represented, with_article
 
 Choice = TypeVar("Choice")
 
@@ -33,7 +33,7 @@ def check_choice(argument: str, given: object, allowed: Sequence[Choice]) -> Cho
     for choice in allowed:
         if type(given) is type(choice) and given == choice:
             return choice
-    raise ArgumentError(argument, repr(given), spoken(allowed))
+    raise ArgumentError(argument, represented(given), spoken(allowed))
 
 
 def check_instance(argument: str, given: object, *classes: type) -> None:
@@ -51,7 +51,7 @@ def check_integer(argument: str, given: object, least: int, most: int | None = N
     )
     if not in_range:
         limit = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
-        raise ArgumentError(argument, repr(given), limit)
+        raise ArgumentError(argument, represented(given), limit)
 
 
 def check_number(argument: str, given: object, least: float, most: float | None = None) -> None:
@@ -60,7 +60,7 @@ def check_number(argument: str, given: object, least: float, most: float | None 
     largest = sys.float_info.max if most is None else most  # integers may be larger than any float
     if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= largest:
         limit = f"a finite number of at least {least:g}" if most is None else f"a number from {least:g} to {most:g}"
-        raise ArgumentError(argument, repr(given), limit)
+        raise ArgumentError(argument, represented(given), limit)
 
 
 def check_array(

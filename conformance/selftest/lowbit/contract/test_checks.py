@@ -42,3 +42,10 @@ def test_the_quick_check_accepts_nothing_that_the_slow_one_refuses(monkeypatch: 
             pytest.fail("an ordinary array is not accepted quickly")
     with pytest.raises(ArgumentError, match="a is read-only"):
         checks.check_array("a", READ_ONLY, np.float32, (2, 3), writeable=True)
+
+
+@pytest.mark.parametrize("check", [checks.check_integer, checks.check_number])
+def test_an_integer_with_too_many_digits_is_refused_in_words(check: Any) -> None:
+    """Python refuses to print an integer of more than 4300 digits, so an error about one must not print it."""
+    with pytest.raises(ArgumentError, match="bits is an integer of 16610 bits; allowed: "):
+        check("bits", 10**5000, 0, 8)
