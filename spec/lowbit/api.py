@@ -15,6 +15,7 @@ from lowbit.backend import Backend
 from lowbit.backend import load as load_backend
 from lowbit.certification import certify
 from lowbit.errors import ArgumentError
+from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.formats.fetch import DEFAULT_MODEL, fetch
 from lowbit.model.quantization_plan import Plan
 from lowbit.quantization.affine import QuantizedMatrix, dequantize, quantize
@@ -60,6 +61,7 @@ def load_model(
     bits: int | None = None,
     group_size: int = 64,
     options: Options = AS_STORED,
+    gptq_version: Version | None = None,
 ) -> LanguageModel:
     """A language model on a backend, ready to generate; leaving it as a context manager closes it.
 
@@ -70,6 +72,8 @@ def load_model(
         bits: quantise the linear layers again to this many bits; None to leave them as they are stored.
         group_size: weights in a group, with `bits`.
         options: further choices (`lowbit.runtime.Options`).
+        gptq_version: ``v1`` or ``v2`` for a directory of GPTQ, whatever its label and its zeros say; None to go by
+            them.
 
     Raises:
         LowbitError: no such model or backend, or wrong options; the message says what to do.
@@ -79,4 +83,4 @@ def load_model(
             sentence = "bits and options.plan both say how to quantise the model; give one of them"
             raise ArgumentError("bits", bits, "None, where options has a plan", sentence)
         options = replace(options, plan=Plan.uniform(bits, group_size))
-    return load(fetch(DEFAULT_MODEL) if model is None else model, backend, options)
+    return load(fetch(DEFAULT_MODEL) if model is None else model, backend, options, gptq_version=gptq_version)

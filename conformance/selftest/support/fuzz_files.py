@@ -20,6 +20,7 @@ from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.quantization.affine import quantize
 from lowbit.runtime.inspection import inspect
 
+QUANTISED = Path(__file__).parents[1] / "lowbit" / "formats" / "checkpoint" / "quantised"
 TEXT = "hello  12 naïve\n" + "a" * 40
 NAMES = ("../model.safetensors", "/etc/passwd", "a/../b.safetensors", ".safetensors", "x\0.safetensors", "\ud800")
 PARTS: tuple[Tree, ...] = (
@@ -142,6 +143,39 @@ def inspected(folder: Path) -> Attempt:
         json.dumps(inspection.described(found), allow_nan=False)
         for line in inspection.told(found):
             check_text(line)
+        return "read"
+
+    return attempt
+
+
+def prequantised(folder: Path) -> Attempt:
+    """A directory that a tool quantised, of which the configuration, the header, or bytes of weights are mutated."""
+    whole = folder / "model"
+    whole.mkdir()
+    found: dict[str, tuple[Tree, Tree, bytes]] = {}
+    for source in sorted(QUANTISED.glob("*/model.safetensors")):
+        content = source.read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")
+        config = json.loads((source.parent / "config.json").read_text())
+        found[source.parent.name] = config, json.loads(content[8:end]), content[end:]
+
+    def attempt(chance: random.Random) -> str:
+        config, header, data = found[chance.choice(list(found))]
+        match chance.randrange(4):
+            case 0:
+                config = mutated(config, chance)
+            case 1:
+                header = mutated(header, chance)
+            case _:
+                begin = chance.randrange(len(data))
+                wrong = chance.randbytes(min(chance.choice((1, 4, 64)), len(data) - begin))
+                data = data[:begin] + wrong + data[begin + len(wrong) :]
+        (whole / "config.json").write_bytes(spelled(config, chance))
+        (whole / "model.safetensors").write_bytes(tiny_checkpoint.crafted(spelled(header, chance), data))
+        model = open_checkpoint(whole, chance.choice((None, None, None, "v1", "v2")))
+        for number in range(model.config.layers):
+            model.layer(number)
+        assert model.head is not None
         return "read"
 
     return attempt

@@ -48,6 +48,7 @@ TARGETS = {
     "shards": "fuzz_files",
     "gguf": "fuzz_files",
     "inspected": "fuzz_files",
+    "prequantised": "fuzz_files",
     "quantized": "fuzz_files",
     "outcome": "fuzz_caches",
     "cubin": "fuzz_caches",

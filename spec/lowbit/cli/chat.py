@@ -17,6 +17,7 @@ from lowbit.cli.options import (
     DeviceMemoryOption,
     DeviceOptions,
     ExpertsBitsOption,
+    GPTQOption,
     GroupOption,
     MinPOption,
     ModelOption,
@@ -55,6 +56,7 @@ def chat(
     bits: BitsOption = None,
     group_size: GroupOption = None,
     experts_bits: ExpertsBitsOption = None,
+    gptq_version: GPTQOption = None,
     contract: ContractOption = "float32",
     temperature: TemperatureOption = None,
     top_k: TopKOption = None,
@@ -75,7 +77,7 @@ def chat(
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
         options = options_for(engine, plan, DeviceOptions(device_memory), contract)
-        stored = opened(model, identified=engine.keeps_steps)
+        stored = opened(model, gptq_version, identified=engine.keeps_steps)
         if stored.tokenizer.chat is None:
             sentence = f"{stored.name} has no chat template; continue a text with lowbit generate"
             raise ArgumentError("--model", stored.name, "a model with a chat template", sentence)

@@ -1,9 +1,7 @@
 """``lowbit generate``, ``lowbit logits`` and ``lowbit perplexity``: run a model on a backend."""
 
 import json
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -30,6 +28,7 @@ from lowbit.cli.options import (
     DeviceOptions,
     ExpertsBitsOption,
     ExpertsGroupOption,
+    GPTQOption,
     GroupOption,
     JsonOption,
     KeysOption,
@@ -52,7 +51,7 @@ from lowbit.cli.options import (
     sampling_of,
     stops_of,
 )
-from lowbit.cli.progress import changing_bar, progress_bar
+from lowbit.cli.progress import changing_bar, note, progress_bar
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.formats.fetch import DEFAULT_TEXT, TABLE, read_text
@@ -60,7 +59,7 @@ from lowbit.formats.tokenizer import Tokenizer, until
 from lowbit.linear.elementary import softmax
 from lowbit.model.decoder import Step
 from lowbit.runtime import LanguageModel, Options, StoredModel, load
-from lowbit.text import cleaned, one_line, quoted
+from lowbit.text import cleaned, quoted
 
 Show = Callable[[str, int], None]
 """Called with a piece of text, and with the number of tokens so far."""
@@ -76,6 +75,7 @@ def generate(
     experts_bits: ExpertsBitsOption = None,
     experts_group_size: ExpertsGroupOption = None,
     method: MethodOption = None,
+    gptq_version: GPTQOption = None,
     contract: ContractOption = "float32",
     step: StepOption = "auto",
     temperature: TemperatureOption = None,
@@ -100,7 +100,7 @@ def generate(
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
         options = options_for(engine, plan, device, contract, step)
-        stored = opened(model, identified=engine.keeps_steps)
+        stored = opened(model, gptq_version, identified=engine.keeps_steps)
         tokenizer = stored.tokenizer
         ids = _encoded(stored, prompt)
         if tokens > (most := stored.config.context - len(ids) + 1):  # the last token is not read
@@ -138,7 +138,7 @@ def generate(
     print()
     why = "the model ended the text" if ended else "a text of --stop came" if stopped else "as many as --tokens allows"
     seeded = f", drawn with --seed {sampling.seed}" if drawn else ""
-    _note(f"{made}{rate}{seeded}, {why}; {account.sentence}")
+    note(f"{made}{rate}{seeded}, {why}; {account.sentence}")
 
 
 def logits(
@@ -151,6 +151,7 @@ def logits(
     experts_bits: ExpertsBitsOption = None,
     experts_group_size: ExpertsGroupOption = None,
     method: MethodOption = None,
+    gptq_version: GPTQOption = None,
     device_memory: DeviceMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -160,7 +161,7 @@ def logits(
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
         options = options_for(engine, plan, DeviceOptions(device_memory))
-        stored = opened(model, identified=engine.keeps_steps)
+        stored = opened(model, gptq_version, identified=engine.keeps_steps)
         tokenizer = stored.tokenizer
         check_integer("--top", top, 1, stored.config.vocabulary)
         ids = _encoded(stored, prompt)
@@ -188,7 +189,7 @@ def logits(
             str(row["token"]), Text(quoted(str(row["text"]))), f"{row['logit']:.5f}", f"{row['probability']:.5f}"
         )
     Console().print(table)
-    _note(account.sentence)
+    note(account.sentence)
 
 
 def perplexity(
@@ -205,6 +206,7 @@ def perplexity(
     experts_bits: ExpertsBitsOption = None,
     experts_group_size: ExpertsGroupOption = None,
     method: MethodOption = None,
+    gptq_version: GPTQOption = None,
     contract: ContractOption = "float32",
     device_memory: DeviceMemoryOption = None,
     as_json: JsonOption = False,
@@ -218,7 +220,7 @@ def perplexity(
         options = options_for(engine, plan, DeviceOptions(device_memory), contract)
         path = file_of(text, DEFAULT_TEXT)
         words = read_text(path)
-        stored = opened(model, identified=engine.keeps_steps)
+        stored = opened(model, gptq_version, identified=engine.keeps_steps)
         tokenizer = stored.tokenizer
         ids = tokenizer.encode(words, begin=False)[:tokens]
         context = max(1, min(window, len(ids))) + (tokenizer.bos is not None)
@@ -241,8 +243,8 @@ def perplexity(
         print(json.dumps(answer))
         return
     print(f"{result.value:.4f}")
-    _note(f"{result.count} of the first {len(ids)} tokens of {path.name} scored, windows of {window}")
-    _note(account.sentence)
+    note(f"{result.count} of the first {len(ids)} tokens of {path.name} scored, windows of {window}")
+    note(account.sentence)
 
 
 # **Small parts.**
@@ -291,10 +293,3 @@ def _text_of(steps: Iterable[Step], tokenizer: Tokenizer, stops: Sequence[str], 
         text.append(piece)
         show(piece, len(answer))
     return answer, "".join(text)
-
-
-def _note(sentence: str) -> None:
-    """A remark on the answer, on standard error; on a terminal in lines of its width."""
-    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 2**30
-    sentence = f"lowbit: {one_line(sentence)}"
-    print(textwrap.fill(sentence, width, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr)

@@ -11,10 +11,11 @@ from lowbit.backend import registry
 from lowbit.backend.base import Backend
 from lowbit.backend.registry import DEFAULT_ORDER
 from lowbit.backend.whole_model import KEYS, PREFETCHES, DeviceSettings, bytes_of
-from lowbit.cli.progress import changing_bar
+from lowbit.cli.progress import changing_bar, note
 from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES as MODEL_TYPES
+from lowbit.formats.checkpoint.gptq_version import VERSIONS
 from lowbit.formats.fetch import DEFAULT_MODEL, TABLE, fetch
 from lowbit.formats.gguf.architectures import ARCHITECTURES
 from lowbit.model.quantization_plan import METHODS, Plan, Quantization
@@ -155,6 +156,14 @@ StopOption = Annotated[
     list[str] | None,
     typer.Option("--stop", help="A text that ends the answer and is no part of it. May be given several times."),
 ]
+GPTQOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gptq-version",
+        help=f"For a directory of GPTQ: {spoken(VERSIONS)}, whether zeros are stored less one or as they are. By "
+        "default the zeros show it, or the label says it.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
 
@@ -173,13 +182,17 @@ def file_of(path: Path | None, default: str) -> Path:
         return fetch(default, report)
 
 
-def opened(path: Path | None, *, identified: bool = False) -> StoredModel:
-    """The model that was given, or the default; `identified` as for `open_model`.
+def opened(path: Path | None, gptq_version: str | None = None, *, identified: bool = False) -> StoredModel:
+    """The model that was given, or the default; `identified` as for `open_model`. Its remarks are printed.
 
     Raises:
         LowbitError: it cannot be fetched or read.
     """
-    return open_model(file_of(path, DEFAULT_MODEL), identified=identified)
+    version = None if gptq_version is None else check_choice("--gptq-version", gptq_version, VERSIONS)
+    found = open_model(file_of(path, DEFAULT_MODEL), identified=identified, gptq_version=version)
+    for remark in found.remarks:
+        note(remark)
+    return found
 
 
 # **What they ask for.**

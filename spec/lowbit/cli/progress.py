@@ -1,6 +1,8 @@
-"""One progress bar for all commands: on standard error, so that standard output holds the answer and nothing else."""
+"""The progress bar and the remarks of all commands: on standard error, so that standard output holds only answers."""
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -60,3 +62,10 @@ def _lines() -> Callable[[str, int, int], None]:
             print(f"lowbit: {one_line(what)}", file=sys.stderr, flush=True)
 
     return report
+
+
+def note(sentence: str) -> None:
+    """A remark on an answer or a model, on standard error; on a terminal in lines of its width."""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 2**30
+    sentence = f"lowbit: {one_line(sentence)}"
+    print(textwrap.fill(sentence, width, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr)

@@ -21,7 +21,7 @@ from lowbit.formats.checkpoint import tokenizer as checkpoint_tokenizer
 from lowbit.formats.checkpoint.config import claimed_shape as shape_of_config
 from lowbit.formats.checkpoint.gptq_version import Zeros, of_version, sampled_zeros
 from lowbit.formats.checkpoint.prequantized import Packed, packed_matrices
-from lowbit.formats.checkpoint.quantization_config import OLDER, UNNAMED, Method, read_method, read_older
+from lowbit.formats.checkpoint.quantization_config import UNNAMED, Method, method_of
 from lowbit.formats.checkpoint.reader import CONFIG, open_checkpoint
 from lowbit.formats.checkpoint.tensors import SUFFIX, WIDTHS, Table, read_header, read_table
 from lowbit.formats.gguf import tokenizer as gguf_tokenizer
@@ -265,13 +265,13 @@ class _Content:
     @classmethod
     def of(cls, table: Table, folder: Path) -> Self:
         """Sort the tensors, and see how they were quantised; the configuration is in the folder, if anywhere."""
-        named = _method(folder)
+        named = method_of(folder, read_fields(folder / CONFIG) if (folder / CONFIG).is_file() else Fields(CONFIG, {}))
         method = named or Method(UNNAMED)
         packed = packed_matrices(table, method)
         zeros = sampled_zeros(table, packed, has_label=bool(method.label))
         if zeros is not None and zeros.version:
             packed = of_version(packed, zeros.version)
-        inside = {name for each in packed for name in each.tensors}
+        inside = {name for each in packed for name in each.tensors.values()}
         plain = {name: place for name, place in table.items() if name not in inside}
         quantised = named is not None or bool(packed)
         return cls(table, plain, packed, _quantisation(method, packed, zeros) if quantised else None)
@@ -297,12 +297,6 @@ class _Content:
         """What a quantised matrix is called: its format, or the method where no chapter describes it."""
         assert self.quantisation is not None
         return matrix.layout.format or self.quantisation.method.name
-
-
-def _method(folder: Path) -> Method | None:
-    if (folder / CONFIG).is_file() and (found := read_method(read_fields(folder / CONFIG))) is not None:
-        return found
-    return read_older(read_fields(folder / OLDER)) if (folder / OLDER).is_file() else None
 
 
 def _of_safetensors(path: Path) -> Inspection:

@@ -6,10 +6,10 @@ to the backend, or to numpy where the backend does not declare it. A backend wit
 (`lowbit.backend.whole_model`) runs the whole model, and gets its weights one block at a time.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
@@ -23,6 +23,7 @@ from lowbit.backend.whole_model import DeviceSettings
 from lowbit.contract.checks import check_choice
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.formats.chat import Message
+from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.formats.checkpoint.reader import Checkpoint
 from lowbit.formats.fetch import Report, silent
 from lowbit.formats.tokenizer import Tokenizer
@@ -345,8 +346,13 @@ def load(
     backend: str | Backend | None = None,
     options: Options = AS_STORED,
     report: Report = silent,
+    *,
+    gptq_version: Version | None = None,
 ) -> LanguageModel:
     """Put a model on a backend.
+
+    A remark on how a file is read, such as a GPTQ label that its zeros contradict, becomes a `UserWarning` if the file
+    is opened here.
 
     Args:
         model: the path of a GGUF file or of a checkpoint directory, a model that is open, or weights without a
@@ -355,6 +361,7 @@ def load(
             model; or a backend, which stays open.
         options: how it is run.
         report: called while files are read, and weights quantised and prepared.
+        gptq_version: as in `lowbit.runtime.stored.open_model`, for a path.
 
     Raises:
         LowbitError: no such model or backend, options that do not apply, weights that cannot be quantised so, too
@@ -364,7 +371,12 @@ def load(
         engine = backend if isinstance(backend, Backend) else opened.enter_context(registry.load(backend))
         options.check(engine)
         if isinstance(model, str | Path):
-            stored: StoredModel | LayeredWeights = open_model(Path(model), identified=engine.keeps_steps)
+            found = open_model(Path(model), identified=engine.keeps_steps, gptq_version=gptq_version)
+            for remark in found.remarks:
+                warnings.warn(remark, stacklevel=2)
+            stored: StoredModel | LayeredWeights = found
+        elif gptq_version is not None:
+            raise ArgumentError("gptq_version", gptq_version, "None, where the model is open already")
         else:
             stored = model
         if isinstance(stored, StoredModel):
@@ -418,7 +430,7 @@ def _by_layer(
     backend.warm_up("linear.qgemv")  # before the first report: some backends must start while there is one thread
     layered = quantised(name, layered, options.plan, report)
     if isinstance(layered, Checkpoint):
-        check_memory(f"model {name}", sum(4 * prod(place.shape) for place in layered.table.values()))
+        check_memory(f"model {name}", layered.nbytes)
     weights = all_of(name, layered, report)
     progress = part_of(report, f"preparing {backend.name}")
     total = sum(1 for what, _ in matrices(weights) if not what.endswith("router"))

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint import tokenizer as checkpoint_tokenizer
 from lowbit.formats.checkpoint.cache import quantized
+from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
 from lowbit.formats.fetch import Report, silent
 from lowbit.formats.gguf import tokenizer as gguf_tokenizer
@@ -21,6 +23,7 @@ from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model.config import LlamaConfig
 from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.weights import DeferredWeights, LayeredWeights, LlamaWeights, Progress, in_memory
+from lowbit.text import quoted
 
 
 def part_of(report: Report, what: str) -> Progress:
@@ -37,11 +40,13 @@ class StoredModel:
         name: of the file or directory.
         layered: the weights, in memory or block by block from disk.
         tokenizer: text to tokens and back.
+        remarks: what a user should know of how the file is read, a sentence each.
     """
 
     name: str
     layered: LayeredWeights
     tokenizer: Tokenizer
+    remarks: tuple[str, ...] = ()
 
     @property
     def config(self) -> LlamaConfig:
@@ -54,20 +59,26 @@ class StoredModel:
         return in_memory(self.layered)
 
 
-def open_model(path: Path, *, identified: bool = False) -> StoredModel:
+def open_model(path: Path, *, identified: bool = False, gptq_version: Version | None = None) -> StoredModel:
     """Open a GGUF file or a checkpoint directory.
 
     Args:
         path: of the file or directory.
         identified: whether the digest of a file will be asked for; it is then computed meanwhile.
+        gptq_version: ``v1`` or ``v2`` for a directory of GPTQ, whatever its label and its zeros say; None to go by
+            them.
 
     Raises:
-        ArgumentError: there is no such file or directory.
+        ArgumentError: there is no such file or directory; a version of GPTQ for another model.
         FormatError: its architecture is not supported, or it is damaged.
     """
     if path.is_dir():
-        checkpoint = open_checkpoint(path)
-        return StoredModel(checkpoint.file, checkpoint, checkpoint_tokenizer.read_tokenizer(checkpoint))
+        checkpoint = open_checkpoint(path, gptq_version)
+        tokenizer = checkpoint_tokenizer.read_tokenizer(checkpoint)
+        return StoredModel(checkpoint.file, checkpoint, tokenizer, checkpoint.remarks)
+    if gptq_version is not None:
+        sentence = f"GPTQ version {gptq_version} was asked for, and {quoted(path.name)} is no directory of GPTQ"
+        raise ArgumentError("gptq_version", gptq_version, "None", sentence)
     source = open_gguf(path)
     check_model(source)  # before the tokenizer, whose error would say less about the cause
     digest = _begun(source.digest) if identified else source.digest

@@ -34,6 +34,7 @@ MIB = 1 << 20
         ("shards", 200, {"read", "FormatError"}),
         ("gguf", 200, {"read", "FormatError"}),
         ("inspected", 400, {"read", "FormatError"}),
+        ("prequantised", 300, {"read", "ArgumentError", "FormatError"}),
         ("quantized", 200, {"read", "FormatError"}),
         ("outcome", 200, {"read", "warned", "passed over"}),
         ("cubin", 200, {"read", "none"}),

@@ -5,10 +5,9 @@ have experts; the others are the same decoder with a dense feed-forward part, ea
 numbers have the names that the ``transformers`` library gave them.
 
 **Unsupported features are refused.** Such a file may ask for features that this decoder does not have: a rotary
-embedding scaled by another rule (`lowbit.formats.checkpoint.rope`), biases in attention, another activation, weights
-that are quantised already. Ignoring any of these would give a model that still produces text, but not the model that
-was trained. `SUPPORTED` lists each with the one value that is supported. Fields about training and about the library
-itself change nothing and are ignored.
+embedding scaled by another rule (`lowbit.formats.checkpoint.rope`), biases in attention, another activation. Ignoring
+any of these would give a model that still produces text, but not the model that was trained. `SUPPORTED` lists each
+with the one value that is supported. Fields about training and about the library itself change nothing and are ignored.
 
 The softmax of both is written before the choice of experts, and the chosen probabilities are scaled to a sum of 1. That
 equals the softmax over the chosen scores, as in `routing`.
@@ -51,7 +50,6 @@ SUPPORTED: dict[str, Any] = {
     "attention_bias": False,
     "mlp_bias": False,
     "partial_rotary_factor": 1.0,
-    "quantization_config": None,
     "is_encoder_decoder": False,
     "add_cross_attention": False,
 }

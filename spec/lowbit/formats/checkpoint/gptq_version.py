@@ -10,6 +10,7 @@ Source: GPTQModel, formats ``gptq`` and ``gptq_v2``.
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from lowbit.formats.checkpoint.prequantized import Layout, Packed
 from lowbit.formats.checkpoint.tensors import Place, Table
 from lowbit.tensor_formats.gptq import codes_of
 from lowbit.text import quoted
+
+Version = Literal["v1", "v2"]
+VERSIONS: tuple[Version, ...] = get_args(Version)
 
 MOST_SAMPLED_BYTES = 2**22
 SAMPLES = 3
@@ -28,7 +32,7 @@ class Zeros:
 
     Attributes:
         sampled: the modules of these matrices.
-        value: the number that every stored zero is; None where they differ.
+        value: the number that every stored zero is; None where they differ, as with matrices of several widths.
         version: the format that this means, without the type of its scales; empty where it means nothing.
         labelled: the format of the label, or of checkpoints without one.
         has_label: whether there is a label.
@@ -48,7 +52,9 @@ class Zeros:
         if not self.version:
             return f"The stored zeros of {many} do not show the version; {said}."
         doubt = "" if self.version == self.labelled else f", although {said}"
-        return f"Every stored zero of {many} is {self.value}, so this is {self.version}{doubt}."
+        less = " less one" if self.version == "gptq-v1" else ""
+        value = f"the middle of its codes{less}" if self.value is None else self.value
+        return f"Every stored zero of {many} is {value}, so this is {self.version}{doubt}."
 
 
 def sampled_zeros(table: Table, matrices: list[Packed], *, has_label: bool) -> Zeros | None:
@@ -69,13 +75,21 @@ def sampled_zeros(table: Table, matrices: list[Packed], *, has_label: bool) -> Z
         return None
     spread = (known[number * (len(known) - 1) // (SAMPLES - 1)] for number in range(SAMPLES))
     chosen = list({each.module: each for each in spread}.values())
-    bits = chosen[0].layout.options["bits"]
-    values = {value for each in chosen for value in _values(each, table)}
-    alike = len(values) == 1 and all(each.layout.options["bits"] == bits for each in chosen)
-    only = values.pop() if alike else None
-    version = {2 ** (bits - 1) - 1: "gptq-v1", 2 ** (bits - 1): "gptq-v2"}.get(-1 if only is None else only, "")
+    values = [_values(each, table) for each in chosen]
+    versions = {_version(found, each.layout.options["bits"]) for found, each in zip(values, chosen, strict=True)}
+    together = set[int]().union(*values)
+    only = together.pop() if len(together) == 1 else None
     labelled = chosen[0].layout.format.removesuffix("-bf16")
+    version = versions.pop() if len(versions) == 1 else ""
     return Zeros(tuple(each.module for each in chosen), only, version, labelled, has_label)
+
+
+def _version(values: set[int], bits: int) -> str:
+    """The version of a matrix whose stored zeros are these; empty where they do not show it."""
+    middle = 2 ** (bits - 1)
+    if values == {middle - 1}:
+        return "gptq-v1"
+    return "gptq-v2" if values == {middle} else ""
 
 
 def _zeros(matrix: Packed, table: Table) -> Place:

@@ -32,6 +32,8 @@ from lowbit.tensor_formats.stored import FORMATS
 
 CODES = ("qweight", "B", "weight_packed", "W_q", "blocks")
 """The tensors that only a quantised matrix has. A ``weight`` is one where its type is none of plain weights."""
+STATE = "weight.quant_state.bitsandbytes__"
+"""What the name of the tensor begins with in which bitsandbytes keeps the numbers of a matrix, as JSON."""
 PLAIN = ("F16", "BF16", "F32", "F64")
 
 
@@ -66,15 +68,20 @@ class Packed:
 
     Attributes:
         module: the common beginning of its tensors' names.
-        tensors: their names.
+        tensors: their names, by what each says beyond that.
         nbytes: of all of them.
         layout: what they are.
     """
 
     module: str
-    tensors: tuple[str, ...]
+    tensors: Mapping[str, str]
     nbytes: int
     layout: Layout
+
+    @property
+    def format(self) -> str:
+        """The name of its format; empty where no chapter describes it."""
+        return self.layout.format
 
 
 Parts = Mapping[str, Place]
@@ -115,7 +122,7 @@ def packed_matrices(table: Table, method: Method) -> list[Packed]:
             continue
         known = next((each for recognise in RECOGNISERS if (each := recognise(parts, method)) is not None), None)
         layout = known or Layout("", _weights_of_unknown(parts, method))
-        found.append(Packed(module, tuple(names.values()), sum(place.nbytes for place in parts.values()), layout))
+        found.append(Packed(module, names, sum(place.nbytes for place in parts.values()), layout))
     return found
 
 
@@ -140,10 +147,16 @@ def _have(parts: Parts, **types: str) -> bool:
 
 
 def _gptq(parts: Parts, method: Method) -> Layout | None:
-    if not _have(parts, qweight="I32:2", qzeros="I32:2", scales="F16 BF16:2", g_idx="I32:1"):
+    if not _have(parts, qweight="I32:2", qzeros="I32:2", scales="F16 BF16:2"):
         return None
-    rows, (words, columns) = prod(parts["g_idx"].shape), parts["qweight"].shape
-    bits = 32 * words // max(1, rows)
+    words, columns = parts["qweight"].shape
+    if _have(parts, g_idx="I32:1"):
+        rows = prod(parts["g_idx"].shape)
+        bits = 32 * words // max(1, rows)
+    elif method.name == "gptq" and method.bits and "g_idx" not in parts and parts["scales"].shape[1] == columns:
+        rows, bits = 32 * words // method.bits, method.bits  # groups lie one after another
+    else:
+        return None
     version = "gptq-v2" if method.label == "gptq_v2" else "gptq-v1"
     name = version + ("-bf16" if parts["scales"].type == "BF16" else "")
     if bits not in (FORMATS[name].options["bits"] or ()):
@@ -161,9 +174,11 @@ def _awq(parts: Parts, method: Method) -> Layout | None:
     if "g_idx" in parts or not _have(parts, qweight="I32:2", qzeros="I32:2", scales="F16:2"):
         return None
     (high, wide), scales = parts["qweight"].shape, parts["scales"].shape
-    if scales[1] == 8 * wide:
+    label = method.label.lower()
+    if label in ("", "gemm") and scales[1] == 8 * wide:
         return _of_sizes("awq-gemm", high, 8 * wide, group_size=_group(method, high, scales[0]))
-    if scales[0] == high and method.group_size in (FORMATS["awq-gemv"].options["group_size"] or ()):
+    allowed = FORMATS["awq-gemv"].options["group_size"] or ()
+    if label in ("", "gemv") and scales[0] == high and method.group_size in allowed:
         return _of_sizes("awq-gemv", 8 * wide, high, group_size=method.group_size or 0)
     return None
 
@@ -178,7 +193,9 @@ def _marlin(parts: Parts, method: Method) -> Layout | None:
 
 
 def _compressed_integers(parts: Parts, method: Method) -> Layout | None:
-    if _have(parts, weight="I8:2", weight_scale="BF16:2"):
+    if {"weight_g_idx", "g_idx"} & parts.keys():  # rows in another order, which the formats here do not have
+        return None
+    if _have(parts, weight="I8:2", weight_scale="BF16:2") and "weight_zero_point" not in parts:
         columns, rows = parts["weight"].shape
         return _of_sizes("ct-int", rows, columns, group_size=_group(method, rows, parts["weight_scale"].shape[1]))
     if not _have(parts, weight_packed="I32:2", weight_scale="BF16:2") or method.bits not in range(2, 9):
@@ -210,19 +227,21 @@ def _fp8(parts: Parts, method: Method) -> Layout | None:
     if not _have(parts, weight="F8_E4M3:2"):
         return None
     columns, rows = parts["weight"].shape
-    if _have(parts, weight_scale_inv="F32:2"):
-        return _of_sizes("fp8-block", rows, columns)
-    if not _have(parts, weight_scale="F32"):
+    scale = "weight_scale" if "weight_scale" in parts else "weight_scale_inv"
+    if not _have(parts, **{scale: "F32 BF16 F16"}) or "weight_zero_point" in parts:
         return None
-    scales = prod(parts["weight_scale"].shape)
-    name = {1: "fp8-tensor", columns: "fp8-channel"}.get(scales)
-    return None if name is None else _of_sizes(name, rows, columns)
+    shape = parts[scale].shape
+    if shape in ((), (1,)):
+        return _of_sizes("fp8-tensor", rows, columns)
+    if shape in ((columns,), (columns, 1)) and scale == "weight_scale":
+        return _of_sizes("fp8-channel", rows, columns)
+    return _of_sizes("fp8-block", rows, columns) if len(shape) == 2 else None
 
 
 def _bitsandbytes(parts: Parts, method: Method) -> Layout | None:
     if not _have(parts, weight="U8", **{"weight.absmax": "U8 F32"}):
         return None
-    table = "fp4" if any(part.endswith("__fp4") for part in parts) else "nf4"
+    table = "fp4" if f"{STATE}fp4" in parts else "nf4"
     weights, blocks = 2 * prod(parts["weight"].shape), prod(parts["weight.absmax"].shape)
     name = f"{table}-double" if "weight.nested_absmax" in parts else table
     sizes = FORMATS[name].options["blocksize"] or ()
@@ -231,7 +250,9 @@ def _bitsandbytes(parts: Parts, method: Method) -> Layout | None:
 
 
 def _hqq(parts: Parts, method: Method) -> Layout | None:
-    if not _have(parts, W_q="U8 I32:2", scale="F16", zero="F16") or method.axis not in (0, 1) or method.bits is None:
+    if not _have(parts, W_q="U8 I32:2", **dict.fromkeys(("scale", "zero"), "F16 BF16 F32")):
+        return None
+    if method.axis not in (0, 1) or method.bits is None:
         return None
     group_size = method.group_size or 0
     name = f"hqq-axis{method.axis}" + ("-3bit" if method.bits == 3 else "")

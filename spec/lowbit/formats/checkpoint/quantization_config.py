@@ -4,20 +4,29 @@ Tools that quantise a checkpoint leave a ``quantization_config`` there. Each has
 and the weights of a group; `NUMBERS` lists them. What is missing or malformed is None: nothing is computed from these
 numbers that the tensors do not confirm.
 
-Source: transformers, ``utils/quantization_config.py``.
+**Modules that stay floats**, such as the head or routers, stand in a list, for which each tool has another word. The
+tensors show it too, so a list is only compared with them: a module that it names and that is quantised nevertheless is
+refused. Some entries are patterns, regular expressions among them; those of a file are never run, and not compared.
+
+**Other bits for some matrices** are what GPTQModel's ``dynamic`` asks for, by patterns as well. The tensors show the
+bits of each matrix, and `Method.allowed_bits` holds all that may come.
+
+Source: transformers, ``utils/quantization_config.py``; GPTQModel, ``quantization/config.py`` (``dynamic``).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from lowbit.system.json_files import LARGEST_INTEGER, Fields
+from lowbit.system.json_files import LARGEST_INTEGER, Fields, read_fields
 
 CONFIGS = ("quantization_config", "compression_config")
 UNNAMED = "not named"
 OLDER = "quantize_config.json"
 """Where AutoGPTQ kept the configuration before ``config.json`` had a place for it."""
-_GROUP = ("config_groups", "group_0", "weights")
+GROUPS, FIRST = "config_groups", "group_0"
+_GROUP = (GROUPS, FIRST, "weights")
 NUMBERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "bits": (
         ("bits",),
@@ -37,6 +46,19 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """Where configurations keep their numbers."""
 LABELS = (("checkpoint_format",), ("version",), ("format",), ("quant_algo",), ("bnb_4bit_quant_type",))
 """Where they name the layout of their tensors."""
+FLOATS = (
+    "modules_to_not_convert",
+    "ignore",
+    "ignored_layers",
+    "llm_int8_skip_modules",
+    "skip_modules",
+    "exclude_modules",
+)
+"""The lists of modules that stay floats."""
+PATTERN = set("*?[]()|^$+\\:")
+"""What only an entry that is a pattern has in it."""
+REFUSED = ("transform_config", "sparsity_config")
+"""Objects that ask for more than quantised matrices. Groups of matrices are refused where their formats differ."""
 IMPLIED = {"fp8": (8, None), "fbgemm_fp8": (8, None), "mxfp4": (4, 32), "NVFP4": (4, 16), "FP8": (8, None)}
 """Bits and group size of methods or labels that say neither."""
 
@@ -51,6 +73,10 @@ class Method:
         group_size: weights with one scale, -1 for a whole row; None if it is not given.
         axis: of HQQ.
         label: its own name for the layout of its tensors; empty if it has none.
+        allowed_bits: those that its matrices may have; empty if it does not say them.
+        floats: modules that stay floats, or the ends of their names.
+        activations: how the tool casts activations, in words; empty where it leaves them alone.
+        unsupported: the name of a part of the configuration that asks for more than quantised matrices; else empty.
     """
 
     name: str
@@ -58,13 +84,37 @@ class Method:
     group_size: int | None = None
     axis: int | None = None
     label: str = ""
+    allowed_bits: tuple[int, ...] = ()
+    floats: tuple[str, ...] = ()
+    activations: str = ""
+    unsupported: str = ""
+
+    def keeps_float(self, module: str) -> bool:
+        """Whether the configuration says that a module stays a float.
+
+        >>> method = Method("awq", floats=("lm_head", "mlp.gate"))
+        >>> [method.keeps_float(each) for each in ("lm_head", "layers.0.mlp.gate", "layers.0.mlp.gate_proj")]
+        [True, True, False]
+        """
+        return any(f".{each}." in f".{module}." for each in self.floats)
+
+
+def method_of(folder: Path, fields: Fields) -> Method | None:
+    """The method of a checkpoint directory, from its ``config.json`` or from where AutoGPTQ kept it; None for floats.
+
+    Raises:
+        ArgumentError, FormatError: the older file cannot be read.
+    """
+    found = read_method(fields)
+    return read_older(read_fields(folder / OLDER)) if found is None and (folder / OLDER).is_file() else found
 
 
 def read_method(fields: Fields) -> Method | None:
     """The method that a ``config.json`` names; None for weights that are not quantised.
 
-    >>> read_method(Fields("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}))
-    Method(name='gptq', bits=4, group_size=None, axis=None, label='')
+    >>> method = read_method(Fields("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}))
+    >>> method and (method.name, method.bits, method.allowed_bits)
+    ('gptq', 4, (4,))
     """
     nested = fields.values.get("text_config")
     places = (fields.values, nested if isinstance(nested, dict) else {})
@@ -78,6 +128,10 @@ def read_older(fields: Fields) -> Method:
 
 
 def _method(values: Mapping[str, Any]) -> Method:
+    groups = values.get(GROUPS)
+    schemes = [each for each in groups.values() if isinstance(each, dict)] if isinstance(groups, dict) else []
+    differ = any(each.get("weights") != schemes[0].get("weights") for each in schemes)
+    values = {**values, GROUPS: {FIRST: schemes[0]}} if schemes else values
     name, label = _text(values.get("quant_method")) or UNNAMED, _label(values)
     numbers = {number: _first_integer(values, paths) for number, paths in NUMBERS.items()}
     for loaded in (4, 8):
@@ -85,7 +139,45 @@ def _method(values: Mapping[str, Any]) -> Method:
             name, numbers["bits"] = "bitsandbytes", loaded
     implied = IMPLIED.get(label) or IMPLIED.get(name) or (None, None)
     bits, group_size = (numbers[key] or other for key, other in zip(("bits", "group_size"), implied, strict=True))
-    return Method(name, bits, group_size, numbers["axis"], label)
+    return Method(
+        name,
+        bits,
+        group_size,
+        numbers["axis"],
+        label,
+        allowed_bits=_allowed_bits(values, bits),
+        floats=_floats(values),
+        activations=_activations(values),
+        unsupported=GROUPS if differ else next((key for key in REFUSED if _asks(values.get(key))), ""),
+    )
+
+
+def _allowed_bits(values: Mapping[str, Any], bits: int | None) -> tuple[int, ...]:
+    """The bits of the method, and those that patterns give to some matrices."""
+    dynamic = values.get("dynamic")
+    rules = dynamic.values() if isinstance(dynamic, dict) else ()
+    other = [each.get("bits") for each in rules if isinstance(each, dict)]
+    known = [each for each in (bits, *other) if type(each) is int and 1 <= each <= 8]
+    return tuple(sorted(set(known)))
+
+
+def _floats(values: Mapping[str, Any]) -> tuple[str, ...]:
+    listed = [each for key in FLOATS if isinstance(found := values.get(key), list) for each in found]
+    listed += ["lm_head"] if values.get("lm_head") is False else []
+    return tuple(each for each in listed if isinstance(each, str) and each and not PATTERN & set(each))
+
+
+def _activations(values: Mapping[str, Any]) -> str:
+    cast = _at(values, (GROUPS, FIRST, "input_activations"))
+    if isinstance(cast, dict):
+        bits = _first_integer(cast, (("num_bits",),))
+        return f"{_text(cast.get('type')) or 'another type'} of {bits or 'other'} bits"
+    return "float8" if isinstance(values.get("activation_scheme"), str) else ""
+
+
+def _asks(value: object) -> bool:
+    """Whether an object asks for something; those of the format dense are there without a purpose."""
+    return isinstance(value, dict) and bool(value) and value.get("format") != "dense"
 
 
 def _label(values: Mapping[str, Any]) -> str:

@@ -13,13 +13,17 @@ otherwise be ignored silently, and a model without one of its parts still produc
 time, a block at a time, or all of them, as memory allows: a `Checkpoint` is a `LayeredWeights`, and `in_memory` makes a
 whole model of it.
 
+**Quantised checkpoints** have a few tensors in place of the weights of most matrices. These matrices stay in their
+bytes (`lowbit.formats.checkpoint.stored_matrix`); whatever the checkpoint stores as floats is read as floats.
+
 Source: the published checkpoint of Mixtral 8x7B; the safetensors format.
 """
 
 import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +32,38 @@ import numpy as np
 from lowbit.arrays import F32
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.checkpoint import stored_matrix
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES, Architecture
 from lowbit.formats.checkpoint.config import is_tied, kind_of, read_config
-from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, matrix_names, tensor_shapes, vector_names
-from lowbit.formats.checkpoint.tensors import INDEX, MOST_INDEX_BYTES, Table, read_floats, read_table
+from lowbit.formats.checkpoint.contents import check_table, read_packing
+from lowbit.formats.checkpoint.gptq_version import Version
+from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, matrix_names, vector_names
+from lowbit.formats.checkpoint.prequantized import Packed
+from lowbit.formats.checkpoint.quantization_config import method_of
+from lowbit.formats.checkpoint.tensors import INDEX, MOST_INDEX_BYTES, STORED, WIDTHS, Table, read_floats, read_table
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import ATTENTION, NORMS, GatedWeights, LayerWeights, Matrix, SparseWeights, linear_shapes
+from lowbit.model.weights import (
+    ATTENTION,
+    NORMS,
+    GatedWeights,
+    LayerWeights,
+    Matrix,
+    SparseWeights,
+    linear_shapes,
+    to_float,
+)
 from lowbit.system.json_files import MOST_CONFIG_BYTES, parsed, read_bytes
 from lowbit.system.threads import side_by_side
+from lowbit.tensor_formats.stored import Stored
 from lowbit.text import quoted
 
 CONFIG = "config.json"
 
 
-def as_stored(name: str, matrix: F32) -> Matrix:
+ROUTER = "feed_forward.router"
+
+
+def as_stored(name: str, matrix: Matrix) -> Matrix:
     """The weights as they are."""
     return matrix
 
@@ -57,6 +79,8 @@ class Checkpoint:
         table: where each tensor lies.
         digest: sum of ``config.json`` and of the index: the same for the same description of a model.
         architecture: the kind of model.
+        packed: the matrices that are quantised already, by the names that their weights would have.
+        remarks: what a user should know of how it is read, a sentence each.
     """
 
     folder: Path
@@ -65,11 +89,20 @@ class Checkpoint:
     table: Table
     digest: str
     architecture: Architecture
+    packed: Mapping[str, Packed] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     @property
     def file(self) -> str:
         """Its name, for messages."""
         return self.folder.name
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights in memory: floats as float32, and quantised matrices as they are stored."""
+        inside = {name for each in self.packed.values() for name in each.tensors.values()}
+        floats = sum(4 * prod(place.shape) for name, place in self.table.items() if name not in inside)
+        return floats + sum(each.nbytes for each in self.packed.values())
 
     @property
     def embedding(self) -> F32:
@@ -82,12 +115,14 @@ class Checkpoint:
         return self._vector(NORM, "norm")
 
     @property
-    def head(self) -> F32:
-        """Float32, hidden × vocabulary.
+    def head(self) -> Matrix:
+        """Hidden × vocabulary.
 
         Raises:
             FormatError: a head that is the embedding over again, and is also stored with other numbers.
         """
+        if HEAD in self.packed:
+            return self._stored(HEAD, self.config.hidden, self.config.vocabulary)
         stored = read_floats(self.table, HEAD, transposed=True) if HEAD in self.table else None
         if stored is not None and not self.tied:
             return stored
@@ -97,7 +132,7 @@ class Checkpoint:
             raise FormatError(file, f"tensor {quoted(HEAD)}", "another matrix", allowed)
         return head
 
-    def layer(self, number: int, change: Callable[[str, F32], Matrix] = as_stored, threads: int = 1) -> LayerWeights:
+    def layer(self, number: int, change: Callable[[str, Matrix], Matrix] = as_stored, threads: int = 1) -> LayerWeights:
         """One block.
 
         Args:
@@ -117,15 +152,26 @@ class Checkpoint:
         held, shapes = matrix_names(self.architecture, self.config, number), linear_shapes(self.config)
 
         def linears(stored: str) -> dict[str, Matrix]:
-            whole, names = read_floats(self.table, stored, transposed=True), held[stored]
-            if len(names) == 1:
-                return {names[0]: change(names[0], whole)}
-            ends = np.cumsum([shapes[name][1] for name in names])
-            split = np.split(whole, ends[:-1], axis=1)
-            return {name: change(name, np.ascontiguousarray(part)) for name, part in zip(names, split, strict=True)}
+            names = held[stored]
+            parts = self._matrices(stored, [shapes[name] for name in names])
+            if ROUTER in names:
+                parts = map(to_float, parts)
+            return {name: change(name, part) for name, part in zip(names, parts, strict=True)}
 
         changed = side_by_side(linears, held, threads)
         return assembled(self.config, parts, {name: matrix for each in changed for name, matrix in each.items()})
+
+    def _matrices(self, stored: str, shapes: list[tuple[int, int]]) -> Iterable[Matrix]:
+        """The matrices that are the rows of one tensor, in their order."""
+        ends = [int(end) for end in np.cumsum([columns for _, columns in shapes])]
+        if stored in self.packed:
+            whole = self._stored(stored, shapes[0][0], ends[-1])
+            return [whole] if len(shapes) == 1 else stored_matrix.cut(whole, ends, self.packed[stored], self.table)
+        floats = read_floats(self.table, stored, transposed=True)
+        return [floats] if len(shapes) == 1 else map(np.ascontiguousarray, np.split(floats, ends[:-1], axis=1))
+
+    def _stored(self, name: str, rows: int, columns: int) -> Stored:
+        return stored_matrix.read(self.table, self.packed[name], rows, columns)
 
     def _vector(self, stored: str, name: str) -> F32:
         """A vector as it is used: a gain with what the kind of model adds to it."""
@@ -152,11 +198,18 @@ def assembled(config: LlamaConfig, vectors: dict[str, F32], linears: dict[str, M
     return LayerWeights(**parts, feed_forward=feed_forward)
 
 
-def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
-    """Open a checkpoint directory and check its configuration and table of tensors; no weights are read.
+def open_checkpoint(folder: str | os.PathLike[str], gptq_version: Version | None = None) -> Checkpoint:
+    """Open a checkpoint directory and check its configuration and table of tensors.
+
+    No weights are read, but a few zeros of GPTQ, by which its version shows.
+
+    Args:
+        folder: the directory.
+        gptq_version: ``v1`` or ``v2``, whatever label and zeros of a GPTQ checkpoint say; None to go by them.
 
     Raises:
-        ArgumentError: there is no such directory, or it lacks a file.
+        ArgumentError: there is no such directory, or it lacks a file; a version of GPTQ that does not exist, or for
+            another checkpoint.
         FormatError: a kind of model or a feature that is not supported; a tensor that is missing, unknown, or of
             another shape or type than the configuration asks for; a damaged file.
     """
@@ -166,32 +219,11 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     described = read_bytes(path / CONFIG, MOST_CONFIG_BYTES)
     fields = parsed(CONFIG, described)
     architecture, config, tied = ARCHITECTURES[kind_of(fields)], read_config(fields), is_tied(fields)
-    table = read_table(path)
-    _check_table(config, tied, architecture, table)
+    method = method_of(path, fields)
+    table = read_table(path, tuple(STORED if method is None else WIDTHS))
+    packing = read_packing(table, method, gptq_version)
+    check_table(config, tied, architecture, table, packing)
     index = read_bytes(path / INDEX, MOST_INDEX_BYTES) if (path / INDEX).exists() else b""
-    sums = (hashlib.sha256(described).digest(), hashlib.sha256(index).digest())
-    digest = hashlib.sha256(b"".join(sums)).hexdigest()
-    return Checkpoint(path.resolve(), config, tied, table, digest, architecture)
-
-
-def _check_table(config: LlamaConfig, tied: bool, architecture: Architecture, table: Table) -> None:
-    """Refuse a table that is not exactly the configuration's, in time that grows with the table and not with claims."""
-    experts = 1 if config.routing is None else config.routing.experts
-    if config.layers * experts > len(table):
-        claimed = f"{config.layers} layers" + ("" if config.routing is None else f" of {experts} experts")
-        raise FormatError(
-            CONFIG, "shape of the model", claimed, f"what {len(table)} tensors can hold; some are missing"
-        )
-    expected = dict(tensor_shapes(config, tied and HEAD not in table, architecture))
-    for name, shape in expected.items():
-        if name not in table:
-            raise FormatError(CONFIG, f"tensor {quoted(name)}", "missing", "there, as this shape of a model asks for")
-        place = table[name]
-        if place.shape != shape:
-            file = place.shard.path.name
-            raise FormatError(file, f"shape of tensor {quoted(name)}", place.shape, " x ".join(map(str, shape)))
-    if len(table) != len(expected):
-        extra = next(name for name in table if name not in expected)
-        raise FormatError(
-            table[extra].shard.path.name, "tensor", quoted(extra), "those of this kind and shape of model"
-        )
+    parts = [described, index, *packing.identity]
+    digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+    return Checkpoint(path.resolve(), config, tied, table, digest, architecture, packing.matrices, packing.remarks)

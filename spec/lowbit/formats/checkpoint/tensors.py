@@ -33,6 +33,7 @@ from lowbit.arrays import F32, Array
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.known_file import KnownFile, opened
+from lowbit.numbers.floats import FLOATS
 from lowbit.system.json_files import Fields, read_fields
 from lowbit.system.memory import check_memory
 from lowbit.system.scratch import workplace
@@ -51,6 +52,17 @@ STORED: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u
 """The types that weights may have, and what numpy reads each as."""
 DTYPES = STORED | {"U32": np.dtype("<u4")}
 """The same with that of packed codes."""
+CODED: dict[str, np.dtype[Any]] = {
+    "F16": np.dtype("<f2"),
+    "BF16": FLOATS["bfloat16"].dtype,
+    "F32": np.dtype("<f4"),
+    "F8_E4M3": FLOATS["float8_e4m3fn"].dtype,
+    "F8_E8M0": FLOATS["float8_e8m0fnu"].dtype,
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "I32": np.dtype("<i4"),
+}
+"""The types of the tensors of quantised matrices, and what each becomes."""
 
 WIDTHS = {
     **dict.fromkeys(("F4",), 4),
@@ -199,7 +211,7 @@ def read_floats(table: Table, name: str, *, transposed: bool = False) -> F32:
     """
     place = table[name]
     check_memory(f"tensor {quoted(name)} of {place.shard.path.name}", place.nbytes + 4 * prod(place.shape))
-    stored = _read(place, name)
+    stored = _read(place, name, STORED[place.type])
     stored = stored.T if transposed else stored
     weights: F32 = np.empty(stored.shape, np.float32)
     if place.type == "BF16":  # the upper half of a float32
@@ -215,8 +227,22 @@ def read_floats(table: Table, name: str, *, transposed: bool = False) -> F32:
     return weights
 
 
-def _read(place: Place, name: str) -> Array:
-    data = place.shard.read(f"tensor {quoted(name)}", place.offset, STORED[place.type], prod(place.shape))
+def read_coded(table: Table, name: str) -> Array:
+    """A tensor of a quantised matrix in the type in which it is stored, one of `CODED`.
+
+    Raises:
+        FormatError: another type; the file is not the one whose table was read.
+    """
+    place = table[name]
+    if place.type not in CODED:
+        raise FormatError(place.shard.path.name, f"type of tensor {quoted(name)}", place.type, spoken(list(CODED)))
+    check_memory(f"tensor {quoted(name)} of {place.shard.path.name}", place.nbytes)
+    dtype = CODED[place.type]
+    return _read(place, name, np.dtype(f"<u{dtype.itemsize}")).view(dtype)
+
+
+def _read(place: Place, name: str, dtype: np.dtype[Any]) -> Array:
+    data = place.shard.read(f"tensor {quoted(name)}", place.offset, dtype, prod(place.shape))
     if place.sha256 and hashlib.sha256(data.data).hexdigest() != place.sha256:
         raise place.shard.has_changed()
     return data.reshape(place.shape)

@@ -1,0 +1,342 @@
+"""Directories that are quantised already, against the tools that own their formats (``quantised/write.py``)."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_checkpoint
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from lowbit.arrays import F32, Array
+from lowbit.cli import app
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.checkpoint.cache import quantized
+from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
+from lowbit.model.block import plain_linear
+from lowbit.model.decoder import Decoder
+from lowbit.model.quantization_plan import Plan, planned
+from lowbit.model.weights import in_memory, matrices, to_float
+from lowbit.runtime import linears, load
+from lowbit.tensor_formats.stored import Stored, dequantized
+from lowbit_cppyy.stored.formats import PARTS
+
+DATA = Path(__file__).parent / "quantised"
+MODELS = sorted(path.name for path in DATA.iterdir() if (path / "expected.npz").exists())
+LIMIT = 1e-5
+"""Of the largest logit, as in ``test_transformers.py``."""
+
+
+def expected(name: str) -> dict[str, Any]:
+    with np.load(DATA / name / "expected.npz") as held:
+        return dict(held)
+
+
+def copied(
+    name: str, folder: Path, config: dict[str, Any] | None = None, tensors: Mapping[str, Array | None] | None = None
+) -> Path:
+    """A directory with some fields of its quantisation changed, and some tensors: None takes one away."""
+    folder.mkdir()
+    described = json.loads((DATA / name / "config.json").read_text())
+    described["quantization_config"] |= config or {}
+    (folder / "config.json").write_text(json.dumps(described))
+    if not tensors:
+        shutil.copy(DATA / name / "model.safetensors", folder)
+        return folder
+    changed = {**load_file(DATA / name / "model.safetensors"), **tensors}
+    save_file({key: np.ascontiguousarray(each) for key, each in changed.items() if each is not None}, folder / "x")
+    (folder / "x").rename(folder / "model.safetensors")
+    return folder
+
+
+def logits(weights: Checkpoint, tokens: list[int]) -> F32:
+    """Those after each token, by products in float32 of the numbers rounded once."""
+    decoder = Decoder(in_memory(weights), lambda matrix: plain_linear(to_float(matrix)))
+    return decoder.logits(decoder.hidden(tokens, decoder.new_state()))
+
+
+# **The numbers.**
+
+
+def named(checkpoint: Checkpoint) -> dict[str, Stored]:
+    """The quantised matrices by their modules, as they are stored."""
+    found: dict[str, Stored] = {}
+    for name, packed in checkpoint.packed.items():
+        shape = packed.layout.sizes or (0, 0)
+        found[packed.module] = checkpoint._stored(name, *shape)
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_number_is_the_tools(name: str) -> None:
+    """Bit for bit, in float32, and nothing else is quantised."""
+    told, found = expected(name), named(open_checkpoint(DATA / name))
+    assert sorted(told["names"]) == sorted(found)
+    for module, digest in zip(told["names"], told["sums"], strict=True):
+        choices = [np.ascontiguousarray(each.T) + np.float32(0) for each in dequantized(found[module], "float32")]
+        assert digest in [hashlib.sha256(each.tobytes()).hexdigest() for each in choices], module
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_the_float_model(name: str) -> None:
+    """Of the model in transformers whose weights are what the tool dequantised; other weights give others."""
+    told, checkpoint = expected(name), open_checkpoint(DATA / name)
+    tokens, largest = [int(token) for token in told["tokens"]], float(np.abs(told["logits"]).max())
+    np.testing.assert_allclose(logits(checkpoint, tokens), told["logits"], rtol=0, atol=LIMIT * largest)
+    assert not checkpoint.remarks
+
+
+@pytest.mark.parametrize("backend", ["cppyy", "numpy", "reference"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_backend_multiplies_by_what_it_declares(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Natively, and never by floats that were made of codes; the other matrices are numpy's."""
+    told, made, checkpoint = expected(name), list[Stored](), open_checkpoint(DATA / name)
+
+    def counted(matrix: Stored) -> F32:
+        made.append(matrix)
+        return to_float(matrix)
+
+    monkeypatch.setattr(linears, "to_float", counted)
+    with load(checkpoint, backend) as model:
+        taken = model.account().fields["matrices"]
+        found = model.logits([int(token) for token in told["tokens"]])
+    if backend == "cppyy" and {packed.format for packed in checkpoint.packed.values()} <= PARTS.keys():
+        assert not made and set(taken["by_numpy_float32"]) <= {"stored as floats"}
+        assert taken["by_backend"] >= len(checkpoint.packed)
+    else:
+        assert taken["by_backend"] == 0 and made
+    largest = float(np.abs(told["logits"]).max())
+    np.testing.assert_allclose(found, told["logits"][-1], rtol=0, atol=LIMIT * largest)
+
+
+def test_a_plan_quantises_them_again(tmp_path: Path) -> None:
+    """Through the cache as in memory, and another version of GPTQ is another model there."""
+    plan = Plan.uniform(4, 32)
+    source = open_checkpoint(DATA / "gptq-v1-4")
+    found, wanted = in_memory(quantized(source, plan, tmp_path)), planned(in_memory(source), plan)
+    for (what, ours), (_, theirs) in zip(matrices(found), matrices(wanted), strict=True):
+        np.testing.assert_array_equal(to_float(ours), to_float(theirs), what)
+    assert open_checkpoint(DATA / "gptq-v1-4", "v2").digest != source.digest
+
+
+# **The version of GPTQ.**
+
+
+@pytest.mark.parametrize(("label", "format"), [("gptq", "gptq-v1"), ("gptq_v2", "gptq-v2"), (None, "gptq-v1")])
+def test_the_zeros_show_the_version(label: str | None, format: str, tmp_path: Path) -> None:
+    """A label that the zeros of symmetric codes contradict counts for nothing, and a warning says so."""
+    folder = copied("gptq-v2-4", tmp_path / "m", {"checkpoint_format": label})
+    told = expected("gptq-v2-4")
+    checkpoint = open_checkpoint(folder)
+    assert {packed.format for packed in checkpoint.packed.values()} == {"gptq-v2"}
+    np.testing.assert_allclose(
+        logits(checkpoint, [int(token) for token in told["tokens"]]),
+        told["logits"],
+        rtol=0,
+        atol=LIMIT * float(np.abs(told["logits"]).max()),
+    )
+    if format == "gptq-v2":
+        assert not checkpoint.remarks
+    else:
+        said = "the label says gptq-v1" if label else "without a label it would be gptq-v1"
+        (remark,) = checkpoint.remarks
+        assert said in remark and "so this is gptq-v2" in remark and "gptq_version" in remark
+
+
+@pytest.mark.parametrize("name", ["gptq-v1-4", "gptq-v2-4"])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_version_that_is_given_counts(name: str, version: Any) -> None:
+    """Whatever label and zeros say; there is nothing to remark then."""
+    checkpoint = open_checkpoint(DATA / name, version)
+    assert {packed.format for packed in checkpoint.packed.values()} == {f"gptq-{version}"}
+    assert not checkpoint.remarks
+
+
+def test_zeros_that_differ_leave_it_to_the_label(tmp_path: Path) -> None:
+    """As those of codes without symmetry do."""
+    checkpoint = open_checkpoint(copied("gptq-v1-4", tmp_path / "m", {"checkpoint_format": "gptq_v2"}))
+    assert {packed.format for packed in checkpoint.packed.values()} == {"gptq-v2"} and not checkpoint.remarks
+
+
+def test_a_wrong_version(tmp_path: Path) -> None:
+    """One that does not exist, and one for a model of another kind."""
+    wrong: Any = "v3"
+    with pytest.raises(ArgumentError, match="gptq_version is 'v3'; allowed: v1 or v2"):
+        open_checkpoint(DATA / "gptq-v1-4", wrong)
+    for folder in (DATA / "awq-gemm", tiny_checkpoint.write(tmp_path / "m")):
+        with pytest.raises(ArgumentError, match="GPTQ version v1 was asked for, and the checkpoint has no matrices of"):
+            open_checkpoint(folder, "v1")
+    with pytest.raises(ArgumentError, match="None, where the model is open already"):
+        load(open_checkpoint(DATA / "gptq-v1-4"), "numpy", gptq_version="v1")
+
+
+# **Unusual but right.**
+
+
+def test_groups_in_order_need_no_index(tmp_path: Path) -> None:
+    """The first GPTQ checkpoints have no ``g_idx``."""
+    indices = {key: None for key in load_file(DATA / "gptq-v1-3" / "model.safetensors") if key.endswith("g_idx")}
+    told = expected("gptq-v1-3")
+    tokens = [int(token) for token in told["tokens"]]
+    found = logits(open_checkpoint(copied("gptq-v1-3", tmp_path / "m", tensors=indices)), tokens)
+    np.testing.assert_array_equal(found, logits(open_checkpoint(DATA / "gptq-v1-3"), tokens))
+
+
+def test_biases_of_zeros(tmp_path: Path) -> None:
+    """AutoGPTQ writes them for matrices without a bias; others would be ignored, and are refused."""
+    bias = np.zeros(64, np.float16)
+    folder = copied("gptq-v1-3", tmp_path / "m", tensors={"model.layers.0.self_attn.q_proj.bias": bias})
+    assert open_checkpoint(folder).layer(0).query_bias is None
+    bias[3] = 1e-3
+    folder = copied("gptq-v1-3", tmp_path / "n", tensors={"model.layers.0.self_attn.q_proj.bias": bias})
+    with pytest.raises(FormatError, match=r"tensor is 'model\.layers\.0\.self_attn\.q_proj\.bias'"):
+        open_checkpoint(folder)
+
+
+# **Refused.**
+
+Q = "model.layers.0.self_attn.q_proj"
+Changed = Callable[[Array], Array]
+
+
+def with_number(place: tuple[int, ...], number: float) -> Changed:
+    def changed(array: Array) -> Array:
+        array = array.copy()
+        array[place] = number
+        return array
+
+    return changed
+
+
+CONTENTS: list[tuple[str, str, Changed, str]] = [
+    ("gptq-v1-3", "scales", with_number((1, 3), np.nan), rf"scales\[1, 3\] of matrix '{Q}' is nan; allowed: a finite"),
+    ("gptq-v1-3", "g_idx", with_number((5,), 2), rf"g_idx\[5\] of matrix '{Q}' is 2; allowed: 0 to 1"),
+    ("gptq-v1-3", "g_idx", with_number((5,), -1), rf"g_idx\[5\] of matrix '{Q}' is -1; allowed: 0 to 1"),
+    ("awq-gemv", "scales", with_number((0, 1), np.inf), rf"scales\[0, 1\] of matrix '{Q}' is inf"),
+]
+
+
+@pytest.mark.parametrize(("name", "part", "change", "message"), CONTENTS)
+def test_a_wrong_number(name: str, part: str, change: Changed, message: str, tmp_path: Path) -> None:
+    """Is found when its matrix is read; the sentence names the file, the matrix and the place."""
+    held = load_file(DATA / name / "model.safetensors")[f"{Q}.{part}"]
+    folder = copied(name, tmp_path / "m", tensors={f"{Q}.{part}": change(held)})
+    checkpoint = open_checkpoint(folder)
+    with pytest.raises(FormatError, match=rf"model\.safetensors: {message}"):
+        checkpoint.layer(0)
+
+
+TENSORS: list[tuple[str, str, Changed | None, str]] = [
+    ("gptq-v1-3", "scales", None, r"kind of the tensors of .*q_proj' is g_idx I32, qweight I32, qzeros I32"),
+    ("gptq-v1-3", "qweight", None, r"tensor 'model\.layers\.0\.self_attn\.q_proj\.weight' is missing"),
+    ("gptq-v1-3", "qweight", lambda held: held[:-1], "bits of matrix|shape of tensor"),
+    ("gptq-v1-3", "qzeros", lambda held: held[:, :-1], r"shape of tensor .*qzeros' is \(2, 5\); allowed: 2 x 6"),
+    ("gptq-v1-3", "scales", lambda held: held[:, :-1], r"shape of tensor .*scales' is \(2, 63\); allowed: 2 x 64"),
+    ("gptq-v1-3", "g_idx", lambda held: held[:-32], "shape of matrix|kind of the tensors"),
+    ("gptq-v1-3", "scales", lambda held: held.astype(np.float32), "kind of the tensors"),
+    ("awq-gemm", "qweight", lambda held: held[:32], r"shape of matrix .* is 32 x 64; allowed: 64 x 64"),
+    (
+        "awq-gemm",
+        "scales",
+        lambda held: held[:1],
+        r"shape of tensor .*qzeros' is \(2, 8\); allowed: 1 x 8",
+    ),
+    ("awq-gemm", "qzeros", lambda held: held[:, :4], r"shape of tensor .*qzeros' is \(2, 4\); allowed: 2 x 8"),
+]
+
+
+@pytest.mark.parametrize(("name", "part", "change", "message"), TENSORS)
+def test_wrong_tensors(name: str, part: str, change: Changed | None, message: str, tmp_path: Path) -> None:
+    """One that is missing, or of another shape or type than its format asks for, is found before weights are read."""
+    held = load_file(DATA / name / "model.safetensors")[f"{Q}.{part}"]
+    folder = copied(name, tmp_path / "m", tensors={f"{Q}.{part}": None if change is None else change(held)})
+    with pytest.raises(FormatError, match=message) as caught:
+        open_checkpoint(folder)
+    assert str(caught.value).isprintable()
+
+
+def test_tensors_too_many(tmp_path: Path) -> None:
+    """The weights beside their codes, a tensor that no format has, and an embedding of codes."""
+    weight = np.zeros((64, 64), np.float16)
+    for part, message in (("weight", "q_proj.weight'"), ("qscale", "q_proj.qscale'")):
+        with pytest.raises(
+            FormatError, match=rf"tensor is .*{message}; allowed: those of a matrix in the format gptq-v1"
+        ):
+            open_checkpoint(copied("gptq-v1-3", tmp_path / part, tensors={f"{Q}.{part}": weight}))
+    held = load_file(DATA / "gptq-v1-3" / "model.safetensors")
+    codes = {key.replace(Q, "model.embed_tokens"): held[key] for key in held if key.startswith(f"{Q}.")}
+    with pytest.raises(FormatError, match=r"module 'model\.embed_tokens' is quantised; allowed: weights as floats"):
+        open_checkpoint(copied("gptq-v1-3", tmp_path / "m", tensors={**codes, "model.embed_tokens.weight": None}))
+
+
+CONFIGS: list[tuple[str, dict[str, Any], str]] = [
+    ("gptq-v1-3", {"bits": 4}, "bits of matrix .* is 3; allowed: 4, as config.json says"),
+    ("gptq-v2-4", {"lm_head": False}, "module 'lm_head' is quantised; allowed: floats, as config.json says"),
+    ("gptq-v2-4", {"dynamic": {}}, "bits of matrix 'lm_head' is 8; allowed: 4, as config.json says"),
+    ("awq-gemm", {"modules_to_not_convert": ["self_attn"]}, "module .*q_proj' is quantised; allowed: floats"),
+    ("awq-gemm", {"version": "gemv_fast"}, "kind of the tensors of .* allowed: .* for method 'awq'"),
+    ("awq-gemm", {"group_size": 16}, "group_size of matrix .* is 32 by the number of its scales; allowed: 16"),
+    ("awq-gemv", {"group_size": 128}, "shape of tensor .*qzeros'"),
+    ("awq-gemm", {"transform_config": {"a": 1}}, "transform_config is given; allowed: absent"),
+]
+
+
+@pytest.mark.parametrize(("name", "config", "message"), CONFIGS)
+def test_a_configuration_that_says_otherwise(name: str, config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Than the tensors, or asks for what is not supported."""
+    with pytest.raises(FormatError, match=message):
+        open_checkpoint(copied(name, tmp_path / "m", config))
+
+
+def test_floats_that_claim_to_be_quantised(tmp_path: Path) -> None:
+    """A method without a single quantised matrix is a contradiction."""
+    folder = tiny_checkpoint.write(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FormatError, match="quantization_config is given; allowed: absent where no matrix is quantised"):
+        open_checkpoint(folder)
+
+
+# **On the command line.**
+
+WORDS = {"<unk>": 0} | {chr(ord("A") + number): 1 + number for number in range(63)}
+TOKENIZER: dict[str, Any] = {
+    "version": "1.0",
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": None,
+    "post_processor": None,
+    "decoder": {"type": "Fuse"},
+    "model": {"type": "BPE", "vocab": WORDS, "merges": [], "unk_token": "<unk>"},
+}
+
+
+def run(folder: Path, *arguments: object) -> Any:
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    given = [str(each) for each in (*arguments, "--model", folder, "--backend", "numpy")]
+    return CliRunner().invoke(app, given)
+
+
+def test_generate_logits_and_perplexity(tmp_path: Path) -> None:
+    """A directory runs under every command; what it has to remark goes to standard error."""
+    folder = copied("gptq-v2-4", tmp_path / "m", {"checkpoint_format": "gptq"})
+    (tmp_path / "text").write_text("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    found = run(folder, "generate", "--prompt", "ABC", "--tokens", 3, "--json")
+    assert found.exit_code == 0 and "so this is gptq-v2, although" in found.stderr
+    with pytest.warns(UserWarning, match="although the label says gptq-v1"):
+        model = load(folder, "numpy")
+    assert json.loads(found.stdout)["tokens"] == [step.token for step in model.generate("ABC", 3)]
+    forced = run(folder, "logits", "--prompt", "ABC", "--gptq-version", "v1", "--json")
+    assert forced.exit_code == 0 and "so this is" not in forced.stderr
+    with load(folder, "numpy", gptq_version="v1") as other:
+        assert json.loads(forced.stdout)["top"][0]["logit"] == float(other.logits("ABC").max())
+        assert other.logits("ABC").max() != model.logits("ABC").max()
+    measured = run(folder, "perplexity", "--text", tmp_path / "text", "--window", 8)
+    assert measured.exit_code == 0
+    refused = run(folder, "generate", "--prompt", "ABC", "--gptq-version", "v3")
+    assert "--gptq-version is 'v3'; allowed: v1 or v2" in str(refused.exception)

@@ -1,0 +1,168 @@
+"""What a checkpoint directory must hold: each tensor of its configuration, and nothing else.
+
+A tensor that is missing would leave a part of the model undefined, and one that is ignored would change it silently. So
+the table of tensors is compared with the shape of the model, in time that grows with the table and not with what a
+configuration claims. The weights of a matrix may be quantised already; then the tensors of its format stand in their
+place.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lowbit.contract.checks import check_choice, spoken
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.checkpoint import stored_matrix
+from lowbit.formats.checkpoint.architectures import Architecture
+from lowbit.formats.checkpoint.gptq_version import VERSIONS, Version, of_version, sampled_zeros
+from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, Shape, tensor_shapes
+from lowbit.formats.checkpoint.prequantized import Packed, packed_matrices
+from lowbit.formats.checkpoint.quantization_config import Method
+from lowbit.formats.checkpoint.tensors import STORED, Table, read_floats
+from lowbit.model.config import LlamaConfig
+from lowbit.text import quoted
+
+CONFIG = "config.json"
+WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The quantised matrices of a checkpoint.
+
+    Attributes:
+        matrices: by the names that their weights would have.
+        method: how they were quantised; None for a checkpoint of floats.
+        identity: what decides their numbers beside the files, for digests.
+        remarks: what a user should know of how they are read, a sentence each.
+    """
+
+    matrices: Mapping[str, Packed] = field(default_factory=dict)
+    method: Method | None = None
+    identity: tuple[bytes, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def read_packing(table: Table, method: Method | None, gptq_version: Version | None) -> Packing:
+    """The quantised matrices of a checkpoint.
+
+    Args:
+        table: of the checkpoint.
+        method: how it was quantised; None for floats.
+        gptq_version: as in `lowbit.formats.checkpoint.reader.open_checkpoint`.
+
+    Raises:
+        ArgumentError: a version of GPTQ that does not exist, or for a checkpoint of another method.
+        FormatError: no matrix is quantised although there is a method; a file has changed since its header was read.
+    """
+    if gptq_version is not None:
+        check_choice("gptq_version", gptq_version, VERSIONS)
+    found = [] if method is None else packed_matrices(table, method)
+    is_gptq = any(each.format.startswith("gptq-") for each in found)
+    if gptq_version is not None and not is_gptq:
+        sentence = f"GPTQ version {gptq_version} was asked for, and the checkpoint has no matrices of GPTQ"
+        raise ArgumentError("gptq_version", gptq_version, "None", sentence)
+    if method is None:
+        return Packing()
+    if not found:
+        raise FormatError(CONFIG, "quantization_config", "given", "absent where no matrix is quantised")
+    remarks = []
+    if gptq_version is not None:
+        found = of_version(found, f"gptq-{gptq_version}")
+    elif (zeros := sampled_zeros(table, found, has_label=bool(method.label))) is not None and zeros.version:
+        found = of_version(found, zeros.version)
+        if zeros.version != zeros.labelled:
+            remarks.append(f"{zeros.sentence} gptq_version says otherwise where that is wrong.")
+    if method.activations:
+        remarks.append(
+            f"The checkpoint is made for activations cast to {method.activations}; "
+            "here its matrices are multiplied by activations that are not cast."
+        )
+    formats = sorted({each.format for each in found})
+    matrices = {f"{each.module}{WEIGHT}": each for each in found}
+    return Packing(matrices, method, tuple(name.encode() for name in formats), tuple(remarks))
+
+
+def check_table(config: LlamaConfig, tied: bool, architecture: Architecture, table: Table, packing: Packing) -> None:
+    """Refuse a table that is not exactly the configuration's.
+
+    Raises:
+        FormatError: a tensor that is missing, unknown, or of another shape or type.
+    """
+    experts = 1 if config.routing is None else config.routing.experts
+    if config.layers * experts > len(table):
+        claimed = f"{config.layers} layers" + ("" if config.routing is None else f" of {experts} experts")
+        raise FormatError(
+            CONFIG, "shape of the model", claimed, f"what {len(table)} tensors can hold; some are missing"
+        )
+    has_head = HEAD in table or HEAD in packing.matrices
+    expected = dict(tensor_shapes(config, tied and not has_head, architecture))
+    known = set[str]()
+    for name, shape in expected.items():
+        if name in packing.matrices:
+            _check_packed(table, packing, name, shape)
+            known |= set(packing.matrices[name].tensors.values())
+        else:
+            _check_floats(table, name, shape)
+            known.add(name)
+    for name in table:
+        if name not in known and not _is_empty_bias(table, packing, name):
+            allowed = "those of this kind and shape of model"
+            raise FormatError(table[name].shard.path.name, "tensor", quoted(name), allowed)
+
+
+def _check_floats(table: Table, name: str, shape: Shape) -> None:
+    if name not in table:
+        raise FormatError(CONFIG, f"tensor {quoted(name)}", "missing", "there, as this shape of a model asks for")
+    place = table[name]
+    file = place.shard.path.name
+    if place.shape != shape:
+        raise FormatError(file, f"shape of tensor {quoted(name)}", place.shape, " x ".join(map(str, shape)))
+    if place.type not in STORED:
+        raise FormatError(file, f"type of tensor {quoted(name)}", place.type, spoken(list(STORED)))
+
+
+def _check_packed(table: Table, packing: Packing, name: str, shape: Shape) -> None:
+    """Refuse a quantised matrix that is not what the configuration describes."""
+    matrix, method = packing.matrices[name], packing.method
+    assert method is not None
+    file = table[next(iter(matrix.tensors.values()))].shard.path.name
+    if name == EMBEDDING or len(shape) != 2:
+        raise FormatError(file, f"module {quoted(matrix.module)}", "quantised", "weights as floats")
+    if method.unsupported:
+        raise FormatError(CONFIG, method.unsupported, "given", "absent: only quantised matrices are read")
+    if method.keeps_float(matrix.module):
+        raise FormatError(file, f"module {quoted(matrix.module)}", "quantised", f"floats, as {CONFIG} says")
+    if not matrix.format:
+        given = ", ".join(f"{part} {table[stored].type}" for part, stored in sorted(matrix.tensors.items()))
+        allowed = f"those of a format of lowbit.tensor_formats, for method {quoted(method.name)}"
+        raise FormatError(file, f"kind of the tensors of {quoted(matrix.module)}", given, allowed)
+    stored_matrix.check(table, matrix, shape[1], shape[0])
+    _check_options(file, matrix, method, rows=shape[1])
+
+
+def _check_options(file: str, matrix: Packed, method: Method, rows: int) -> None:
+    """Refuse bits or groups that are not those of the configuration; ``g_idx`` says which rows are a group."""
+    bits, group_size = map(matrix.layout.options.get, ("bits", "group_size"))
+    if bits is not None and method.allowed_bits and bits not in method.allowed_bits:
+        allowed = f"{spoken(list(map(str, method.allowed_bits)))}, as {CONFIG} says"
+        raise FormatError(file, f"bits of matrix {quoted(matrix.module)}", bits, allowed)
+    if group_size is None or "g_idx" in matrix.tensors:
+        return
+    told = rows if method.group_size == -1 else method.group_size
+    if told not in (None, group_size):
+        given = f"{group_size} by the number of its scales"
+        raise FormatError(file, f"group_size of matrix {quoted(matrix.module)}", given, f"{told}, as {CONFIG} says")
+    if told is None and rows % group_size:
+        allowed = f"a number of groups that divides {rows}"
+        raise FormatError(file, f"scales of matrix {quoted(matrix.module)}", f"of groups of {group_size}", allowed)
+
+
+def _is_empty_bias(table: Table, packing: Packing, name: str) -> bool:
+    """Whether a tensor is a bias of zeros, as AutoGPTQ writes it for quantised matrices that have none."""
+    module, _, part = name.rpartition(".")
+    matrix = packing.matrices.get(f"{module}{WEIGHT}")
+    if part != "bias" or matrix is None or table[name].type not in STORED:
+        return False
+    return not np.any(read_floats(table, name))
