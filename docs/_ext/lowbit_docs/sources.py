@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 _WORK = re.compile(r"(QIGen|MoE|K-sort|GQA|errata)\b")
 _NUMBERS = r"(?:(?:, | and | to )?(?:\b[A-Z])?\d+\b)+"
-_PLACES = re.compile(rf"\b(equation|algorithm|table|figure)s? ({_NUMBERS})|\b((?=[QMBGHP]\d){_NUMBERS})", re.IGNORECASE)
+_NAMED = "equation|algorithm|table|figure"
+_PLACES = re.compile(rf"\b({_NAMED})s? ({_NUMBERS})|\b((?=[QMBGHP]\d){_NUMBERS})", re.IGNORECASE)
 _NUMBER = re.compile(r"(to )?([A-Z]?)(\d+)")
 _SECTION = re.compile(r"(to )?§(\d+)(?:\.(\d+))?")
 
@@ -173,7 +174,7 @@ def citations(text: str) -> Iterator[tuple[str, str]]:
     for part in (part.strip() for part in text.split(";")):
         if named := _WORK.match(part):
             work = named[1]
-        elif not re.match(r"§|equation|algorithm|table|figure", part, re.IGNORECASE):
+        elif not re.match(f"§|{_NAMED}", part, re.IGNORECASE):
             work = ""  # another work, of which no page keeps an index
         for place in _sections(part) if work else []:
             yield work, place
