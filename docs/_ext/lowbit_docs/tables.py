@@ -16,7 +16,14 @@ from lowbit_docs.chapter import source_file
 
 Cell = str | Iterable[nodes.Node]
 
-WORKS = {"Q": "QIGen", "M": "MoE offloading", "B": "Block Floating Point and K-sort", "G": "GQA", "H": "HQQ", "P": "GPTQ"}
+WORKS = {
+    "Q": "QIGen",
+    "M": "MoE offloading",
+    "B": "Block Floating Point and K-sort",
+    "G": "GQA",
+    "H": "HQQ",
+    "P": "GPTQ",
+}
 LEGEND = ", ".join(f"{letter} for {work}" for letter, work in WORKS.items())
 
 
