@@ -5,6 +5,7 @@ All threads of a step run the same phases, and each phase divides its work betwe
 - `Norm`: the norm of whole rows. For one token every thread computes it for itself, which is cheaper than to wait.
 - `Multiply`: products of one value with several matrices. Each thread computes some of their columns, and may go on to
   what needs no other columns than those: the sum with the residual stream, or the activation of a gated unit.
+- `AllHeads`: the norms of all heads of a token together, of queries and of keys.
 - `PerHead`: what is done to each head of queries, keys and values: biases, norms, rotations, and the cache.
 - `Attend`: some of the heads.
 - `Experts`: those that the scores of a router choose for each token.
@@ -25,6 +26,7 @@ from lowbit.model.config import LlamaConfig
 from lowbit.model.step import BEGIN, Line, Program, widths
 
 ROOM = "room of experts"
+HEAD_NORMS = ("query_norm", "key_norm")
 STREAM = -1
 """The place of the residual stream, which lies in memory of its own."""
 
@@ -47,6 +49,13 @@ class Multiply:
 
     lines: tuple[Line, ...]
     then: Line | None = None
+
+
+@dataclass(frozen=True)
+class AllHeads:
+    """Norms of whole rows of queries or of keys, in place."""
+
+    lines: tuple[Line, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class Experts:
     lines: tuple[Line, Line]
 
 
-Phase = Norm | Multiply | PerHead | Attend | Experts | Add
+Phase = Norm | Multiply | AllHeads | PerHead | Attend | Experts | Add
 ALONE: Mapping[str, type[Norm] | type[Attend] | type[Add]] = MappingProxyType(
     {"norm": Norm, "attend": Attend, "add": Add}
 )
@@ -91,8 +100,6 @@ def phases_of(program: Program, config: LlamaConfig) -> list[Phase]:
     Raises:
         NotDeclaredError: it has a line that is not compiled.
     """
-    if config.heads_normed_together:
-        raise NotDeclaredError("cppyy", "a compiled step with one norm for all heads")
     found: list[Phase] = []
     lines = list(program)
     while lines:
@@ -103,6 +110,11 @@ def phases_of(program: Program, config: LlamaConfig) -> list[Phase]:
             then = behind[0] if behind and _follows(products, behind[0], program) else None
             found.append(Multiply(products, then))
             del lines[: count + (then is not None)]
+            continue
+        if _all_heads(config, line):
+            count = _leading(lines, partial(_all_heads, config))
+            found.append(AllHeads(tuple(lines[:count])))
+            del lines[:count]
             continue
         if _per_head(config, line):
             count = _leading(lines, partial(_per_head, config))
@@ -131,9 +143,16 @@ def _multiplies(inputs: tuple[str, ...], line: Line) -> bool:
     return line.kind == "product" and line.inputs == inputs
 
 
+def _all_heads(config: LlamaConfig, line: Line) -> bool:
+    """Whether a line is the norm of all heads together."""
+    return config.heads_normed_together and line.parameter in HEAD_NORMS
+
+
 def _per_head(config: LlamaConfig, line: Line) -> bool:
     """Whether a line treats heads one by one; the norms of whole rows have another parameter."""
-    return line.kind in PerHead.kinds and (line.kind != "norm" or line.parameter in ("query_norm", "key_norm"))
+    if line.kind == "norm":
+        return line.parameter in HEAD_NORMS and not config.heads_normed_together
+    return line.kind in PerHead.kinds
 
 
 def _follows(products: tuple[Line, ...], line: Line, program: Program) -> bool:
@@ -185,7 +204,7 @@ def places_of(program: Program, phases: Sequence[Phase], config: LlamaConfig) ->
                 continue
             if line.kind == "add":
                 places.of[line.out] = STREAM
-            elif line.kind in ("bias", "rotate", "swiglu", "geglu") or _per_head(config, line):
+            elif line.kind in ("bias", "rotate", "swiglu", "geglu") or line.parameter in HEAD_NORMS:
                 places.of[line.out] = places.of[source]
                 taken[line.out] = taken.pop(source)
                 last[line.out] = max(last.get(line.out, number), number)
@@ -216,4 +235,4 @@ def lines_of(phase: Phase) -> tuple[Line, ...]:
     """The lines of a phase, in order."""
     if isinstance(phase, Multiply):
         return (*phase.lines, *([phase.then] if phase.then else []))
-    return phase.lines if isinstance(phase, PerHead | Experts) else (phase.line,)
+    return phase.lines if isinstance(phase, AllHeads | PerHead | Experts) else (phase.line,)

@@ -16,6 +16,7 @@ from lowbit_cppyy.step.phases import (
     ROOM,
     STREAM,
     Add,
+    AllHeads,
     Attend,
     Experts,
     Multiply,
@@ -201,6 +202,18 @@ class _Block:
 
     def _add(self, phase: Add) -> Iterator[str]:
         yield f"add_rows(team, {self._value(phase.line.inputs[1])}, {self._config.hidden}, call.x);"
+
+    def _allheads(self, phase: AllHeads) -> Iterator[str]:
+        """A loop over the rows of all tokens: of queries, then of keys."""
+        d, count = self._config.head_dim, len(phase.lines)
+        yield f"for (std::int64_t n = team.first(call.tokens * {count}); n < team.last(call.tokens * {count}); ++n) {{"
+        for number, line in enumerate(phase.lines):
+            width = d * (self._config.heads if line.parameter == "query_norm" else self._config.kv_heads)
+            yield f"  if (n % {count} == {number}) {{"
+            yield f"    float* const row = {self._value(line.out)} + n / {count} * {width};"
+            yield f"    rms_norm_row(*call.model->norm, row, {self._vector(line)}, {_epsilon(line)}, {width}, row);"
+            yield "  }"
+        yield "}"
 
     def _perhead(self, phase: PerHead) -> Iterator[str]:
         """A loop over the heads of all tokens: of queries, then of keys, then of values."""
