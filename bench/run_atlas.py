@@ -27,9 +27,10 @@ from lowbit.system.storage import write_whole
 
 FOLDER = Path(__file__).parents[1] / "docs/data/atlas"
 SHARED = ("entry", "record")
-QUIET = {"TORCHDYNAMO_DISABLE": "1", "MKL_CBWR": "AUTO", "CUDA_VISIBLE_DEVICES": ""}
+QUIET = {"TORCHDYNAMO_DISABLE": "1", "MKL_CBWR": "AUTO", "CUDA_VISIBLE_DEVICES": "", "CI": "true"}
 """torch.compile compiles in a first call and changes the process; what it would compile runs as it is written. MKL's
-sums depend on the addresses of arrays unless it is told otherwise (docs/examples/adapters/torch_alignment.py)."""
+sums depend on the addresses of arrays unless it is told otherwise (docs/examples/adapters/torch_alignment.py). Without
+CI the import of OpenVINO sends a message about its use from a process of its own."""
 
 
 def modules() -> list[str]:
