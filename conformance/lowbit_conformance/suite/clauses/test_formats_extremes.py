@@ -1,8 +1,9 @@
 r"""Checks of products with stored matrices at the ends of what their types hold.
 
 Random numbers of middling size leave a kernel that keeps its sums in 16 bits within bounds that allow for the worst
-order of a sum. So here sums are as large as they may be while each of them is still exact (*deep*), activations lie far
-from 1 (*scaled*), codes are all patterns that a format has (*patterns*), and integer sums are the largest (*largest*).
+order of a sum. So here sums are as large as they may be while each of them is still exact (*deep*), activations have
+one sign, so that their own sums are large (*one-signed*), or lie far from 1 (*scaled*), codes are all patterns that a
+format has (*patterns*), and integer sums are the largest (*largest*).
 """
 
 from collections.abc import Iterator
@@ -61,7 +62,12 @@ def widest(clause: str, tier: str, variant: str) -> Iterator[FormatCase]:
 # **Deep.** All partial sums are exact in the accumulator, and the result is rounded once.
 
 
-@checks(("linear.gemv/C2", "linear.gemm/C2"), lambda clause, settings: widest(clause, "lattice", "deep"))
+def deep(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    yield from widest(clause, "lattice", "deep")
+    yield from widest(clause, "lattice", "one-signed")
+
+
+@checks(("linear.gemv/C2", "linear.gemm/C2"), deep)
 def test_products_round_only_their_result(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """Sums that fill the declared accumulator are exact in it, and so nothing but the result may be rounded."""
     weights, declared = drawn(case, powers=True), arithmetic(backend, case)
@@ -77,7 +83,7 @@ def test_products_round_only_their_result(backend: Remote, case: FormatCase, rec
 
 
 def deep_numbers(case: FormatCase, weights: Stored, declared: Arithmetic) -> F64:
-    """T × K integers, as large as keeps every partial sum exact in the accumulator."""
+    """T × K integers, as large as keeps every partial sum exact in the accumulator; of both signs, or of one."""
     terms, rng = weights.terms, case.generator()
     usable = np.flatnonzero(representable(terms.values, declared.weights).all(axis=1))
     narrow = declared.accumulator == "float16"
@@ -90,7 +96,8 @@ def deep_numbers(case: FormatCase, weights: Stored, declared: Arithmetic) -> F64
         for k in rng.permutation(usable):
             most = LARGEST_STEP if costs[k] == 0 else min(LARGEST_STEP, left // costs[k])
             if most >= 1:
-                row[k] = rng.choice((-1, 1)) * rng.integers(1, int(most) + 1)
+                sign = 1 if case.variant == "one-signed" else rng.choice((-1, 1))
+                row[k] = sign * rng.integers(1, int(most) + 1)
                 left -= abs(row[k]) * costs[k]
     return x
 

@@ -81,8 +81,16 @@ def spikes(rng: Random, rows: int, columns: int) -> F32:
     return numbers
 
 
+def ramps(rng: Random, rows: int, columns: int) -> F32:
+    """Magnitudes that rise along a row, so that the last number of every block is its largest; or fall, by turns."""
+    numbers = (np.arange(rows) + rng.uniform(1, 1.5, (columns, rows))) * rng.choice((-1, 1), (columns, rows))
+    numbers[1::2] = numbers[1::2, ::-1]
+    found: F32 = (numbers / 32).astype(np.float32)
+    return found
+
+
 KINDS: Mapping[str, Callable[[Random, int, int], F32]] = {
-    each.__name__: each for each in (normal, ties, zeros, constant, huge, tiny, negative, spikes)
+    each.__name__: each for each in (normal, ties, zeros, constant, huge, tiny, negative, spikes, ramps)
 }
 
 
