@@ -31,10 +31,12 @@ then is *d* rounded to float16 (Q8_K keeps float32). A block of zeros has the sc
   up just below a power of two; others read the exponent from the float.
 - *Contraction.* A compiler may turn :math:`x \cdot (1/d) + 8.5` into one fused operation with a single rounding.
 
-**IQ4_NL** fits its scale to the codes, in the chapter `gguf_fit`. **Other types** have no `encode`. Which scales a
-writer chooses for the K-quants and the other IQ types is a search for a small error: one search in llama.cpp's
-reference, others where the importance of each number is given. A reader need not know it, and files of all of them are
-valid.
+**IQ4_NL** fits its scale to the codes, in the chapter `gguf_fit`: llama.cpp casts key-value caches to it. **Other
+types** have no `encode`, because their definition has none. The K-quants, IQ4_XS and the other IQ types are only
+written to files, and a writer chooses scales by its own search for a small error: one search in llama.cpp's reference,
+others where the importance of each number is given. A writer of such a type promises what every reader relies on: its
+bytes are a valid matrix, and the numbers that they stand for are those of the table (`formats.dequantize`). How near
+these come to the numbers that were given is not a part of the format.
 
 Source: ggml, ``ggml-quants.c`` (``quantize_row_*_ref``), ``quants.c`` of ``ggml-cpu/arch/x86`` and ``arm``,
 ``ggml-cuda/quantize.cu`` (``quantize_q8_1``).

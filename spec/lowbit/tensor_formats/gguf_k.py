@@ -26,7 +26,8 @@ minimum :math:`4 + i` (high half), whose two high bits are those that bytes :mat
 Q3_K, bytes 0 to 7 are the low nibbles of the 16 scales, and bytes 8 to 11 their high bits, both in planes.
 
 Which scales a writer chooses is a search for a small error, ``make_qkx2_quants`` in llama.cpp's reference and another
-where an importance matrix is given. The search is not part of the format, so there is no `encode`.
+where an importance matrix is given. The search is not a part of the format, so there is no `encode`; a writer promises
+a valid matrix, whose numbers the table defines, as the chapter `gguf_encode` says.
 
 Source: ggml, ``ggml-common.h`` and ``ggml-quants.c`` (``dequantize_row_q2_K`` to ``dequantize_row_q6_K``).
 """

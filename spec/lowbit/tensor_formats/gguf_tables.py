@@ -20,6 +20,9 @@ run later in its high half. OCP MX and NVIDIA's NVFP4 put neighbours into a byte
 same. It reads the scale byte 255 of MXFP4, a NaN in the standard, as :math:`2^{128}`, ignores the sign bit of a scale
 of NVFP4, and reads its pattern 127, a NaN, as 0. Its writers make none of them, and lowbit refuses them.
 
+**IQ4_XS has no cast.** Its scales are found by a search over all runs of a block, which is the writer's own, as for the
+K-quants (`gguf_encode`).
+
 **The cast to NVFP4** computes in float32 from the largest magnitude *m* of a run: its scale is :math:`m / 6`, and a
 code is the nearest number times the scale, ties towards 0, and 0 without a sign. Scales are rounded by a rule of
 ggml's own: to nearest with ties upwards, to 448 instead of 256 and more, and to 7 between 7 and 8 subnormal steps.
