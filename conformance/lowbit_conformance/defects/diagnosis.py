@@ -24,15 +24,18 @@ from lowbit_conformance.defects.bank import BANK
 from lowbit_conformance.defects.cache_family import of_caches
 from lowbit_conformance.defects.cast_fields import of_casts_to_formats
 from lowbit_conformance.defects.cast_located import of_wrong_fields
+from lowbit_conformance.defects.cast_scales import of_scales_of_casts
 from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.families import relatives
 from lowbit_conformance.defects.narrow import FORMATS
+from lowbit_conformance.defects.residual_family import of_residuals
 from lowbit_conformance.defects.stage_table import of_stages
+from lowbit_conformance.defects.stored_factors import of_factors
 from lowbit_conformance.defects.stored_family import of_matrices, of_scales
 from lowbit_conformance.defects.stored_solved import of_solved
 from lowbit_conformance.defects.stored_tables import of_codes_read
 from lowbit_conformance.defects.tolerances import UNDERFLOW, UNIT, limits_of
-from lowbit_conformance.defects.unwritten import of_unwritten
+from lowbit_conformance.defects.unwritten import of_clamped, of_unwritten
 
 MOST_NAMED = 2
 LEAST_SPOILT = 3  # failures, from which a defect is named that is wrong where the backend was right
@@ -150,6 +153,11 @@ class Seen:
             return rounded(wrong.astype(np.float64), narrow).astype(np.float64)
         return wrong
 
+    def underflows(self, defect: Defect) -> bool:
+        """Whether what the defect gives is not 0 before it is rounded to the type of the result."""
+        wrong = _outcome(defect, self.operation, self.arguments, self.choices, self.steps_taken)
+        return isinstance(wrong, np.ndarray) and bool(wrong.any())
+
     def unspoilt(self, defect: Defect) -> bool:
         """Whether the defect, too, is right here, or gives what came back where the case did not judge the numbers."""
         wrong = self.outcome(defect)
@@ -206,12 +214,16 @@ def known_defects(
     fitting = _fitting(named, passes) or (named if len(failures) >= LEAST_SPOILT else [])
     found, away = _nearest(fitting, failures)
     least = min((each.size for each in failures), default=0)
-    families: tuple[tuple[Callable[[str], tuple[Defect, ...]], float], ...] = (
+    bad = [*failures, *(each for each in passes if each.wrong)]  # a case may judge only a part of its calls
+    families: tuple[tuple[Callable[[str], Iterable[Defect]], float], ...] = (
         (relatives, np.inf),
         (partial(of_casts_to_formats, failures), np.inf),
+        (partial(of_scales_of_casts, bad), np.inf),
         (places.of_results, np.inf),
         (partial(of_scales if least > MOST_SEARCHED else of_matrices, failures), MOST_READ),
         (partial(of_caches, failures), MOST_SEARCHED),
+        (partial(of_residuals, failures), MOST_SEARCHED),
+        (partial(of_factors, failures), MOST_READ),
         (partial(of_codes_read, failures), MOST_SEARCHED),
         (of_stages, MOST_SEARCHED),
         (places.of_arguments, MOST_SEARCHED),
@@ -224,10 +236,30 @@ def known_defects(
             found, away = others, further
     if not found and (narrow := _computed_in(failures, passes)):
         return (narrow,)
+    found = plainest(found)
+    if found and least <= MOST_READ:
+        found |= {each.name: each for each in _vanishing(operation, failures, passes)}
     many = len(failures) >= LEAST_SPOILT or sum(each.wrong for each in failures) >= MANY
     if len(found) > most and many:  # they cannot be told apart: one mistake by several names
         return tuple(found.values())[:1]
     return tuple(found.values()) if len(found) <= most else ()
+
+
+def plainest(found: dict[str, Defect]) -> dict[str, Defect]:
+    """Without those that say of zeros, too, what another says of codes or scales alone: there are no zeros, then."""
+    shorter = {name: name.replace("-and-zeros", "").replace("-and-zero", "") for name in found}
+    return {name: each for name, each in found.items() if shorter[name] == name or shorter[name] not in found}
+
+
+def _vanishing(operation: str, failures: list[Seen], passes: list[Seen]) -> list[Defect]:
+    """Where all results are 0: the one mistake whose numbers are too small for their type, if there is one."""
+    if operation not in STORED or any(not isinstance(each.given, np.ndarray) or each.given.any() for each in failures):
+        return []
+    named: dict[str, Defect] = {}
+    for defect in of_matrices(failures, operation):
+        if all(each.underflows(defect) and each.explained(defect) for each in failures):
+            named.setdefault(defect.name, defect)
+    return _fitting(list(named.values()), passes) if len(named) == 1 else []
 
 
 def located(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[Defect, ...]:
@@ -235,7 +267,7 @@ def located(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[D
     least = min((each.size for each in failures), default=0)
     bad = [*failures, *(each for each in passes if each.wrong)]
     solved = of_solved(bad, operation) if least <= MOST_READ else ()
-    last = chain(of_unwritten(bad, operation), of_wrong_fields(bad, operation), solved)
+    last = chain(of_clamped(bad, operation), of_unwritten(bad, operation), of_wrong_fields(bad, operation), solved)
     return next(((each,) for each in last if _fitting(_explaining([each], failures), passes)), ())
 
 

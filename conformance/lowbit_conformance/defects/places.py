@@ -96,6 +96,10 @@ DROPPED: tuple[tuple[str, str, Kept], ...] = (
     ("first-dropped", "without its first place", lambda at, n: at > 0),
     ("last-dropped", "without its last place", lambda at, n: at < n - 1),
     ("all-but-last-dropped", "without all but its last place", lambda at, n: at == n - 1),
+    ("odd-ones-dropped", "without its odd places", lambda at, n: at % 2 == 0),
+    ("even-ones-dropped", "without its even places", lambda at, n: at % 2 == 1),
+    ("second-half-dropped", "without its second half", lambda at, n: at < (n + 1) // 2),
+    ("first-half-dropped", "without its first half", lambda at, n: at >= n // 2),
     *((f"last-{w}-dropped", f"without its last {w} places", lambda at, n, w=w: at < n - w) for w in WIDTHS),
     *(
         (f"past-whole-{width}-dropped", f"without what is past the last whole {width}", _whole)

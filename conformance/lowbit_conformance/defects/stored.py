@@ -126,7 +126,10 @@ DECODES: dict[str, tuple[str, Callable[[Stored], Terms]]] = {
         "Each group or block has the scale of the one before.",
         partial(with_fields, neighbour, "scale"),
     ),
-    "stored-scale-of-the-first": ("All groups have the scale of the first.", partial(with_fields, first, "scale")),
+    "stored-scale-of-the-first": (
+        "All groups, or all columns where each has one scale, have that of the first.",
+        partial(with_fields, first, "scale"),
+    ),
     "stored-sign-of-a-scale-lost": (
         "A negative scale or minimum is read as positive.",
         partial(with_fields, negative, "scale"),

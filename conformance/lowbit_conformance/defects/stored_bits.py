@@ -314,8 +314,29 @@ def unmasked(
     return found
 
 
+def with_pieces_at(place: Place, by: int, masked: bool, own: Integers, octets: Integers) -> Integers:
+    """Integers whose high piece begins some bits further up or down than it should, over the low one.
+
+    Raises:
+        ValueError: no integer has two pieces.
+    """
+    found = own.copy()
+    ends = {number: np.flatnonzero(np.diff(row) != 1) + 1 for number, row in enumerate(place.bits)}
+    if not any(map(len, ends.values())):
+        raise ValueError("no integer has two pieces")
+    for number, cuts in ends.items():
+        if len(cuts):
+            low, high = own[..., number] & (1 << cuts[0]) - 1, own[..., number] >> cuts[0]
+            found[..., number] = low | high << max(cuts[0] + by, 0)
+    return found & (1 << place.bits.shape[1]) - 1 if masked else found
+
+
 def moved(by: int, own: Integers, octets: Integers) -> Integers:
     return own + by
+
+
+def moved_in_bytes(by: int, own: Integers, octets: Integers) -> Integers:
+    return (own + by) % 256
 
 
 def without(bit: int, own: Integers, octets: Integers) -> Integers:
@@ -336,6 +357,16 @@ def of_integers(place: Place) -> Named:
             cause = f"The {place.what} of {name} are not masked: {words} keep what lies above them in the {said}{end}."
             change = partial(by_integers, place, partial(unmasked, place, which, among, wide))
             yield f"stored-{role}-not-masked", cause, change
+    for by in (-4, -3, -2, -1, 1, 2, 3, 4):
+        for masked in (False, True):
+            where = f"{abs(by)} bit{'s' * (abs(by) > 1)} too {'high' if by > 0 else 'low'}"
+            end = f", and only {place.bits.shape[1]} bits are kept" if masked else ""
+            cause = f"Of {place.what} of {name} that consist of two pieces, the high one is put {where}{end}."
+            yield (
+                f"stored-{role}-pieces-apart",
+                cause,
+                partial(by_integers, place, partial(with_pieces_at, place, by, masked)),
+            )
     if role == "scale":
         for bit in range(place.bits.shape[1]):
             cause = f"Bit {bit} of the {place.what} in the field {name} is lost."
@@ -343,6 +374,8 @@ def of_integers(place: Place) -> Named:
         for by in (1, -1, 8, -8, 16, -16, 32, -32, 64, -64, 128, -128):
             cause = f"The {place.what} of {name} are {abs(by)} too {'high' if by > 0 else 'low'}."
             yield f"stored-{role}-off-by-a-number", cause, partial(by_integers, place, partial(moved, by))
+            cause = f"{cause.removesuffix('.')}, and wrap around in a byte."
+            yield f"stored-{role}-off-by-a-number", cause, partial(by_integers, place, partial(moved_in_bytes, by))
 
 
 # **Fields** that begin anywhere in a block.

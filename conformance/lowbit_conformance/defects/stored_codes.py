@@ -33,16 +33,23 @@ class Codes:
         step: what one more code is worth.
         base: what a code of 0 is worth.
         bits: of a code.
+        hidden: the zero where the step is 0, so that neither the base nor the numbers show it.
     """
 
     codes: F64
     step: F64
     base: F64
     bits: int
+    hidden: F64
 
     @property
     def values(self) -> F64:
         return self.codes * self.step + self.base
+
+    @property
+    def zero(self) -> F64:
+        """The code that is worth 0."""
+        return zero_of(self.base, self.step, self.hidden)
 
     def at(self, scale: npt.NDArray[np.int64] | None = None, zero: npt.NDArray[np.int64] | None = None) -> Terms:
         """The numbers with the step of other rows, and with the base of others."""
@@ -102,7 +109,14 @@ def codes_of(weights: Stored) -> Codes | None:
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     if not (np.abs(exact - codes) < CLOSE).all() or codes.min() < low or codes.max() > high:
         return None
-    return Codes(codes, step, base, bits)
+    return Codes(codes, step, base, bits, -plain / unit)
+
+
+def zero_of(base: F64, step: F64, hidden: F64) -> F64:
+    """The zero in codes: of a base that is scaled, and `hidden` where both the step and the base are 0."""
+    there = step != 0
+    found: F64 = np.where(there, -base / np.where(there, step, 1.0), np.where(base == 0, hidden, 0.0))
+    return found
 
 
 def width(weights: Stored) -> int:

@@ -12,16 +12,16 @@ import numpy as np
 
 from lowbit.arrays import F64, Array
 from lowbit.numbers.floats import FLOATS
-from lowbit.tensor_formats.stored import FORMATS, Stored
-from lowbit.tensor_formats.table import Field, Format, Terms
+from lowbit.tensor_formats.stored import Stored
+from lowbit.tensor_formats.table import Terms
 from lowbit_conformance.defects.defect import Defect, arithmetical
-from lowbit_conformance.defects.places import ORDERS, Order
 from lowbit_conformance.defects.stored import PRODUCTS, dequantized
 from lowbit_conformance.defects.stored_addresses import read_at, ways, written
-from lowbit_conformance.defects.stored_bits import of_beginnings, of_blocks
+from lowbit_conformance.defects.stored_bits import of_blocks
+from lowbit_conformance.defects.stored_carried import of_carried
 from lowbit_conformance.defects.stored_codes import like, numbers_of
-from lowbit_conformance.defects.stored_fields import of_field, of_fields
-from lowbit_conformance.defects.stored_parts import INSIDE, of_parts, parts_of
+from lowbit_conformance.defects.stored_fields import of_fields
+from lowbit_conformance.defects.stored_parts import of_parts
 from lowbit_conformance.defects.stored_rows import of_rows
 from lowbit_conformance.defects.stored_some import of_some
 from lowbit_conformance.defects.stored_sums import of_sums
@@ -76,95 +76,6 @@ def with_activations(which: str, terms_of: Numbers, x: Stored, weights: Stored, 
         return np.asarray(first @ terms.products + second @ offsets)
 
 
-def with_sums(name: str, change: Callable[..., Array], x: Stored, weights: Stored, result: Any = "float32") -> F64:
-    """The product where offsets of weights meet sums that activations carry, and these are read wrong.
-
-    Raises:
-        ValueError: they carry none.
-    """
-    table = x.table
-    fields = table.fields_of(x.by_name)
-    row = next((each for each in table.fields if each.name == name), None)
-    if row is None or (table.sums is None and row.role != "sum"):
-        raise ValueError("there are no sums")
-    fields[name] = change(row, np.ascontiguousarray(fields[name]), x)
-    if table.sums is not None:
-        sums = table.sums(fields)
-    else:  # sums of codes, which the scale turns into numbers
-        of_codes = fields[name].reshape(x.columns, -1).astype(np.float64)
-        sums = of_codes * parts_of(x).scale[:: x.rows // of_codes.shape[1]].T
-    terms = weights.terms
-    offsets = np.broadcast_to(terms.offsets, terms.products.shape)
-    first = offsets[:: weights.rows // sums.shape[1]]
-    return np.asarray(x.values.T @ terms.products + sums @ first)
-
-
-def sums_of(table: Format) -> bool:
-    """Whether blocks carry sums."""
-    return table.sums is not None or any(row.role == "sum" for row in table.fields)
-
-
-def _of_sums(format: str) -> Iterator[tuple[str, str, Callable[..., F64]]]:
-    table = FORMATS[format]
-    for row in table.fields if sums_of(table) else ():
-        for name, words, change in of_field(row, table.block is not None):
-            slug, cause = f"x-{row.role}-{name}", f"Of x: the field {row.name} is taken {words}, where it gives sums."
-            yield slug, cause, partial(with_sums, row.name, change)
-    for name, words, row, moved in of_beginnings(table) if sums_of(table) else ():
-        cause = f"Of x: {words[0].lower()}{words[1:].removesuffix('.')}, where it gives sums."
-        yield f"x-{name}", cause, partial(with_sums, row.name, moved)
-
-
-def pairs_of_sums(order: Order, odd: bool, row: Field, array: Array, weights: Stored) -> Array:
-    """Sums at odd or at even places of a block in another order."""
-    count = array.shape[-1]
-    places = np.arange(count)
-    taken = np.where(places % 2 == odd, order(places, count) % count, places)
-    return np.asarray(array[..., taken])
-
-
-def _of_pairs(format: str) -> Iterator[tuple[str, str, Callable[..., F64]]]:
-    """Kernels add two sums that activations carry; one of the two may be that of other codes."""
-    table = FORMATS[format]
-    kinds = (
-        *ORDERS,
-        *INSIDE,
-        ("halves-apart", "half of the block further on", lambda at, n: at // 2 + n // 2),
-        ("halves-near", "from place i / 2", lambda at, n: at // 2),
-    )
-    for row in table.fields if sums_of(table) else ():
-        for name, words, order in kinds if row.role == "sum" and row.shape else ():
-            for odd in (False, True):
-                cause = f"Of x: of two added numbers of {row.name}, the {('first', 'second')[odd]} is taken {words}."
-                yield (
-                    f"x-one-sum-of-two-{name}",
-                    cause,
-                    partial(with_sums, row.name, partial(pairs_of_sums, order, odd)),
-                )
-        for name, words, one, other in TWO if row.role == "sum" and row.shape else ():
-            change = partial(two_sums, one, other)
-            yield f"x-sums-{name}", f"Of x: {words} are added of {row.name}.", partial(with_sums, row.name, change)
-
-
-def two_sums(one: Order, other: Order, row: Field, array: Array, weights: Stored) -> Array:
-    """Two numbers are added that do not belong together."""
-    half = array.shape[-1] // 2
-    places = np.arange(half)
-    found = np.empty_like(array)
-    found[..., 0::2] = array[..., one(places, half) % (2 * half)]
-    found[..., 1::2] = array[..., other(places, half) % (2 * half)]
-    return found
-
-
-TWO: tuple[tuple[str, str, Order, Order], ...] = (
-    ("of-halves", "j and j + n/2", lambda j, n: j, lambda j, n: j + n),
-    ("mixed", "2 j and j + n/2", lambda j, n: 2 * j, lambda j, n: j + n),
-    ("in-order", "j and j + 1", lambda j, n: j, lambda j, n: j + 1),
-    ("twice", "2 j and 2 j", lambda j, n: 2 * j, lambda j, n: 2 * j),
-    ("late", "2 j + 1 and 2 j + 2", lambda j, n: 2 * j + 1, lambda j, n: 2 * j + 2),
-)
-
-
 def _kinds(formats: tuple[str, ...]) -> Iterator[tuple[str, str, Numbers]]:
     yield from of_parts()
     yield from of_rows()
@@ -196,6 +107,8 @@ def members(operation: str, formats: tuple[str, ...], of_x: tuple[str, ...]) -> 
             moved = partial(at_address, row, column, shift)
             found.append(arithmetical("x-of-another-stride", cause, "", {operation: moved}))
         return tuple(found)
+    for format in of_x:  # before x itself: where activations carry sums, it is these that a kernel adds up
+        found += [arithmetical(name, cause, "", {operation: wrong}) for name, cause, wrong in of_carried(format)]
     for name, cause, change in _kinds(of_x):
         slug, said = (
             f"x-{name.removeprefix('stored-')}",
@@ -206,10 +119,6 @@ def members(operation: str, formats: tuple[str, ...], of_x: tuple[str, ...]) -> 
         ):
             words = said.removesuffix(".") + end
             found.append(arithmetical(slug, words, "", {operation: partial(with_activations, which, change)}))
-    for format in of_x:
-        for name, cause, wrong in _of_pairs(format):
-            found.append(arithmetical(name, cause, "", {operation: wrong}))
-        found += [arithmetical(name, cause, "", {operation: wrong}) for name, cause, wrong in _of_sums(format)]
     return tuple(found)
 
 

@@ -252,6 +252,7 @@ def of_types(row: Field) -> Iterator[tuple[str, str, Callable[[Field, Array, Sto
         )
         for way in ("without a bias", "with a signed byte and no bias", "with a signed byte"):
             yield "exponents-read-otherwise", f"as a power of two {way}", alone(partial(exponents_read, way))
+        yield "taken-as-exponents", "as its exponent, and not as that power of two", alone(exponents_alone)
     yield "rounded-to-powers", "rounded down to a power of two", alone(power_below)
     yield "inverted", "as its inverse", inverse
     yield "subnormals-lost", "with 0 for subnormal numbers", partial(subnormal_lost, row.dtype)
@@ -271,6 +272,11 @@ def exponents_read(way: str, array: Array) -> Array:
     octets = array.view(np.uint8)
     exponents = octets.view(np.int8) if "signed" in way else octets.astype(np.int16)
     return np.ldexp(1.0, exponents.astype(np.int32) - (0 if "bias" in way else 127))
+
+
+def exponents_alone(array: Array) -> Array:
+    """The exponents of powers of two as the numbers themselves."""
+    return array.view(np.uint8).astype(np.float64) - 127
 
 
 def bias_in_bytes(name: str, weights: Stored) -> Terms:
@@ -296,6 +302,7 @@ def of_field(row: Field, block: bool) -> Iterator[tuple[str, str, Callable[[Fiel
             yield f"{name}-along-{along.split()[0]}", f"{words}, along the {along}", alone(taken)
     if not block and len(row.shape) == 2:
         yield "transposed", "as its transpose", turned
+        yield "transposed", "as if its transpose were stored", turned_back
     if row.role == "index":
         yield "sorted", "in the order of the rows", alone(np.sort)
         yield "of-equal-groups", "as the row divided by the group size", equal_groups
@@ -306,6 +313,11 @@ def of_field(row: Field, block: bool) -> Iterator[tuple[str, str, Callable[[Fiel
             "as the inverse permutation",
             alone(lambda array: np.argsort(np.argsort(array)) % (array.max() + 1)),
         )
+
+
+def turned_back(row: Field, array: Array, weights: Stored) -> Array:
+    """The transpose, read in the shape that the array has."""
+    return np.ascontiguousarray(array.T).reshape(array.shape)
 
 
 def equal_groups(row: Field, array: Array, weights: Stored) -> Array:

@@ -124,19 +124,14 @@ def high_bit_lost(weights: Stored) -> Terms:
     return Terms(view.codes % 2.0 ** (view.bits - 1) * view.step, view.base)
 
 
-def zeros(view: Codes) -> F64:
-    found: F64 = np.where(view.step == 0, 0.0, -view.base / np.where(view.step == 0, 1.0, view.step))
-    return found
-
-
 def zero_wrapped(weights: Stored) -> Terms:
     view = integers(weights)
-    return Terms(view.codes * view.step, -view.step * (np.round(zeros(view)) % 2.0**view.bits))
+    return Terms(view.codes * view.step, -view.step * (np.round(view.zero) % 2.0**view.bits))
 
 
 def zero_not_scaled(weights: Stored) -> Terms:
     view = integers(weights)
-    return Terms(view.codes * view.step, -zeros(view))
+    return Terms(view.codes * view.step, -view.zero)
 
 
 def half_of_the_offsets(run: int, half: int, weights: Stored) -> Terms:
@@ -165,6 +160,8 @@ def unsigned(weights: Stored) -> Terms:
 def of_numbers() -> Named:
     yield "stored-zero-one-too-high", "The zero is one code too high.", partial(base_moved, -1)
     yield "stored-zero-one-too-low", "The zero is one code too low.", partial(base_moved, 1)
+    for by, words in ((-0.5, "high"), (0.5, "low")):
+        yield f"stored-zero-half-a-code-too-{words}", f"The zero is half a code too {words}.", partial(base_moved, by)
     yield "stored-half-of-the-range-subtracted", "Half of the range is subtracted from each code.", half_subtracted
     yield "stored-sign-of-codes-mistaken", "Codes are read as signed where they are not, or as unsigned.", other_sign
     yield "stored-high-bit-of-codes-lost", "The highest bit of each code is lost.", high_bit_lost
@@ -179,7 +176,9 @@ def of_numbers() -> Named:
     for run in (32, 64):
         for half in (0, 1):
             change = partial(half_of_the_offsets, run, half)
-            yield "stored-half-of-a-sum-missing", "The zero or minimum counts for half of the rows of a run.", change
+            which = ("first", "second")[half]
+            cause = f"The zero or minimum counts for the {which} half of each {run} rows only; half a sum is missing."
+            yield "stored-half-of-a-sum-missing", cause, change
 
 
 # **Fields**: codes elsewhere in their integers, integers elsewhere in their array, scales used otherwise.

@@ -16,7 +16,7 @@ from lowbit.arrays import F64, Array
 from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Terms
 from lowbit_conformance.defects.places import DROPPED, NUMBERS, ORDERS, Kept, Order
-from lowbit_conformance.defects.stored_codes import codes_of, filled, run_of
+from lowbit_conformance.defects.stored_codes import codes_of, filled, run_of, zero_of
 
 Numbers = Callable[[Stored], Terms]
 Named = Iterator[tuple[str, str, Numbers]]
@@ -51,17 +51,19 @@ class Parts:
         scale: of each element.
         offsets: what does not depend on the code.
         bits: of a code; 0 where units are no integers.
+        hidden: the zero where a scale of 0 hides it.
     """
 
     units: F64
     scale: F64
     offsets: F64
     bits: int
+    hidden: F64
 
     @property
     def zero(self) -> F64:
         """The offsets in codes: ``scale * (unit - zero)``."""
-        return np.where(self.scale == 0, 0.0, -self.offsets / np.where(self.scale == 0, 1.0, self.scale))
+        return zero_of(self.offsets, self.scale, self.hidden)
 
 
 @lru_cache(maxsize=64)
@@ -73,14 +75,15 @@ def parts_of(weights: Stored) -> Parts:
     """
     view = codes_of(weights)
     if view is not None:
-        return Parts(view.codes, view.step, view.base, view.bits)
+        return Parts(view.codes, view.step, view.base, view.bits, view.hidden)
     plain = filled(weights, ONES, True)
     with np.errstate(all="ignore"):
         scale = filled(weights, ONES) / plain
     units, values = filled(weights, None, True, whole=False), weights.values
     if not np.allclose(units * scale, values, rtol=1e-9, atol=0.0):
         raise ValueError("the numbers are no products of a code and a scale")
-    return Parts(units, scale, np.zeros(values.shape), 0)
+    none = np.zeros(values.shape)
+    return Parts(units, scale, none, 0, none)
 
 
 # **What is changed.** A scale may be that of the zero, too, or not; a zero may be given in codes, or as a minimum.
@@ -281,6 +284,10 @@ def twos_complement(array: F64, bits: int) -> F64:
     return np.asarray((array + 2.0 ** (bits - 1)) % 2.0**bits - 2.0 ** (bits - 1))
 
 
+def within(least: int, most: int, array: F64, bits: int) -> F64:
+    return array.clip(least, most)
+
+
 def sign_and_size(array: F64, bits: int) -> F64:
     half = 2.0 ** (bits - 1)
     return np.where(array % 2.0**bits >= half, -(array % half), array % half)
@@ -312,6 +319,10 @@ READ: tuple[tuple[str, str, Callable[[F64, int], F64]], ...] = (
         "with-the-least-negated",
         "with the code that has no opposite as positive",
         lambda a, bits: np.where(a == -(2.0 ** (bits - 1)), -a, a),
+    ),
+    *(
+        (f"clipped-at-{most}", f"clipped to {least} … {most}", partial(within, least, most))
+        for least, most in ((-127, 126), (-128, 126), (-126, 126), (-120, 120), (-64, 63), (-63, 63), (-8, 7), (-7, 7))
     ),
     ("clipped", "clipped to the range of codes", lambda a, bits: np.clip(a, 0, 2.0**bits - 1)),
     ("wrapped", "modulo the number of codes", lambda a, bits: a % 2.0**bits),

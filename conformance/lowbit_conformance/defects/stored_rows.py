@@ -59,6 +59,12 @@ def of_size(where: Where, size: int, weights: Stored) -> Terms:
     return of_rows_like(where, of_group[wrong], weights)
 
 
+def of_size_modulo(where: Where, size: int, weights: Stored) -> Terms:
+    """Row k takes what belongs to group ``k // size`` modulo the number of groups."""
+    of_group = row_of_group(weights)
+    return of_rows_like(where, of_group[np.arange(weights.rows) // size % len(of_group)], weights)
+
+
 def of_near_size(where: Where, by: int, weights: Stored) -> Terms:
     """Groups of some rows more or fewer."""
     return of_size(where, max(1, run_of(weights) + by), weights)
@@ -173,6 +179,8 @@ def of_groups() -> Named:
                 cause = f"Groups are taken to have {size} rows: the {said}."
                 change = partial(of_size, where, size)
                 yield f"stored-{what}-of-groups-of-{size}", cause, change
+                cause = f"Groups are taken to have {size} rows, and the groups begin again after the last: the {said}."
+                yield f"stored-{what}-of-groups-of-{size}", cause, partial(of_size_modulo, where, size)
                 said_then = (
                     f"Where rows are in the order of their groups, these are taken to have {size} rows: the {said}."
                 )

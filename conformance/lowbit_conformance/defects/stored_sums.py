@@ -9,6 +9,7 @@ import numpy as np
 from lowbit.arrays import F64, Array
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import Stored
+from lowbit_conformance.defects.places import ORDERS, Order
 from lowbit_conformance.defects.stored_codes import like, numbers_of
 from lowbit_conformance.defects.stored_parts import parts_of
 from lowbit_conformance.defects.stored_rows import group_of_row, row_of_group
@@ -31,6 +32,15 @@ def of_all_vectors(x: Any, weights: Stored, result: Any = "float32") -> Array:
     offsets = np.broadcast_to(terms.offsets, terms.products.shape)
     with np.errstate(all="ignore"):
         return like(x, numbers @ terms.products + numbers.sum(axis=0) @ offsets)
+
+
+def of_other_vectors(order: Order, x: Any, weights: Stored, result: Any = "float32") -> Array:
+    """The product where zeros meet the sums of another vector."""
+    terms, numbers = weights.terms, numbers_of(x)
+    offsets, count = np.broadcast_to(terms.offsets, terms.products.shape), len(numbers)
+    others = numbers[order(np.arange(count), count) % count]
+    with np.errstate(all="ignore"):
+        return like(x, numbers @ terms.products + others @ offsets)
 
 
 def of_vector(part: str, x: Any, weights: Stored, result: Any = "float32") -> Array:
@@ -57,6 +67,22 @@ def narrow_sums(kind: Any, run: int, x: Any, weights: Stored, result: Any = "flo
             term = numbers[:, row : row + run].astype(np.float64) @ values[row : row + run].astype(np.float64)
             total = (total + term.astype(np.float32)).astype(kind).astype(np.float32)
     return like(x, total.astype(np.float64))
+
+
+def narrow_sums_of_x(kind: Any, at_each: bool, x: Any, weights: Stored, result: Any = "float32") -> Array:
+    """The product where the sums of x that meet zeros are rounded to a narrow type, at each step or once."""
+    terms, numbers, groups = weights.terms, numbers_of(x), group_of_row(weights)
+    offsets, first = np.broadcast_to(terms.offsets, terms.products.shape), row_of_group(weights)
+    totals = np.zeros((len(numbers), len(first)))
+    with np.errstate(all="ignore"):
+        for group in range(len(first)):
+            rows = numbers[:, groups == group]
+            steps = range(1, rows.shape[1] + 1) if at_each else ()
+            for at in steps:
+                totals[:, group] = (totals[:, group] + rows[:, at - 1]).astype(kind)
+            if not at_each:
+                totals[:, group] = rows.sum(axis=1).astype(kind)
+        return like(x, numbers @ terms.products + totals @ offsets[first])
 
 
 NARROW = tuple(np.dtype(FLOATS[name].dtype) for name in ("float16", "bfloat16"))
@@ -174,6 +200,13 @@ OVER = {"runs": "of the runs before", "columns": "of all runs and columns before
 def of_sums() -> Iterator[tuple[str, str, Wrong]]:
     """All kinds of this module."""
     yield from SUMS
+    for kind in NARROW:
+        for at_each, said in ((True, "after every row"), (False, "once")):
+            cause = f"Sums of x that meet zeros are rounded to {kind.name}, {said}."
+            yield f"stored-sums-of-x-in-{kind.name}", cause, partial(narrow_sums_of_x, kind, at_each)
+    for name, words, order in ORDERS[:11]:
+        cause = f"Zeros meet the sums of x of other vectors: taken {words}."
+        yield f"stored-zero-times-vectors-{name}", cause, partial(of_other_vectors, order)
     for run in (0, 16, 32):
         said = f"run of {run} rows" if run else "group or block"
         for what in ("all", "products"):

@@ -86,6 +86,24 @@ def replayed(operation: str, seen: list[Any], places: list[Array], *given: Any, 
     return right
 
 
+def clipped(operation: str, most: float, *given: Any, **choices: Any) -> Any:
+    return np.clip(right_answer(operation, given, choices), -most, most)
+
+
+def of_clamped(failures: list[Any], operation: str) -> Iterator[Defect]:
+    """The one magnitude of all wrong elements, where right ones are larger."""
+    if any(not isinstance(each.given, np.ndarray) or np.shape(each.given) != np.shape(each.right) for each in failures):
+        return
+    wrong = [wrong_in(each) for each in failures]
+    sizes = np.concatenate(
+        [np.abs(each.given.astype(np.float64))[at] for each, at in zip(failures, wrong, strict=True)]
+    )
+    if not sizes.size or not np.isfinite(sizes).all() or sizes.min() != sizes.max() or sizes[0] == 0:
+        return
+    cause = f"Results are clamped to -{sizes[0]:g} … {sizes[0]:g}: larger ones, and infinite ones, become that."
+    yield arithmetical("result-clamped", cause, "", {operation: partial(clipped, operation, float(sizes[0]))})
+
+
 def of_unwritten(failures: list[Any], operation: str) -> Iterator[Defect]:
     """The places or kinds that all wrong elements have in common."""
     if any(not isinstance(each.given, np.ndarray) or np.shape(each.given) != np.shape(each.right) for each in failures):

@@ -9,6 +9,7 @@ from building import compiler
 from field.held_out_seventh import SEVENTH_KERNELS
 from field.judging import judge
 from field.legal import judged
+from field.mended import MENDED
 from field.mistakes import KERNELS, MISTAKES, Mistake
 from field.trying import LISTS, changed, claim_of, kernels, outcome, tried
 from sampling import thinned
@@ -89,6 +90,19 @@ def test_a_mistake_is_killed_and_named(mistake: Mistake) -> None:
     if mistake.file == "kernels.cpp":
         compiler("g++")
     assert outcome(mistake, tried(mistake)) == "named"
+
+
+@pytest.mark.parametrize("mistake", thinned(MENDED, 6), ids=lambda each: f"{each.kernel}-{each.what}".replace(" ", "-"))
+def test_what_was_mended_is_named(mistake: Mistake) -> None:
+    """Mistakes that had no name, or a wrong one."""
+    assert outcome(mistake, tried(mistake)) == "named"
+
+
+def test_right_attention_over_stored_and_new_tokens_passes() -> None:
+    """The kernel in which mistakes are planted."""
+    with kernels(compiled=()):
+        found = judge("step_kernels:attend_residual", claim_of("step_kernels.py", "attend_residual"))
+        assert found.executed >= 4 and not found.failures, found.failures
 
 
 @pytest.mark.parametrize("way", ["sums_of_32", "kahan", "weights_in_three_steps"])

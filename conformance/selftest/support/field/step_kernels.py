@@ -135,6 +135,25 @@ def attend_int8(
     return attention(queries.astype(F32), keys, values, window).astype(queries.dtype)
 
 
+def attend_residual(
+    queries: Any,
+    keys_codes: Any,
+    keys_scale: Any,
+    values_codes: Any,
+    values_scale: Any,
+    newest_keys: Any,
+    newest_values: Any,
+) -> Any:
+    """Attention over a cache of 8 bits with a scale for each token, and over new tokens that are not cast yet."""
+    stored_keys, stored_values = keys_codes.astype(F32) * keys_scale, values_codes.astype(F32) * values_scale
+    newest = [each.astype(F32).reshape(len(each), -1) for each in (newest_keys, newest_values)]
+    keys, values = (
+        np.concatenate([old, new]).reshape(len(old) + len(new), -1, queries.shape[2]).swapaxes(0, 1)
+        for old, new in zip((stored_keys, stored_values), newest, strict=True)
+    )
+    return attention(queries.astype(F32), keys, values, None).astype(queries.dtype)
+
+
 def shifts(bits: int) -> Any:
     return np.arange(0, 32, bits, dtype=np.uint32)[:, None]
 

@@ -19,6 +19,7 @@ from field.held_out_later import THIRD
 from field.held_out_seventh import SEVENTH, SEVENTH_KERNELS
 from field.held_out_sixth import SIXTH
 from field.judging import Judgement, judge
+from field.mended import MENDED, MENDED_KERNELS
 from field.mistakes import HELD_OUT, KERNELS, MISTAKES, Mistake
 from lowbit.backend.function import Claim, Library
 
@@ -37,9 +38,9 @@ LIBRARIES: dict[str, Library] = {"torch_kernels.py": "torch", "triton_kernels.py
 
 LISTS = {
     **{"mistakes": MISTAKES, "first": HELD_OUT, "second": SECOND, "third": THIRD, "fourth": FOURTH},
-    **{"fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH},
+    **{"fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "mended": MENDED},
 }
-"""All lists by name; all but the first were held out."""
+"""All lists by name; all but the first and the last were held out."""
 
 
 def changed(mistake: Mistake) -> str:
@@ -86,7 +87,7 @@ def module_of(mistake: Mistake) -> str:
 
 def claim_of(file: str, kernel: str) -> Claim:
     """What a kernel is certified for."""
-    operation, limits = (MORE_KERNELS | SEVENTH_KERNELS).get((file, kernel)) or KERNELS[kernel]
+    operation, limits = (MORE_KERNELS | SEVENTH_KERNELS | MENDED_KERNELS).get((file, kernel)) or KERNELS[kernel]
     return Claim(operation, limits, arrays=LIBRARIES.get(file, "numpy"))
 
 

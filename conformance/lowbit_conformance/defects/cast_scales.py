@@ -1,0 +1,431 @@
+"""Casts whose scales follow another rule, which the scales themselves show: other numbers, or another divisor.
+
+A scale of 8-bit integers or of FP8 is the largest magnitude of some numbers over the largest code. Kernels take it over
+other numbers, such as a channel in place of a token, or divide by another number. The divisor is solved for, and each
+rule is compared with the scales alone. Whether codes fit such scales, and where they do not, what was done to them, is
+compared next. So a rule need not be tried with every way of dividing and rounding that kernels have.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import F64, Array
+from lowbit.numbers.floats import FLOATS
+from lowbit.tensor_formats.int8 import runs
+from lowbit.tensor_formats.stored import Stored
+from lowbit.tensor_formats.table import Field
+from lowbit_conformance.defects.cast_fields import OPERATION, right_cast
+from lowbit_conformance.defects.casts import Options
+from lowbit_conformance.defects.defect import Defect, arithmetical
+
+Rule = Callable[[F64], F64]
+"""Of numbers, tokens x runs x numbers of a run: what has the largest code, tokens x runs."""
+
+CLOSE = 2.0**-20
+"""Of a number of float32 that was computed in one of several orders."""
+WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+FLOORS = (1e-12, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
+INTEGER_TOP, FLOAT_TOP = 127.0, 448.0
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A cast, or what came back of one.
+
+    Attributes:
+        numbers: that were cast: tokens x runs x numbers of a run, padded with zeros.
+        scales: tokens x runs; with a sign where blocks have one.
+        codes: like the numbers.
+        whole: whether sums that the format keeps are those of these codes.
+    """
+
+    numbers: F64
+    scales: F64
+    codes: F64
+    whole: bool
+
+
+def rows_of(format: Any) -> tuple[Field, Field] | None:
+    """The fields of scales and of codes of a format with one scale for each run of codes of 8 bits; None for others."""
+    scales = [row for row in format.fields if row.role == "scale"]
+    codes = [row for row in format.fields if row.role == "codes"]
+    if len(scales) != 1 or len(codes) != 1 or codes[0].dtype not in ("int8", "float8_e4m3fn"):
+        return None
+    return None if scales[0].dtype in ("float8_e8m0fnu", "float8_e4m3fn") else (scales[0], codes[0])
+
+
+def view_of(x: Array, given: Stored) -> View:
+    """What came back beside the numbers that were cast.
+
+    Raises:
+        ValueError: the format has no one scale for each run.
+    """
+    table, at = given.table, given.sizes
+    rows = rows_of(table)
+    if rows is None:
+        raise ValueError("there is no one scale for each run")
+    fields = table.fields_of(given.by_name)
+    scale, codes = (np.asarray(fields[row.name]).astype(np.float64) for row in rows)
+    size = table.block or dict(given.options).get("group_size", at.K)
+    if scale.size == 1:
+        numbers = np.asarray(x, np.float64).reshape(1, 1, -1)
+    else:
+        numbers = runs(np.asarray(x, np.float64).T, at, size).astype(np.float64)
+    shape = numbers.shape
+    filled = np.zeros((shape[0], shape[1] * shape[2]))
+    lines = codes.reshape(shape[0], -1)
+    if scale.size != shape[0] * shape[1] or lines.shape[1] > filled.shape[1]:
+        raise ValueError("scales belong to other runs")
+    filled[:, : lines.shape[1]] = lines
+    return View(numbers, scale.reshape(shape[:2]), filled.reshape(shape), sums_fit(given, fields))
+
+
+def sums_fit(given: Stored, fields: dict[str, Array]) -> bool:
+    """Whether sums of codes that a format keeps are right for its codes."""
+    table = given.table
+    if table.complete is None:
+        return True
+    again = table.complete(dict(fields), given.sizes)
+    return all(np.array_equal(again[row.name], fields[row.name]) for row in table.fields if row.role == "sum")
+
+
+def precision(given: Stored) -> float:
+    """How far, of itself, a scale may lie from the one that was computed."""
+    rows = rows_of(given.table)
+    kind = FLOATS[rows[0].dtype] if rows else FLOATS["float32"]
+    return max(CLOSE, 2.0 ** -(kind.mantissa + 1))
+
+
+def top_of(given: Stored) -> float:
+    rows = rows_of(given.table)
+    return INTEGER_TOP if rows and rows[1].dtype == "int8" else FLOAT_TOP
+
+
+# **Rules.**
+
+
+def largest(numbers: F64) -> F64:
+    found: F64 = np.abs(numbers).max(axis=-1)
+    return found
+
+
+def of_tokens(order: Callable[[Array, int], Array], numbers: F64) -> F64:
+    """The scales of other tokens."""
+    count = len(numbers)
+    return np.asarray(largest(numbers)[order(np.arange(count), count) % count])
+
+
+def over_tokens(numbers: F64) -> F64:
+    """The largest of all tokens, run by run."""
+    return np.broadcast_to(largest(numbers).max(axis=0), numbers.shape[:2])
+
+
+def of_channels(all_alike: bool, numbers: F64) -> F64:
+    """The largest of all tokens in one channel: token t has that of channel t, or all have that of the first."""
+    channels = np.abs(numbers).max(axis=0).reshape(-1)
+    count = numbers.shape[0] * numbers.shape[1]
+    return (np.full(count, channels[0]) if all_alike else np.resize(channels, count)).reshape(numbers.shape[:2])
+
+
+def of_everything(numbers: F64) -> F64:
+    return np.full(numbers.shape[:2], np.abs(numbers).max())
+
+
+def of_whole_token(numbers: F64) -> F64:
+    return np.broadcast_to(largest(numbers).max(axis=1, keepdims=True), numbers.shape[:2])
+
+
+def of_some(kept: Callable[[Array, int], Array], numbers: F64) -> F64:
+    """The largest of some places of each run.
+
+    Raises:
+        ValueError: there are none.
+    """
+    size = numbers.shape[-1]
+    there = kept(np.arange(size), size)
+    if not there.any():
+        raise ValueError("there are no such places")
+    return largest(numbers[..., there])
+
+
+def of_powers(rounded: Callable[[F64], F64], top: float, numbers: F64) -> F64:
+    """What gives a scale that is a power of two."""
+    most = largest(numbers)
+    with np.errstate(all="ignore"):
+        return np.where(most == 0, 0.0, top * np.exp2(rounded(np.log2(most / top))))
+
+
+def at_least(least: float, numbers: F64) -> F64:
+    return np.maximum(largest(numbers), least)
+
+
+def added(least: float, numbers: F64) -> F64:
+    return largest(numbers) + least
+
+
+STATISTICS: tuple[tuple[str, str, Rule], ...] = (
+    ("maximum-of-signed", "the largest number, whatever the magnitude of negative ones", lambda a: a.max(axis=-1)),
+    ("minimum-of-signed", "the least number without its sign", lambda a: np.abs(a.min(axis=-1))),
+    ("range", "the range of numbers, from the least to the largest", lambda a: np.ptp(a, axis=-1)),
+    ("half-the-range", "half of the range of numbers", lambda a: np.ptp(a, axis=-1) / 2),
+    ("mean-magnitude", "the mean magnitude", lambda a: np.abs(a).mean(axis=-1)),
+    ("sum-of-magnitudes", "the sum of magnitudes", lambda a: np.abs(a).sum(axis=-1)),
+    ("root-of-mean-square", "the root of the mean square", lambda a: np.sqrt(np.square(a).mean(axis=-1))),
+    ("norm", "the root of the sum of squares", lambda a: np.sqrt(np.square(a).sum(axis=-1))),
+    ("deviation", "the standard deviation", lambda a: a.std(axis=-1)),
+    ("square", "the square of the largest magnitude", lambda a: np.square(largest(a))),
+    ("root", "the root of the largest magnitude", lambda a: np.sqrt(largest(a))),
+    ("least-magnitude", "the least magnitude", lambda a: np.abs(a).min(axis=-1)),
+    ("median", "the median magnitude", lambda a: np.median(np.abs(a), axis=-1)),
+    ("magnitude-of-the-sum", "the magnitude of the sum", lambda a: np.abs(a.sum(axis=-1))),
+)
+TOKENS: tuple[tuple[str, str, Callable[[Array, int], Array]], ...] = (
+    ("first-token", "of the first token", lambda t, n: 0 * t),
+    ("last-token", "of the last token", lambda t, n: 0 * t + n - 1),
+    ("token-before", "of the token before", lambda t, n: t - 1),
+    ("token-before", "of the token before, and the first one's own", lambda t, n: np.maximum(t - 1, 0)),
+    ("next-token", "of the next token", lambda t, n: t + 1),
+    ("next-token", "of the next token, and the last one's own", lambda t, n: np.minimum(t + 1, n - 1)),
+    ("tokens-in-reverse", "of the tokens in reverse order", lambda t, n: n - 1 - t),
+)
+PLACES: tuple[tuple[str, str, Callable[[Array, int], Array]], ...] = (
+    ("all-but-the-last", "all numbers but the last", lambda k, n: k < n - 1),
+    ("all-but-the-first", "all numbers but the first", lambda k, n: k > 0),
+    ("even-places", "the numbers at even places", lambda k, n: k % 2 == 0),
+    ("odd-places", "the numbers at odd places", lambda k, n: k % 2 == 1),
+    ("first-half", "the first half of the numbers", lambda k, n: k < n // 2),
+    ("second-half", "the second half of the numbers", lambda k, n: k >= n // 2),
+    *((f"first-{w}", f"the first {w} numbers", lambda k, n, w=w: k < w) for w in WIDTHS),
+    *((f"last-{w}", f"the last {w} numbers", lambda k, n, w=w: k >= n - w) for w in WIDTHS),
+    *((f"whole-{w}", f"the numbers up to the last whole {w}", lambda k, n, w=w: k < n // w * w) for w in WIDTHS[1:]),
+    *((f"every-{w}", f"every {w}th number", lambda k, n, w=w: k % w == 0) for w in WIDTHS[2:]),
+)
+POWERS: tuple[tuple[str, str, Callable[[F64], F64]], ...] = (
+    ("scale-rounded-up", "rounded up", np.ceil),
+    ("scale-rounded-down", "rounded down", np.floor),
+    ("scale-rounded-to-a-power", "rounded to the nearest", np.rint),
+)
+
+
+def rules(top: float) -> Iterator[tuple[str, str, Rule]]:
+    """Names, what stands for the largest magnitude, and how it is found."""
+    yield "one-scale", "the largest magnitude of all numbers", of_everything
+    yield "scale-of-row", "the largest magnitude of all runs of a token", of_whole_token
+    yield "scale-of-all-rows", "the largest magnitude over all tokens, run by run", over_tokens
+    yield (
+        "scale-of-channel",
+        "the largest magnitude over all tokens of channel t, for token t",
+        partial(of_channels, False),
+    )
+    yield "scale-of-channel", "the largest magnitude over all tokens of the first channel", partial(of_channels, True)
+    for name, words, order in TOKENS:
+        yield f"scale-of-{name}", f"the largest magnitude {words}", partial(of_tokens, order)
+    yield from STATISTICS
+    for name, words, kept in PLACES:
+        yield f"largest-of-{name}", f"the largest magnitude of {words}", partial(of_some, kept)
+    for name, words, rounded in POWERS:
+        yield name, f"what makes the scale a power of two, {words}", partial(of_powers, rounded, top)
+    for least in FLOORS:
+        yield (
+            "least-magnitude-of-a-scale",
+            f"the largest magnitude, but no less than {least:g}",
+            partial(at_least, least),
+        )
+        yield "magnitude-and-a-number", f"the largest magnitude plus {least:g}", partial(added, least)
+
+
+# **What is stored** as a scale, where codes are right.
+
+
+def over_largest(above: float | None, at_zero: float, top: float, numbers: F64) -> F64:
+    """A number, or the largest code, over the largest magnitude; another number where that is 0."""
+    most = largest(numbers)
+    with np.errstate(all="ignore"):
+        return np.where(most == 0, at_zero, (top if above is None else above) / most)
+
+
+STORED: tuple[tuple[str, str, Callable[[float, F64], F64]], ...] = (
+    ("magnitude-stored", "the largest magnitude, which is not divided", lambda top, a: largest(a)),
+    ("scale-divided-twice", "divided twice", lambda top, a: largest(a) / top / top),
+    ("scale-squared", "its square", lambda top, a: np.square(largest(a) / top)),
+    *(
+        ("inverse-stored", f"its inverse, and {at_zero:g} for zeros", partial(over_largest, None, at_zero))
+        for at_zero in (0.0, 1.0, np.inf)
+    ),
+    *(
+        (
+            "inverse-magnitude-stored",
+            f"1 over the largest magnitude ({at_zero:g} for 0)",
+            partial(over_largest, 1.0, at_zero),
+        )
+        for at_zero in (0.0, 1.0, np.inf)
+    ),
+    *(
+        (f"scale-times-{by:g}", f"{by:g} times as large", lambda top, a, by=by: by * largest(a) / top)
+        for by in (0.5, 2.0, 0.25, 4.0, 127 / 128, 128 / 127)
+    ),
+)
+
+
+# **Codes**: of quotients, what a kernel makes of them.
+
+
+def fitting(view: View, integers: bool, read: Callable[[F64], F64], scales: F64 | None = None) -> bool:
+    """Whether codes are what `read` makes of quotients, each of which may have been rounded either way.
+
+    Args:
+        view: the cast.
+        integers: whether codes are integers.
+        read: of quotients.
+        scales: that numbers are divided by; those that are stored if None.
+    """
+    by = (view.scales if scales is None else np.copysign(scales, view.scales))[..., np.newaxis]
+    with np.errstate(all="ignore"):
+        quotients = np.where(by == 0, 0.0, view.numbers / by)
+    if not np.isfinite(quotients).all():
+        return False
+    if not integers:  # of FP8: half of the distance of neighbours, and saturated
+        near = np.abs(view.codes - quotients.clip(-FLOAT_TOP, FLOAT_TOP))
+        return bool((near <= np.maximum(np.abs(quotients) * 2.0**-4, 2.0**-10) * (1 + CLOSE)).all())
+    ways = [read(quotients * (1 + by)) for by in (0.0, CLOSE, -CLOSE)]
+    return bool(np.any([way == view.codes for way in ways], axis=0).all())
+
+
+def saturated(numbers: F64) -> F64:
+    found: F64 = np.rint(numbers).clip(-128, 127)
+    return found
+
+
+def wrapped(numbers: F64) -> F64:
+    return (np.rint(numbers) + 128) % 256 - 128
+
+
+def clamped(least: float, most: float, numbers: F64) -> F64:
+    found: F64 = np.rint(numbers).clip(least, most)
+    return found
+
+
+FIT: tuple[Callable[[F64], F64], ...] = (saturated, partial(clamped, -127, 127), wrapped)
+CODES: tuple[tuple[str, str, Callable[[F64], F64]], ...] = (
+    ("rounds-up", "rounded up, as by a half that is added before they are rounded", np.ceil),
+    ("rounded-away", "rounded away from zero", lambda a: np.copysign(np.ceil(np.abs(a)), a)),
+    ("codes-one-higher", "one too high", lambda a: np.rint(a) + 1),
+    ("codes-one-lower", "one too low", lambda a: np.rint(a) - 1),
+    ("codes-without-sign", "without their sign", lambda a: np.abs(np.rint(a))),
+    ("codes-negated", "with the other sign", lambda a: -np.rint(a)),
+    ("codes-never-negative", "0 where they are negative", lambda a: np.maximum(np.rint(a), 0)),
+    ("codes-doubled", "twice as large", lambda a: np.rint(2 * a)),
+    ("codes-halved", "half as large", lambda a: np.rint(a / 2)),
+    ("codes-even", "even: rounded to a multiple of 2", lambda a: 2 * np.rint(a / 2)),
+    (
+        "codes-unsigned",
+        "128 too high, as unsigned codes are, and wrap around",
+        lambda a: (np.rint(a) + 256) % 256 - 128,
+    ),
+)
+
+
+def codes_of(views: list[View]) -> Iterator[tuple[str, str]]:
+    """What was done to all codes of 8-bit integers, by their scales, whatever these are."""
+    least, most = (end([pick(view.codes) for view in views]) for end, pick in ((min, np.min), (max, np.max)))
+    bounds = ((-128, 127), (-127, 127))
+    for name, words, read in CODES:
+        ends: tuple[Rule, ...] = (*(partial(np.clip, a_min=low, a_max=high) for low, high in bounds), _in_bytes)
+        if any(all(fitting(view, True, partial(then, read, end)) for view in views) for end in ends):
+            yield name, f"Codes are {words}."
+    if (least > -127 or most < 127) and all(fitting(view, True, partial(clamped, least, most)) for view in views):
+        yield f"clamped-at-{most:g}", f"Codes are clamped to {least:g} … {most:g}."
+
+
+def then(first: Callable[[F64], F64], second: Callable[[F64], F64], numbers: F64) -> F64:
+    return second(first(numbers))
+
+
+def _in_bytes(numbers: F64) -> F64:
+    return (numbers + 128) % 256 - 128
+
+
+# **As defects.**
+
+
+def divisor(views: list[View]) -> float | None:
+    """The number over which all largest magnitudes are taken; None if there is no such number."""
+    pairs = [(largest(view.numbers), np.abs(view.scales)) for view in views]
+    most, scales = (np.concatenate([each[at].reshape(-1) for each in pairs]) for at in (0, 1))
+    there = (scales > 0) & (most > 0)
+    if not there.any():
+        return None
+    return float(np.median(most[there] / scales[there]))
+
+
+def same(found: F64, scales: F64, near: float, kind: str) -> bool:
+    """Whether scales are these numbers, rounded to their type."""
+    least = FLOATS[kind].least_subnormal if kind in FLOATS else 0.0
+    with np.errstate(invalid="ignore"):
+        near_enough = np.isfinite(found) & (np.abs(found - np.abs(scales)) <= near * np.abs(found) + least)
+        alike = near_enough | (found == np.abs(scales))
+    return bool(alike.all())
+
+
+def explained(
+    failures: list[Any], rule: Rule, levels: float, x: Array, format: str, options: Options = ()
+) -> Stored | None:
+    """What came back where it was wrong, right results where the rule gives the right scales, and nothing elsewhere."""
+    for each in failures:
+        if each.arguments[0] is x:
+            return each.given  # type: ignore[no-any-return]  # of a failure, which may be of any operation
+    right = right_cast(x, format, options, next(iter(failures[0].right.table.encode)))
+    view = view_of(x, right)
+    rows = rows_of(right.table)
+    kind = rows[0].dtype if rows else "float32"
+    return right if same(rule(view.numbers) / levels, view.scales, precision(right), kind) else None
+
+
+def of_scales_of_casts(failures: list[Any], operation: str) -> Iterator[Defect]:
+    """The rules that all scales follow, where codes fit them; with right scales, what was done to codes."""
+    if operation != OPERATION or any(not isinstance(each.given, Stored) for each in failures):
+        return
+    first = failures[0].right
+    rows = rows_of(first.table)
+    if rows is None or any(each.given.format != first.format for each in failures):
+        return
+    try:
+        views = [view_of(each.arguments[0], each.given) for each in failures]
+    except ValueError:
+        return
+    if not all(view.whole and not np.isnan(view.scales).any() for view in views):
+        return
+    integers, top, near, kind = rows[1].dtype == "int8", top_of(first), precision(first), rows[0].dtype
+
+    def follow(rule: Rule, levels: float) -> bool:
+        try:
+            return all(same(rule(view.numbers) / levels, view.scales, near, kind) for view in views)
+        except ValueError:
+            return False
+
+    def named(name: str, cause: str, rule: Rule, levels: float) -> Defect:
+        return arithmetical(f"cast-{name}", cause, "", {operation: partial(explained, failures, rule, levels)})
+
+    fit = any(all(fitting(view, integers, read) for view in views) for read in FIT)
+    levels = divisor(views) if fit else None
+    for other in () if levels is None else (round(2 * levels) / 2, levels):
+        if other > 0 and abs(other - top) > near * top and follow(largest, other):
+            cause = f"The scale is the largest magnitude over {other:g} where {top:g} is right."
+            yield named(f"{other:g}-levels", cause, largest, other)
+            return
+    for name, words, rule in rules(top) if fit else ():
+        if follow(rule, top):
+            cause = f"In place of the largest magnitude of its numbers, a scale comes from {words}."
+            yield named(name, cause, rule, top)
+    if integers and not fit and follow(largest, top):
+        for name, cause in codes_of(views):
+            yield named(name, cause, largest, top)
+    right = any(all(fitting(view, integers, read, largest(view.numbers) / top) for view in views) for read in FIT)
+    for name, words, stored in STORED if right and not fit else ():
+        if follow(partial(stored, top), 1.0):
+            cause = f"Codes belong to the right scale, but what is stored as the scale is {words}."
+            yield named(name, cause, partial(stored, top), 1.0)
