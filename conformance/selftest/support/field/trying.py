@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from field.held_out import MORE_KERNELS, SECOND
+from field.held_out_eighth import EIGHTH_KERNELS
+from field.held_out_eighth_blocks import EIGHTH_BLOCKS
+from field.held_out_eighth_words import EIGHTH_WORDS
 from field.held_out_fifth import FIFTH
 from field.held_out_last import FOURTH
 from field.held_out_later import THIRD
@@ -26,19 +29,21 @@ from lowbit.backend.function import Claim, Library
 HERE = Path(__file__).parent
 SOURCES = (
     *("numpy_kernels.py", "more_numpy.py", "torch_kernels.py", "triton_kernels.py", "numba_kernels.py"),
-    *("cast_kernels.py", "step_kernels.py"),
-    *("cpp_kernels.py", "kernels.cpp", "rust_kernels.py", "kernels.rs"),
+    *("cast_kernels.py", "step_kernels.py", "vector_kernels.py"),
+    *("cpp_kernels.py", "kernels.cpp", "more_cpp.py", "more.cpp", "rust_kernels.py", "kernels.rs"),
 )
 COMPILERS = {
     "kernels.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "kernels.so"),
+    "more.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "more.so"),
     "kernels.rs": ("rustc", "-O", "--crate-type", "cdylib", "-o", "kernels_rs.so"),
 }
-MODULES = {"kernels.cpp": "cpp_kernels", "kernels.rs": "rust_kernels"}
+MODULES = {"kernels.cpp": "cpp_kernels", "more.cpp": "more_cpp", "kernels.rs": "rust_kernels"}
 LIBRARIES: dict[str, Library] = {"torch_kernels.py": "torch", "triton_kernels.py": "torch"}
 
 LISTS = {
     **{"mistakes": MISTAKES, "first": HELD_OUT, "second": SECOND, "third": THIRD, "fourth": FOURTH},
-    **{"fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "mended": MENDED},
+    **{"fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH_WORDS + EIGHTH_BLOCKS},
+    "mended": MENDED,
 }
 """All lists by name; all but the first and the last were held out."""
 
@@ -87,7 +92,8 @@ def module_of(mistake: Mistake) -> str:
 
 def claim_of(file: str, kernel: str) -> Claim:
     """What a kernel is certified for."""
-    operation, limits = (MORE_KERNELS | SEVENTH_KERNELS | MENDED_KERNELS).get((file, kernel)) or KERNELS[kernel]
+    known = MORE_KERNELS | SEVENTH_KERNELS | EIGHTH_KERNELS | MENDED_KERNELS
+    operation, limits = known.get((file, kernel)) or KERNELS[kernel]
     return Claim(operation, limits, arrays=LIBRARIES.get(file, "numpy"))
 
 
