@@ -221,8 +221,8 @@ KINDS: dict[str, tuple[str, str, dict[str, object]]] = {
     "fp8-channel": ("f8e4m3, a scale for each output", "fp8", {}),
 }
 """For each format the type of its constant, the functions and the options."""
-WEIGHTS: dict[Weights, tuple[str, ...]] = {"float32": ("float32", "float16"), "bfloat16": ("bfloat16",)}
-"""The types into which weights are turned, and for which activations."""
+WEIGHTS: dict[str, Weights] = {"float32": "float32", "float16": "float32", "bfloat16": "bfloat16"}
+"""The types of activations, and those into which weights are turned for each."""
 
 
 def entries() -> Iterator[Entry]:
@@ -231,8 +231,8 @@ def entries() -> Iterator[Entry]:
         limits = {"format": format, "result": RESULTS} | options
         yield Entry(f"decompression, {kernel}", f"{name}_decode", "formats.dequantize", limits, arrays="numpy")
         for operation in PRODUCTS:
-            for weights, types in WEIGHTS.items():
-                told = limits | {"activations": types, "result": types}
+            for type, weights in WEIGHTS.items():
+                told = limits | {"activations": type, "result": type}
                 arithmetic = Arithmetic("dequantised", weights=weights)
                 yield Entry(f"MatMul, {kernel}", f"{name}_product", operation, told, arithmetic, "numpy")
     for format, name in (("matmulnbits", "imported_zeros"), ("matmulnbits-symmetric", "imported")):
