@@ -22,10 +22,11 @@ def added_to_results(tile: Tile, lanes: int, body: Iterable[Step]) -> list[Step]
 
 
 def combined(tile: Tile) -> Iterator[Step]:
-    """The chains of each sum ``acc_{r}_{j}``, added up in the first."""
-    for chain in range(1, tile.chains):
+    """The chains of each sum ``acc_{r}_{j}``, added up in the first: four and four, then the sums of these."""
+    fours = [(chain - chain % 4, chain) for chain in range(tile.chains) if chain % 4]
+    for to, chain in (*fours, *((0, chain) for chain in range(4, tile.chains, 4))):
         for r, j in tile.places:
-            yield Instruction("add", f"acc_{r}_{j}_0", (f"acc_{r}_{j}_0", f"acc_{r}_{j}_{chain}"))
+            yield Instruction("add", f"acc_{r}_{j}_{to}", (f"acc_{r}_{j}_{to}", f"acc_{r}_{j}_{chain}"))
 
 
 def zero(register: str) -> Instruction:

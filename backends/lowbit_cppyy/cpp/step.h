@@ -99,13 +99,19 @@ inline int lay_rows(const Product& product, const float* x, std::int64_t count, 
   }
   const Cast cast = static_cast<Cast>(product.cast);
   const std::int64_t block = block_of(cast, K), parts = K / block;
-  float* const scales = static_cast<float*>(room);
+  const StoredRoute& own = *product.stored;
+  float *const rows = static_cast<float*>(room), *const scales = rows + (own.integer ? 0 : count * K);
   std::int8_t* const codes = reinterpret_cast<std::int8_t*>(scales + count * parts);
   for (std::int64_t t = 0; t < count; ++t) {
     const int status = cast_row(cast, FLOAT32, x + t * K, K, codes + t * K, scales + t * parts);
     if (status != OK) return status;
   }
-  lay_stored_bytes(*product.linear, *product.stored, codes, scales, block, count, to);
+  if (own.integer) {
+    lay_stored_bytes(*product.linear, own, codes, scales, block, count, to);
+  } else {
+    widen_bytes(own, K, codes, scales, block, count, rows);
+    lay_stored(*product.linear, own, rows, count, to);
+  }
   return OK;
 }
 

@@ -99,7 +99,7 @@ inline void lay_stored(const Linear& linear, const StoredRoute& own, const float
   }
 }
 
-// `count` rows of K signed bytes, with a scale for every `each` of them.
+// `count` rows of K signed bytes, with a scale for every `each` of them; ordered rows have one scale each.
 inline void lay_stored_bytes(const Linear& linear, const StoredRoute& own, const std::int8_t* x, const float* scales,
                              std::int64_t each, std::int64_t count, float* to) {
   const Route& route = own.route;
@@ -120,7 +120,8 @@ inline void lay_stored_bytes(const Linear& linear, const StoredRoute& own, const
           const std::int64_t at = first + start;
           std::int8_t bytes[stored_unit] = {};
           std::int32_t sum = 0;
-          if (exists) std::memcpy(bytes, x + r * K + at, here);
+          if (exists && !own.ordered) std::memcpy(bytes, x + r * K + at, here);
+          else if (exists) for (std::int64_t k = 0; k < here; ++k) bytes[k] = x[r * K + own.order[at + k]];
           for (std::int64_t k = 0; k < here; ++k) sum += bytes[k];
           const float scale = exists ? scales[r * parts + at / each] : 0.0f;
           float* place = to + r;
@@ -141,6 +142,18 @@ inline void lay_stored_bytes(const Linear& linear, const StoredRoute& own, const
       first += length;
     }
   }
+}
+
+// The same rows as floats, in the order of the matrix: for a route of floats, where the rows of a run have several
+// scales.
+inline void widen_bytes(const StoredRoute& own, std::int64_t K, const std::int8_t* x, const float* scales,
+                        std::int64_t each, std::int64_t count, float* to) {
+  const std::int64_t parts = (K + each - 1) / each;
+  for (std::int64_t r = 0; r < count; ++r)
+    for (std::int64_t k = 0; k < K; ++k) {
+      const std::int64_t from = own.ordered ? own.order[k] : k;
+      to[r * K + k] = scales[r * parts + from / each] * static_cast<float>(x[r * K + from]);
+    }
 }
 
 // **One call.** Results of 16 bits are computed in float32 first.
@@ -188,6 +201,15 @@ inline Status multiply_stored_bytes(const Linear& linear, const StoredRoute& own
                                     const float* scales, std::int64_t each, void* out, std::int64_t type,
                                     std::int64_t T) {
   const std::int64_t K = linear.shape.rows, parts = (K + each - 1) / each;
+  if (!own.integer) {
+    const Scratch room = scratch(T * K * sizeof(float));
+    if (!room) return NO_MEMORY;
+    float* const rows = static_cast<float*>(room.get());
+    widen_bytes(own, K, x, scales, each, T, rows);
+    return stored_in_batches(linear, own, out, type, T, [&](std::int64_t row, std::int64_t count, float* to) {
+      lay_stored(linear, own, rows + row * K, count, to);
+    });
+  }
   return stored_in_batches(linear, own, out, type, T, [&](std::int64_t row, std::int64_t count, float* to) {
     lay_stored_bytes(linear, own, x + row * K, scales + row * parts, each, count, to);
   });

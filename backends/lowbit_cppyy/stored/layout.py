@@ -90,6 +90,14 @@ class StoredLayout:
         """Of the scales and offsets of a group of a panel."""
         return scale_elements(self.structure, self.panel) + offset_elements(self.structure, self.panel)
 
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """The first and the last row of each run of `UNIT` rows of a group, the last of which may be shorter."""
+        first = 0
+        for length in self.lengths:
+            end = first + length
+            yield from ((row, min(row + UNIT, end) - 1) for row in range(first, end, UNIT))
+            first = end
+
     @cached_property
     def group_starts(self) -> I64:
         """Where each group of a panel begins; and, last, where the panel ends."""

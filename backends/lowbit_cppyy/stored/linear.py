@@ -12,7 +12,7 @@ from lowbit.arrays import F32, Activations, Array
 from lowbit.backend import Declaration
 from lowbit.backend.prepared_stored import PreparedStored
 from lowbit.contract.rounding import Arithmetic
-from lowbit.tensor_formats.stored import RESULTS, Stored
+from lowbit.tensor_formats.stored import FORMATS, RESULTS, Stored
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.runtime import processor
@@ -20,14 +20,16 @@ from lowbit_cppyy.runtime.compiler import FIRST_CALLS, TINY, Linear, Pool, Route
 from lowbit_cppyy.runtime.products import Product, Routes, integer_purpose
 from lowbit_cppyy.stored.activations import StoredActivations
 from lowbit_cppyy.stored.casts import KINDS, SCALES, CastCalls, raise_for
-from lowbit_cppyy.stored.formats import GGUF, PARTS
+from lowbit_cppyy.stored.formats import PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.layout import StoredLayout, layout_of
 from lowbit_cppyy.stored.parts import Parts
-from lowbit_cppyy.stored.recipe import default_recipe
+from lowbit_cppyy.stored.recipe import StoredRecipe, default_recipe, separate_recipe
 from lowbit_cppyy.stored.types import TYPES, as_bytes
 
 PANEL = 64
+BLOCKS = tuple({block for name in KINDS if (block := FORMATS[name].block)})
+"""The rows that share a scale in the formats of activations, where it is not all."""
 
 
 def roundings(rows: int, run: int) -> int:
@@ -44,7 +46,12 @@ def roundings(rows: int, run: int) -> int:
 
 def cast_roundings(rows: int, run: int) -> int:
     """The same for activations of 8 bits: the integers of a run of at least 16 rows are exact. Turning their sum into
-    a float rounds once, and so do the scales of activations and of the run, and each addition."""
+    a float rounds once, and so do the scales of activations and of the run, and each addition.
+
+    Where the rows of a run have several scales, activations are floats: a term is rounded once as x, at most ⌈n/8⌉
+    times in its chain and 4 times where eight chains are added. A sum of activations takes ⌈n/8⌉ + 3, and 2 with an
+    offset.
+    """
     n = min(rows, run)
     return 3 + 2 * (-(-n // 16) + 1) + 2 + 2 * -(-rows // n)
 
@@ -59,7 +66,7 @@ DECLARED: Mapping[str, Declaration] = MappingProxyType(
             Declaration({"format": tuple(PARTS), "activations": RESULTS, "result": RESULTS}, OF_FLOATS),
         ),
         "linear.gemm_cast": Declaration(
-            {"format": tuple(GGUF), "activations": tuple(KINDS), "result": RESULTS}, OF_BYTES
+            {"format": tuple(PARTS), "activations": tuple(KINDS), "result": RESULTS}, OF_BYTES
         ),
     }
 )
@@ -74,7 +81,10 @@ class CppyyStored(PreparedStored):
         parts = PARTS[weights.format](weights)
         layout = layout_of(parts, PANEL)
         self._linear = Linear(layout, layout.apply(parts), pool)
+        parts = parts.without_numbers()
         self._handle, self._routes = self._linear.handle, Routes(partial(_route, parts, layout, table))
+        self._separate = Routes(partial(_separate_route, parts, layout, table))
+        self._sharing = {each: share_scales(parts, layout, each) for each in (*BLOCKS, weights.rows)}
         super().__init__("cppyy", weights, layout.nbytes)
 
     def _gemv(self, x: Activations, out: Array) -> None:
@@ -85,17 +95,27 @@ class CppyyStored(PreparedStored):
 
     def _gemm_cast(self, x: Stored, out: Array) -> None:
         codes, scales, each = bytes_of(x)
-        route = self._routes.of(integer_purpose(x.columns)).handle
+        route = self._route_of_bytes(each, x.columns).handle
         arguments = as_bytes(codes), scales, each, as_bytes(out), TYPES[out.dtype], x.columns
         if status := self._multiply_bytes(self._handle, route, *arguments):
             raise_failure(status)
 
     def _cast_and_multiply(self, x: Activations, activations: str, out: Array) -> None:
-        route = self._routes.of(integer_purpose(len(x))).handle
+        route = self._route_of_bytes(self._scaled_together(activations), len(x)).handle
         arguments = as_bytes(x), TYPES[x.dtype], as_bytes(out), TYPES[out.dtype], len(x)
         kinds = KINDS[activations], SCALES.get(activations, 0)
         if status := self._casts().multiply(self._handle, route, *kinds, *arguments):
             raise_for(status, x)
+
+    def _scaled_together(self, activations: str) -> int:
+        """The rows of activations in this format that share a scale."""
+        return FORMATS[activations].block or self.rows
+
+    def _route_of_bytes(self, each: int, tokens: int) -> Route:
+        """The kernel for activations of 8 bits with a scale for every `each` rows: of integers if runs share theirs."""
+        if self._sharing[each]:
+            return self._routes.of(integer_purpose(tokens))
+        return self._separate.of("rows")
 
     def _product(self, x: Activations, out: Array, count: int, purpose: Purpose) -> None:
         arguments = as_bytes(x), TYPES[x.dtype], as_bytes(out), TYPES[out.dtype], count
@@ -108,7 +128,7 @@ class CppyyStored(PreparedStored):
     def product(self, tokens: int, activations: str | None, *, exact: bool = False) -> Product:
         """What a compiled step is given for a number of tokens: as `gemv`, `gemm` and `cast_and_multiply` choose."""
         if activations is not None:
-            route, cast = self._routes.of(integer_purpose(tokens)), KINDS[activations]
+            route, cast = self._route_of_bytes(self._scaled_together(activations), tokens), KINDS[activations]
         else:
             route, cast = self._routes.of("vector" if tokens == 1 else "rows", exact=exact), -1
         return Product(self._handle, route, True, cast, self.nbytes, PANEL)
@@ -116,9 +136,22 @@ class CppyyStored(PreparedStored):
 
 def _route(parts: Parts, layout: StoredLayout, table: InstructionSet, purpose: Purpose, exact: bool) -> Route:
     recipe = default_recipe(parts.structure, table, purpose, PANEL)
-    if exact:
-        recipe = replace(recipe, method="shift")
+    return _with_recipe(replace(recipe, method="shift") if exact else recipe, parts, layout, table)
+
+
+def _separate_route(parts: Parts, layout: StoredLayout, table: InstructionSet, *_: object) -> Route:
+    return _with_recipe(separate_recipe(parts.structure, PANEL), parts, layout, table)
+
+
+def _with_recipe(recipe: StoredRecipe, parts: Parts, layout: StoredLayout, table: InstructionSet) -> Route:
     return Route(StoredKernel(recipe, table), StoredActivations(recipe, layout, parts))
+
+
+def share_scales(parts: Parts, layout: StoredLayout, each: int) -> bool:
+    """Whether the rows of each run share a scale, where every `each` rows of activations have one."""
+    if each >= parts.rows:
+        return True
+    return parts.order is None and all(first // each == last // each for first, last in layout.runs())
 
 
 def bytes_of(x: Stored) -> tuple[Array, F32, int]:

@@ -18,8 +18,10 @@ A `Structure` is the choice among these. It determines a kernel; the numbers in 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+import numpy as np
 
 from lowbit.arrays import F32, I64, U8, Array
 
@@ -100,3 +102,8 @@ class Parts:
     def columns(self) -> int:
         """N."""
         return int(self.codes.shape[1])
+
+    def without_numbers(self) -> "Parts":
+        """What activations are laid out by; codes, scales and offsets are in the stream, and no columns are left."""
+        codes, scales = np.empty((self.rows, 0), np.uint8), self.scales[:, :0].copy()
+        return replace(self, codes=codes, scales=scales, inner=None, offsets=None, offset_scales=None)

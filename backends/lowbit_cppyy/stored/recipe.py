@@ -127,3 +127,11 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
         chains = 2 if wide and not integer and not structure.run else 1  # short runs overlap as they are
         return StoredRecipe(structure, method, registers=panel // table.lanes, chains=chains, panel=panel)
     return StoredRecipe(structure, method, rows=4, registers=4 if table.registers >= 32 else 2, panel=panel)
+
+
+def separate_recipe(structure: Structure, panel: int) -> StoredRecipe:
+    """The recipe for activations of 8 bits where the rows of a run have several scales.
+
+    They are turned into floats. Eight chains round a term no more often than is declared of integers.
+    """
+    return StoredRecipe(structure, "shift", registers=1, chains=8, panel=panel)

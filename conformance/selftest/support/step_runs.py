@@ -45,8 +45,8 @@ WIDE = replace(CONFIG, hidden=256, feed_forward=512, heads=4, kv_heads=1, head_d
 GEMMA = replace(
     CONFIG, layers=3, head_dim=32, window=4, full_every=3, local_rope_base=100.0, activation="gelu", embedding_scale=8.0
 )
-FORMATS = ("q4_k", "q6_k", "q5_0", "q8_0")
-"""Of the matrices of ``mixed``, in turns; so q, k and v, and gate and up, lie in different formats."""
+FORMATS = {"mixed": ("q4_k", "q6_k", "q5_0", "q8_0"), "act-order": ("gptq-v2",)}
+"""Of the matrices of a model, in turns; so q, k and v, and gate and up, may lie in different formats."""
 
 EDGES = {
     "smallest": LlamaConfig(1, 8, 8, 1, 1, 8, 1, 3, 500.0, 1e-3),
@@ -56,7 +56,19 @@ EDGES = {
 }
 """Models of sizes at which something ends: one of each, no multiple of a vector or a panel, a window of one token."""
 
-MODELS = ("llama", "odd", "scaled", "unrotated", "qwen3", "qwen2", "gemma3", "q4_0", "mixed", "sparse", "sparse before")
+MODELS = (
+    "llama",
+    "odd",
+    "scaled",
+    "unrotated",
+    "qwen3",
+    "qwen2",
+    "gemma3",
+    "q4_0",
+    *FORMATS,
+    "sparse",
+    "sparse before",
+)
 DATA = Path(__file__).parents[1] / "lowbit/formats/checkpoint/data"
 DIRECTORIES = sorted(path for path in DATA.iterdir() if (path / "expected.npz").exists())
 """Tiny directories of every kind of model."""
@@ -68,7 +80,8 @@ def model(name: str) -> LlamaWeights:
     """A model by name."""
     if name.startswith("sparse"):
         return sparse("before" if name.endswith("before") else "after")
-    config = {"odd": ODD, "gemma3": GEMMA, "mixed": WIDE, "scaled": SCALED, "unrotated": UNROTATED}.get(name, LLAMA)
+    others = {"odd": ODD, "gemma3": GEMMA, "scaled": SCALED, "unrotated": UNROTATED, **dict.fromkeys(FORMATS, WIDE)}
+    config = others.get(name, LLAMA)
     kind = GGMLQuantizationType.Q4_0 if name == "q4_0" else GGMLQuantizationType.Q4_1
     architecture = name if name in ("qwen2", "qwen3", "gemma3") else "llama"
     lengths = {f"{architecture}.attention.{what}_length": config.head_dim for what in ("key", "value")}
@@ -76,13 +89,14 @@ def model(name: str) -> LlamaWeights:
         made = published(3, config, kind, architecture=architecture)
         file = write(Path(folder) / "m.gguf", made, metadata=lengths)
         weights = replace(read_llama(open_gguf(file)), config=config)  # a file cannot say everything
-    if name != "mixed":
+    if name not in FORMATS:
         return weights
     turn = iter(range(100))
 
     def stored(_: str, matrix: Matrix) -> Matrix:
         rows, columns = shape_of(matrix)
-        return some_stored(FORMATS[next(turn) % len(FORMATS)], rows, columns)
+        whole = columns % 32 == 0  # the head is not, and GPTQ packs 32 columns of zeros
+        return some_stored(FORMATS[name][next(turn) % len(FORMATS[name])] if whole else "q8_0", rows, columns)
 
     changed = weights.changed(stored)
     gains = ("attention_norm", "feed_forward_norm")  # small, because the matrices are not

@@ -14,11 +14,14 @@ from lowbit.arrays import F32, Array
 from lowbit.kernels import interpreter
 from lowbit.tensor_formats.stored import FORMATS, Stored, quantize
 from lowbit_conformance.suite.format_inputs import FormatCase, drawn
-from lowbit_cppyy.stored.formats import GGUF, PARTS
+from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.recipe import Purpose
+from lowbit_cppyy.stored.formats import PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.layout import StoredLayout, layout_of
+from lowbit_cppyy.stored.linear import PANEL, bytes_of, share_scales
 from lowbit_cppyy.stored.parts import UNIT, Parts
-from lowbit_cppyy.stored.recipe import StoredRecipe
+from lowbit_cppyy.stored.recipe import StoredRecipe, default_recipe, separate_recipe
 
 OPTIONS = {"bits": 4, "group_size": 64}
 CASTS = ("q8_0", "q8_k", "int8-token")
@@ -42,8 +45,16 @@ def some_cast(rows: int, columns: int, name: str = "q8_0") -> Stored:
     return quantize(some_activations(rows, columns), name)
 
 
-CASES = [*PARTS, *(f"{name} cast" for name in GGUF)]
-"""Every format with float activations, and where it is declared with activations of 8 bits."""
+CASES = [*PARTS, *(f"{name} cast" for name in PARTS)]
+"""Every format with float activations, and with activations of 8 bits."""
+
+
+def kernel_for(parts: Parts, table: InstructionSet, purpose: Purpose, x: Array | Stored) -> StoredKernel:
+    """The kernel that multiplies these activations, by the rows that share a scale."""
+    recipe = default_recipe(parts.structure, table, purpose, PANEL)
+    if isinstance(x, Stored) and not share_scales(parts, layout_of(parts, PANEL), bytes_of(x)[2]):
+        recipe = separate_recipe(parts.structure, PANEL)
+    return StoredKernel(recipe, table)
 
 
 # **What kernels answer**, by the interpreter alone.

@@ -9,7 +9,7 @@ import pytest
 import sanitized_programs
 from kernel_runs import HERE
 from sampling import thinned
-from stored_runs import CASES, some_activations, some_cast, some_stored
+from stored_runs import CASES, kernel_for, some_activations, some_cast, some_stored
 
 from lowbit.arrays import Array
 from lowbit.numbers.floats import FLOATS
@@ -25,7 +25,6 @@ from lowbit_cppyy.stored.formats import PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.layout import layout_of
 from lowbit_cppyy.stored.linear import PANEL, bytes_of
-from lowbit_cppyy.stored.recipe import default_recipe
 from lowbit_cppyy.stored.types import TYPES
 
 COMPILER = shutil.which("g++")
@@ -82,20 +81,20 @@ PURPOSES: tuple[tuple[Purpose, int], ...] = (("vector", 1), ("rows", 5))
 Made = tuple[Stored, Purpose, Array | Stored, StoredKernel]
 
 
-def made(case: str, turn: int, table: InstructionSet) -> Made:
+def made(case: str, turn: int, table: InstructionSet, activations: str = "q8_0") -> Made:
     """A matrix, activations in each of the types in turn, and the kernel for them."""
     name, cast = case.split()[0], case.endswith("cast")
     weights, (purpose, count) = some_stored(name, ROWS, COLUMNS), PURPOSES[turn % 2]
     chosen: Purpose = ("integer vector", "integer rows")[turn % 2] if cast else purpose
-    x = some_cast(count, ROWS) if cast else some_activations(count, ROWS, RESULTS[turn % 3])
-    recipe = default_recipe(PARTS[name](weights).structure, table, chosen, PANEL)
-    return weights, chosen, x, StoredKernel(recipe, table)
+    x = some_cast(count, ROWS, activations) if cast else some_activations(count, ROWS, RESULTS[turn % 3])
+    return weights, chosen, x, kernel_for(PARTS[name](weights), table, chosen, x)
 
 
 def every_case(table: InstructionSet) -> list[Made]:
     """Every format; one row and several take turns, so that no kernel is compiled twice. Integers with casts too."""
     given = [made(case, turn, table) for turn, case in enumerate(CASES)]
-    return given + [with_floats(*each) for each in given if isinstance(each[2], Stored)]
+    given += [with_floats(*each) for each in given if isinstance(each[2], Stored)]
+    return given + [made("gptq-v2 cast", turn, table, "int8-token") for turn in (0, 1)]  # integers in another order
 
 
 def with_floats(weights: Stored, purpose: Purpose, x: Array | Stored, kernel: StoredKernel) -> Made:
@@ -110,7 +109,7 @@ def result_of(x: Array | Stored) -> Result:
 
 def written(number: int, given: Made, short: int = 0) -> bytes:
     """A case as the driver reads it; the stream may be cut short by some elements."""
-    weights, _, x, kernel = given
+    weights, purpose, x, kernel = given
     parts = PARTS[weights.format](weights)
     layout = layout_of(parts, PANEL)
     stream = StoredActivations(kernel.recipe, layout, parts)
@@ -120,7 +119,7 @@ def written(number: int, given: Made, short: int = 0) -> bytes:
         rows, (values, scales, each) = x.columns, bytes_of(x)
     else:
         rows, values, x_type = len(x), x, TYPES[x.dtype]
-        each = -1 - KINDS[cast_for(weights.table)] if kernel.recipe.integer else 0
+        each = -1 - KINDS[cast_for(weights.table)] if purpose.startswith("integer") else 0
     size = rows * weights.columns * (4 if out_type == 0 else 2)
     head = np.array([number, rows, x_type, size, out_type, each, len(layout.firsts) - 1], np.int64)
     firsts = np.array(layout.firsts, np.int64)
