@@ -197,15 +197,8 @@ class _Writer:
 
     def value(self, code: int, j: int) -> Iterator[Step]:
         """The value of a code as a float."""
-        if self.recipe.method == "bytes":
-            if code % 4 == 0:
-                yield from self.looked_up(code // 4, j, f"v_{j}")
-            shift = 24 - 8 * (code % 4)
-            moved = f"a_{j}" if shift else f"v_{j}"
-            if shift:
-                yield Instruction("slli", moved, (f"v_{j}", shift))
-            yield Instruction("srai", f"a_{j}", (moved, 24))
-            yield Instruction("cvt_signed_float", f"l_{j}", (f"a_{j}",))
+        if self.recipe.method in ("bytes", "high"):
+            yield from self.signed_byte(code, j)
             return
         if self.recipe.joined:
             yield from self.byte(code, j)
@@ -227,6 +220,23 @@ class _Writer:
         if place < 24 or power:
             yield Instruction("and", f"a_{j}", (register, mask(0xFF << power)))
         yield Instruction("cvt_int_float", f"l_{j}", (f"a_{j}",))
+
+    def signed_byte(self, code: int, j: int) -> Iterator[Step]:
+        """A value of a table: four are looked up at once, and one of these is converted.
+
+        Shifts and conversions take turns at the same ports of recent processors, masks do not.
+        """
+        if code % 4 == 0:
+            yield from self.looked_up(code // 4, j, f"v_{j}")
+        shift = 24 - 8 * (code % 4)
+        moved = f"a_{j}" if shift else f"v_{j}"
+        if shift:
+            yield Instruction("slli", moved, (f"v_{j}", shift))
+        if self.recipe.method == "bytes":
+            yield Instruction("srai", f"a_{j}", (moved, 24))
+        elif shift < 24:
+            yield Instruction("and", f"a_{j}", (moved, mask(0xFF << 24)))
+        yield Instruction("cvt_signed_float", f"l_{j}", (f"a_{j}",))
 
     def looked_up(self, quarter: int, j: int, to: str) -> Iterator[Step]:
         """Four values as bytes."""

@@ -24,7 +24,7 @@ from lowbit_cppyy.stored.formats import PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.layout import StoredLayout, layout_of
 from lowbit_cppyy.stored.parts import Parts
-from lowbit_cppyy.stored.recipe import StoredRecipe, default_recipe, separate_recipe
+from lowbit_cppyy.stored.recipe import UNFOLDED, StoredRecipe, default_recipe, separate_recipe
 from lowbit_cppyy.stored.types import TYPES, as_bytes
 
 PANEL = 64
@@ -136,7 +136,9 @@ class CppyyStored(PreparedStored):
 
 def _route(parts: Parts, layout: StoredLayout, table: InstructionSet, purpose: Purpose, exact: bool) -> Route:
     recipe = default_recipe(parts.structure, table, purpose, PANEL)
-    return _with_recipe(replace(recipe, method="shift") if exact else recipe, parts, layout, table)
+    if exact:
+        recipe = replace(recipe, method=UNFOLDED.get(recipe.method, recipe.method))
+    return _with_recipe(recipe, parts, layout, table)
 
 
 def _separate_route(parts: Parts, layout: StoredLayout, table: InstructionSet, *_: object) -> Route:

@@ -8,11 +8,15 @@ method      what it does                                                     for
             two, and its activation too small by it
 `table`     the value is looked up in a register of sixteen floats           4 bits, registers of sixteen lanes
 `bytes`     four values are looked up as bytes, and each is converted        tables of integers, or of halves
+`high`      the same, each in the highest byte of its lane: too large by     the same
+            2^24, and its activation too small by it
 `dot4`      integers: four codes by four activations in one step             activations of 8 bits
 =========== ================================================================ ==========================================
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -24,7 +28,9 @@ from lowbit_cppyy.layout.interleaving import PLANES
 from lowbit_cppyy.recipe import Purpose, Tile
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
-Method = Literal["shift", "fold", "table", "bytes", "dot4"]
+Method = Literal["shift", "fold", "table", "bytes", "high", "dot4"]
+UNFOLDED: Mapping[Method, Method] = MappingProxyType({"fold": "shift", "high": "bytes"})
+"""For methods with powers of two in the activations, the method that gives the same bits without them."""
 
 HEAD = 16
 """Elements in front of the activations: a table of sixteen floats, or of sixteen bytes four times."""
@@ -58,6 +64,8 @@ class StoredRecipe(Tile):
 
     def power(self, code: int) -> int:
         """The power of two by which a code of a unit is too large when it is multiplied."""
+        if self.method == "high":
+            return 24
         if not self.joined:
             return folded(self, code)
         return 8 * (code % 4) if self.method == "fold" and code % 4 < 3 else 0
@@ -122,11 +130,22 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
     wide, integer = table.lanes == 16, purpose.startswith("integer")
     method: Method = "dot4" if integer else "fold"
     if structure.values == "table" and not integer:
-        method = "table" if wide else "bytes"
+        method = "table" if wide else "high"
     if purpose.endswith("vector"):
         chains = 2 if wide and not integer and not structure.run else 1  # short runs overlap as they are
-        return StoredRecipe(structure, method, registers=panel // table.lanes, chains=chains, panel=panel)
+        registers, ahead = panel // table.lanes, prefetch_distance(structure, table, integer)
+        return StoredRecipe(structure, method, registers=registers, chains=chains, panel=panel, ahead=ahead)
     return StoredRecipe(structure, method, rows=4, registers=4 if table.registers >= 32 else 2, panel=panel)
+
+
+def prefetch_distance(structure: Structure, table: InstructionSet, integer: bool) -> int:
+    """Elements between a prefetch and what is read meanwhile, for one row of x; the chapter `kernels` has the times.
+
+    Whole bytes that one instruction multiplies are so little work that loads run far ahead by themselves.
+    """
+    if table.lanes == 16 and integer:
+        return 0 if structure.bits == 8 and table.byte_dots else 2048
+    return 3072 if table.lanes == 16 else 2048
 
 
 def separate_recipe(structure: Structure, panel: int) -> StoredRecipe:

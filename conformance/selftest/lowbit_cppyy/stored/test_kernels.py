@@ -22,7 +22,7 @@ from lowbit_cppyy.stored.formats import GGUF, PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.linear import PANEL, bytes_of
 from lowbit_cppyy.stored.parts import Parts
-from lowbit_cppyy.stored.recipe import default_recipe
+from lowbit_cppyy.stored.recipe import Method, default_recipe
 
 
 def rows_of(x: Array | Stored, kernel: StoredKernel, parts: Parts) -> list[tuple[Array, Array]]:
@@ -108,11 +108,11 @@ def test_scales_of_activations_may_span_any_rows(name: str) -> None:
 # **Types.** A matrix with a single 1 gives each activation back.
 
 
-def one_of_each() -> Stored:
-    blocks = np.zeros((1, 34), np.uint8)
-    blocks[0, :2] = np.array([1], np.float16).view(np.uint8)
-    blocks[0, 2] = 1
-    return stored("q8_0", 32, 1, {"blocks": blocks})
+def one_of_each(format: str = "q8_0") -> Stored:
+    scale, code = {"q8_0": ([0, 60], 1), "gguf-mxfp4": ([127], 2)}[format]  # 1 in float16, and in E8M0
+    blocks = np.zeros_like(quantize(np.zeros((1, 32), np.float32), format).tensors[0])
+    blocks[0, : len(scale)], blocks[0, len(scale)] = scale, code
+    return stored(format, 32, 1, {"blocks": blocks})
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
@@ -149,13 +149,16 @@ def test_results_are_rounded_once_to_nearest(name: Result) -> None:
 # **What is not declared, and what is too small.**
 
 
-def test_activations_too_small_for_powers_of_two_are_not_rounded() -> None:
-    """Subnormal ones are multiplied as they are, by a kernel that shifts."""
-    with CppyyBackend(threads=1) as backend:
-        prepared = backend.prepare_stored(one_of_each())
+@pytest.mark.parametrize("format", ["q8_0", "gguf-mxfp4"])
+@pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
+def test_activations_too_small_for_powers_of_two_are_not_rounded(table: InstructionSet, format: str) -> None:
+    """Subnormal ones are multiplied as they are, by a kernel that shifts; one row and several."""
+    with CppyyBackend(isa=table.name, threads=1) as backend:
+        prepared = backend.prepare_stored(one_of_each(format))
         x = np.zeros((1, 32), np.float32)
         x[0, 0] = 3 * 2.0**-149
         assert prepared.gemm(x)[0, 0] == x[0, 0]
+        assert prepared.gemv(x[0])[0] == x[0, 0]
 
 
 def test_other_formats_are_refused_by_name() -> None:
@@ -179,10 +182,11 @@ def test_what_was_prepared_keeps_its_own_copy() -> None:
 
 
 def test_every_structure_has_a_kernel_of_each_method() -> None:
-    """The slower methods are kernels too: `shift` for `fold`, `bytes` on wide registers."""
+    """The slower methods are kernels too: `shift` for `fold`, `high` and `bytes` on wide registers."""
     table = HERE[0]
     for name in GGUF:
         structure = GGUF[name].structure
         recipe = default_recipe(structure, table, "vector", PANEL)
-        other = replace(recipe, method="bytes" if structure.values == "table" else "shift")
-        assert StoredKernel(other, table).program.lanes == table.lanes
+        methods: tuple[Method, ...] = ("high", "bytes") if structure.values == "table" else ("shift",)
+        for method in methods:
+            assert StoredKernel(replace(recipe, method=method), table).program.lanes == table.lanes
