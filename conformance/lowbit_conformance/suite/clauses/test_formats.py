@@ -409,6 +409,22 @@ def assert_cast_bounded(
     record_property("share", share_used(backend, case, x, weights))
 
 
+def odd_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    """Three blocks of weights or of activations in a row, for loops that take two blocks at a time."""
+    for table in FORMATS.values():
+        options = options_of(table, 0)
+        for name in CAST:
+            rows, columns = fitted(table, 3 * max(table.block or 32, FORMATS[name].block or 32), 24, options)
+            if rows % (FORMATS[name].block or 1) == 0:
+                yield FormatCase(clause, "edge", "three-blocks", table.name, rows, columns, 3, name, options=options)
+
+
+@checks("linear.gemm_cast/C2", odd_casts)
+def test_cast_products_of_three_blocks(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """An odd number of blocks stays within the bound as any other does."""
+    assert_cast_bounded(backend, case, record_property, cast_of(case, powers=False))
+
+
 def unit_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
     """One small matrix of each format, and unit vectors with a scale for each and with scales of blocks."""
     ships = {each.parameters["format"]: each.parameters["activations"] for each in CASTS}
