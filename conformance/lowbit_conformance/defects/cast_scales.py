@@ -310,7 +310,17 @@ def clamped(least: float, most: float, numbers: F64) -> F64:
 
 
 FIT: tuple[Callable[[F64], F64], ...] = (saturated, partial(clamped, -127, 127), wrapped)
+
+
+def _half_added(numbers: F64) -> F64:
+    found: F64 = np.trunc(numbers + 0.5)
+    return found
+
+
 CODES: tuple[tuple[str, str, Callable[[F64], F64]], ...] = (
+    ("truncates", "rounded towards zero", np.trunc),
+    ("rounds-down", "rounded down", np.floor),
+    ("half-added-to-all", "rounded towards zero after a half was added, to negative ones as well", _half_added),
     ("rounds-up", "rounded up, as by a half that is added before they are rounded", np.ceil),
     ("rounded-away", "rounded away from zero", lambda a: np.copysign(np.ceil(np.abs(a)), a)),
     ("codes-one-higher", "one too high", lambda a: np.rint(a) + 1),

@@ -29,6 +29,7 @@ from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.families import relatives
 from lowbit_conformance.defects.narrow import FORMATS
 from lowbit_conformance.defects.residual_family import of_residuals
+from lowbit_conformance.defects.running import of_running
 from lowbit_conformance.defects.stage_table import of_stages
 from lowbit_conformance.defects.stored_factors import of_factors
 from lowbit_conformance.defects.stored_family import of_matrices, of_scales
@@ -38,9 +39,14 @@ from lowbit_conformance.defects.tolerances import UNDERFLOW, UNIT, limits_of
 from lowbit_conformance.defects.unwritten import of_clamped, of_unwritten
 
 MOST_NAMED = 2
+NOTHING = "result-taken-as-0"
+NARROWED = "stored-weights-in-"
+"""Of the names of defects whose weights may be 0 where right ones are not."""
 LEAST_SPOILT = 3  # failures, from which a defect is named that is wrong where the backend was right
 MANY = 256
 """Wrong elements, on which what several defects give is the same: they are one mistake."""
+MANY_FLOATS = 8
+"""The same of elements that were computed with roundings, each of which says more than a code."""
 SLACK = 4.0  # of the bound of an honest float32 sum; a defect's own sums have other terms
 STORED = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
 CLOSE = 0.25  # of the size of results: beyond that narrow numbers are not what is wrong with them
@@ -50,6 +56,8 @@ MOST_READ = 1 << 18  # the same of a stored matrix, of which few changes are tri
 LARGER = 2.0**-16  # of a result
 UNITS: Mapping[str | None, float] = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 ROUNDING = 1e-3  # of the distance from what is right: further away on the lattice others are tried, too
+ALIKE = 16.0
+"""Times smaller than the largest error of a result may errors be that say as much as this one."""
 MUCH = 0.25  # of that distance: so much nearer must be what is tried then
 NEARER = 16.0  # times, than what is right, must a result lie to what a defect gives
 
@@ -116,6 +124,20 @@ class Seen:
     def meant_finite(self) -> bool:
         """Whether there is neither NaN nor infinity in what is right."""
         return all_finite(self.right)
+
+    @property
+    def telling(self) -> int:
+        """How many elements say which mistake was made: those visibly wrong, and those wrong by nearly as much.
+
+        A bound may hide most of a vector whose errors are all alike.
+        """
+        arrays = isinstance(self.given, np.ndarray) and isinstance(self.right, np.ndarray)
+        if not self.wrong or not arrays or self.given.shape != self.right.shape or not floating(self.given):
+            return self.wrong
+        with np.errstate(all="ignore"):
+            errors = np.abs(self.given.astype(np.float64) - self.right.astype(np.float64))
+        errors = errors[np.isfinite(errors)]
+        return max(self.wrong, int((errors > errors.max(initial=0.0) / ALIKE).sum()))
 
     @property
     def unit(self) -> float:
@@ -220,6 +242,7 @@ def known_defects(
         (partial(of_casts_to_formats, failures), np.inf),
         (partial(of_scales_of_casts, bad), np.inf),
         (places.of_results, np.inf),
+        (partial(of_running, bad), MOST_SEARCHED),
         (partial(of_scales if least > MOST_SEARCHED else of_matrices, failures), MOST_READ),
         (partial(of_caches, failures), MOST_SEARCHED),
         (partial(of_residuals, failures), MOST_SEARCHED),
@@ -237,9 +260,12 @@ def known_defects(
     if not found and (narrow := _computed_in(failures, passes)):
         return (narrow,)
     found = plainest(found)
-    if found and least <= MOST_READ:
-        found |= {each.name: each for each in _vanishing(operation, failures, passes)}
-    many = len(failures) >= LEAST_SPOILT or sum(each.wrong for each in failures) >= MANY
+    if found and least <= MOST_READ and (vanishing := _vanishing(operation, failures, passes)):
+        nothing = {name: each for name, each in found.items() if name == NOTHING}
+        found = nothing | {each.name: each for each in vanishing}
+    floats = all(isinstance(each.given, np.ndarray) and floating(each.given) for each in failures)
+    enough = MANY_FLOATS if floats else MANY
+    many = len(failures) >= LEAST_SPOILT or sum(each.telling for each in failures) >= enough
     if len(found) > most and many:  # they cannot be told apart: one mistake by several names
         return tuple(found.values())[:1]
     return tuple(found.values()) if len(found) <= most else ()
@@ -252,14 +278,17 @@ def plainest(found: dict[str, Defect]) -> dict[str, Defect]:
 
 
 def _vanishing(operation: str, failures: list[Seen], passes: list[Seen]) -> list[Defect]:
-    """Where all results are 0: the one mistake whose numbers are too small for their type, if there is one."""
+    """Where all results are 0: the mistake whose numbers are too small for their type, if there is one."""
     if operation not in STORED or any(not isinstance(each.given, np.ndarray) or each.given.any() for each in failures):
         return []
     named: dict[str, Defect] = {}
     for defect in of_matrices(failures, operation):
-        if all(each.underflows(defect) and each.explained(defect) for each in failures):
+        vanishes = defect.name.startswith(NARROWED) or all(each.underflows(defect) for each in failures)
+        if vanishes and all(each.explained(defect) for each in failures):
             named.setdefault(defect.name, defect)
-    return _fitting(list(named.values()), passes) if len(named) == 1 else []
+    fitting = _fitting(list(named.values()), passes)
+    narrowed = [each for each in fitting if each.name.startswith(NARROWED)]
+    return narrowed[:1] or (fitting if len(fitting) == 1 else [])  # the widest type goes first
 
 
 def located(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[Defect, ...]:
@@ -271,12 +300,23 @@ def located(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[D
     return next(((each,) for each in last if _fitting(_explaining([each], failures), passes)), ())
 
 
+def unwritten(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[Defect, ...]:
+    """The places that all wrong elements have in common, if a loop may leave these out."""
+    bad = [*failures, *(each for each in passes if each.wrong)]
+    found = of_unwritten(bad, operation) if failures else ()
+    return next(((each,) for each in found if _fitting(_explaining([each], failures), passes)), ())
+
+
 def _nearest(defects: list[Defect], failures: list[Seen]) -> tuple[dict[str, Defect], float]:
     """Those that come nearest to the results, by name, and how far from them they are where that is furthest."""
     away = [max(each.away(one) for each in failures) for one in defects]
     least = min(away, default=np.inf)
     room = ROUNDING if least > 0 else 0.0
-    return {one.name: one for one, far in zip(defects, away, strict=True) if far <= least + room}, least
+    found: dict[str, Defect] = {}
+    for one, far in zip(defects, away, strict=True):
+        if far <= least + room:
+            found.setdefault(one.name, one)  # of several ways to make one mistake the first says it most simply
+    return found, least
 
 
 def _computed_in(failures: list[Seen], passes: list[Seen]) -> Defect | None:

@@ -87,6 +87,14 @@ ORDERS: tuple[tuple[str, str, Order], ...] = (
         for w in WIDTHS[1:]
     ),
     *((f"modulo-{w}", f"from place i mod {w} for place i", lambda at, n, w=w: at % w) for w in WIDTHS),
+    *(
+        (
+            f"past-whole-{w}-from-the-first",
+            f"past the last whole {w} from the first place there",
+            lambda at, n, w=w: np.minimum(at, n // w * w),
+        )
+        for w in WIDTHS
+    ),
 )
 
 Kept = Callable[[Array, int], Array]

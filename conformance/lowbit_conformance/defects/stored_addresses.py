@@ -14,38 +14,45 @@ import numpy as np
 from lowbit.arrays import Array
 from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.tensor_formats.table import Terms
-from lowbit_conformance.defects.stored_codes import reread
+from lowbit_conformance.defects.stored_codes import reread, run_of
 
 Numbers = Callable[[Stored], Terms]
-Size = Callable[[int, int, int, int], int]
-"""Of the rows and columns of the array, and of K and N."""
+Size = Callable[[int, int, int, int, int], int]
+"""Of the rows and columns of the array, and of K, N and the number of groups."""
 
 STEPS: dict[str, Size] = {
-    "0": lambda i, j, k, n: 0,
-    "1": lambda i, j, k, n: 1,
-    "2": lambda i, j, k, n: 2,
-    "J": lambda i, j, k, n: j,
-    "J + 1": lambda i, j, k, n: j + 1,
-    "J - 1": lambda i, j, k, n: j - 1,
-    "2 J": lambda i, j, k, n: 2 * j,
-    "4 J": lambda i, j, k, n: 4 * j,
-    "8 J": lambda i, j, k, n: 8 * j,
-    "J / 2": lambda i, j, k, n: j // 2,
-    "J / 4": lambda i, j, k, n: j // 4,
-    "J / 8": lambda i, j, k, n: j // 8,
-    "I": lambda i, j, k, n: i,
-    "K": lambda i, j, k, n: k,
-    "N": lambda i, j, k, n: n,
-    "K / 8": lambda i, j, k, n: k // 8,
-    "N / 8": lambda i, j, k, n: n // 8,
+    "0": lambda i, j, k, n, g: 0,
+    "1": lambda i, j, k, n, g: 1,
+    "2": lambda i, j, k, n, g: 2,
+    "J": lambda i, j, k, n, g: j,
+    "J + 1": lambda i, j, k, n, g: j + 1,
+    "J - 1": lambda i, j, k, n, g: j - 1,
+    "2 J": lambda i, j, k, n, g: 2 * j,
+    "4 J": lambda i, j, k, n, g: 4 * j,
+    "8 J": lambda i, j, k, n, g: 8 * j,
+    "J / 2": lambda i, j, k, n, g: j // 2,
+    "J / 4": lambda i, j, k, n, g: j // 4,
+    "J / 8": lambda i, j, k, n, g: j // 8,
+    "I": lambda i, j, k, n, g: i,
+    "K": lambda i, j, k, n, g: k,
+    "N": lambda i, j, k, n, g: n,
+    "G": lambda i, j, k, n, g: g,
+    "K / 8": lambda i, j, k, n, g: k // 8,
+    "N / 8": lambda i, j, k, n, g: n // 8,
 }
 OF_ROWS = tuple(STEPS)
 OF_COLUMNS = ("1", "0", "2", "I", "J", "J + 1", "K", "N")
 SHIFTS = (1, -1)
 
 
-def read_at(row: str, column: str, shift: int, array: Array, k: int, n: int) -> Array:
+def read_at(row: str, column: str, shift: int, array: Array, sizes: tuple[int, int, int]) -> Array:
     """The array with its rows and columns read at other addresses; past the end, from the beginning.
+
+    Args:
+        row, column: the names of the steps.
+        shift: what is added to each address.
+        array: of rows and columns.
+        sizes: K, N and the number of groups of the matrix.
 
     Raises:
         ValueError: it has no rows and columns.
@@ -53,8 +60,13 @@ def read_at(row: str, column: str, shift: int, array: Array, k: int, n: int) -> 
     if array.ndim < 2:
         raise ValueError("no matrix")
     i, j = array.shape[:2]
-    at = np.arange(i)[:, np.newaxis] * STEPS[row](i, j, k, n) + np.arange(j) * STEPS[column](i, j, k, n) + shift
+    at = np.arange(i)[:, np.newaxis] * STEPS[row](i, j, *sizes) + np.arange(j) * STEPS[column](i, j, *sizes) + shift
     return np.asarray(array.reshape(i * j, *array.shape[2:])[at % (i * j)])
+
+
+def sizes_of(weights: Stored) -> tuple[int, int, int]:
+    """K, N and the number of groups, of which each but the last is whole."""
+    return weights.rows, weights.columns, -(-weights.rows // run_of(weights))
 
 
 def with_array(name: str, row: str, column: str, shift: int, weights: Stored) -> Terms:
@@ -67,8 +79,8 @@ def with_array(name: str, row: str, column: str, shift: int, weights: Stored) ->
     if name and name not in fields:
         raise ValueError(f"no {name}")
     own = {each: np.ascontiguousarray(fields[each]) for each in ([name] if name else fields)}
-    sizes = weights.rows, weights.columns
-    return reread(weights, {each: read_at(row, column, shift, array, *sizes) for each, array in own.items()})
+    sizes = sizes_of(weights)
+    return reread(weights, {each: read_at(row, column, shift, array, sizes) for each, array in own.items()})
 
 
 def ways() -> Iterator[tuple[str, str, int]]:

@@ -16,7 +16,7 @@ from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Terms
 from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.stored import PRODUCTS, dequantized
-from lowbit_conformance.defects.stored_addresses import read_at, ways, written
+from lowbit_conformance.defects.stored_addresses import read_at, sizes_of, ways, written
 from lowbit_conformance.defects.stored_bits import of_blocks
 from lowbit_conformance.defects.stored_carried import of_carried
 from lowbit_conformance.defects.stored_codes import like, numbers_of
@@ -46,7 +46,7 @@ def at_address(row: str, column: str, shift: int, x: Array, weights: Stored, res
         ValueError: x is one vector.
     """
     with np.errstate(all="ignore"):
-        read = read_at(row, column, shift, x, weights.rows, weights.columns)
+        read = read_at(row, column, shift, x, sizes_of(weights))
         return np.asarray(read.astype(np.float64) @ weights.values)
 
 

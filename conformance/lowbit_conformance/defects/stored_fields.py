@@ -126,6 +126,20 @@ def bits_apart(stride: int, row: Field, array: Array, weights: Stored) -> Array:
     return joined(read & np.uint64(2**bits - 1), array, bits)
 
 
+def at_place_of_line(row: Field, array: Array, weights: Stored) -> Array:
+    """Of the codes in each integer, the one at the place of the line, whichever is asked for.
+
+    Raises:
+        ValueError: there are no lines of integers.
+    """
+    if array.ndim != 2:
+        raise ValueError("there are no lines of integers")
+    codes = split(array, bits_of(weights))
+    count = codes.shape[-1]
+    lines = np.arange(len(array))[:, np.newaxis, np.newaxis] % count
+    return joined(np.broadcast_to(np.take_along_axis(codes, lines, axis=2), codes.shape), array, bits_of(weights))
+
+
 def other_sign(array: Array) -> Array:
     """Signed integers as unsigned ones, and the other way round."""
     return array.view(("i" if array.dtype.kind == "u" else "u") + str(array.dtype.itemsize))
@@ -163,6 +177,8 @@ def of_bits(row: Field) -> Iterator[tuple[str, str, Callable[[Field, Array, Stor
         for bit in range(8):
             yield "loses-a-bit", f"without bit {bit} of each code", partial(codes_masked, 255 ^ 1 << bit)
             yield "loses-high-bits", f"with the lowest {bit} bits of each code only", partial(codes_masked, 2**bit - 1)
+        words = "from the place in its integer that the number of the line, the first axis, gives"
+        yield "at-the-place-of-the-line", words, at_place_of_line
         for stride in range(1, 9):
             yield "bits-apart", f"as codes {stride} bits apart", partial(bits_apart, stride)
     if row.shape == (12,):

@@ -276,6 +276,13 @@ def subnormal_lost(row: Field, array: Array, weights: Stored) -> Array:
     return np.where(np.abs(array.astype(np.float64)) < normal, np.zeros((), array.dtype), array)
 
 
+HIGH_BITS = {
+    0: "bytes 0 to 3, which belong to the last four scales",
+    4: "bytes 4 to 7, which belong to the last four minima",
+    8: "bytes 8 to 11, which belong to minima",
+}
+
+
 def high_bits(source: int | None, target: int, row: Field, array: Array, weights: Stored) -> Array:
     """The two highest bits of four packed bytes are lost, or those of four others."""
     if array.shape[-1:] != (12,) or array.dtype != np.uint8:
@@ -337,12 +344,23 @@ def of_fields() -> Named:
     for target in (0, 4, 8):
         for source in (None, *({0, 4, 8} - {target})):
             change = partial(with_fields, partial(high_bits, source, target), ("scale",))
-            yield "stored-high-bits-of-scales", "High bits of packed scales or minima are lost, or others'.", change
+            end = "are lost" if source is None else f"are those of {HIGH_BITS[source]}"
+            yield (
+                "stored-high-bits-of-scales",
+                f"Of packed scales and minima, the high bits of {HIGH_BITS[target]} {end}.",
+                change,
+            )
     for first_one in (0, 1):
         for exchange in (False, True):
             change = partial(fields_exchanged, first_one, exchange)
             name = "scales-and-minima-exchanged" if exchange else "one-scale-for-both"
-            yield f"stored-{name}", "The scale of scales and that of minima are exchanged, or the same.", change
+            used, lost = ("minima", "scales")[first_one], ("scales", "minima")[first_one]
+            cause = f"The scale of {used} is used for {lost}, too."
+            yield (
+                f"stored-{name}",
+                "The scale of scales and that of minima are exchanged." if exchange else cause,
+                change,
+            )
 
 
 def fields_exchanged(taken: int, exchange: bool, weights: Stored) -> Terms:
@@ -365,7 +383,11 @@ def without(kept: Kept, x: F64, weights: Stored) -> F64:
 
 
 def kept_rows(kind: str, count: int, place: int, rows: Rows, weights: Stored) -> Array:
-    """The rows that a sum takes in."""
+    """The rows that a sum takes in.
+
+    Raises:
+        ValueError: there are none.
+    """
     kept: Mapping[str, Array] = {
         "one-in": rows % count != place,
         "last": rows < max(weights.rows - count, 1),
@@ -373,6 +395,8 @@ def kept_rows(kind: str, count: int, place: int, rows: Rows, weights: Stored) ->
         "all-but-last": rows // count == (weights.rows - 1) // count,
         "all-but-first": rows < count,
     }
+    if not kept[kind].any():
+        raise ValueError("no row is left")
     return kept[kind]
 
 
@@ -428,7 +452,7 @@ def of_activations() -> Named:
     kinds += [
         (
             "stored-scale-of-the-first",
-            "All blocks have the scale of the first.",
+            "All blocks, or all vectors where each has one scale, have that of the first.",
             partial(with_fields, first, ("scale",)),
         ),
         (

@@ -152,6 +152,17 @@ def by_place(where: Where, along: int, width: int, weights: Stored) -> Terms:
     return where(parts, lambda array: np.asarray(np.broadcast_to(array, parts.units.shape)[rows, columns]))
 
 
+def of_column_place(where: Where, width: int, weights: Stored) -> Terms:
+    """Of groups that share an integer, the one at the place of the column counts."""
+    of_group, groups, columns = row_of_group(weights), group_of_row(weights), np.arange(weights.columns)
+    taken = groups[:, np.newaxis] // width * width + columns % width
+    rows = of_group[np.minimum(taken, len(of_group) - 1)]
+    return where(
+        parts_of(weights),
+        lambda array: np.take_along_axis(np.broadcast_to(array, (weights.rows, weights.columns)), rows, axis=0),
+    )
+
+
 def of_groups() -> Named:
     for what, ways in PLACED.items():
         said = what.replace("-", " ")
@@ -160,6 +171,9 @@ def of_groups() -> Named:
                 for width in (2, 4, 8):
                     cause = f"Of {width} {axis} in an integer, the place along the other axis counts: the {said}."
                     yield f"stored-{what}-at-the-place-of-the-other-axis", cause, partial(by_place, where, along, width)
+            for width in (2, 4, 8) if "codes" not in what else ():
+                cause = f"Of {width} groups in an integer, the place of the column counts: the {said}."
+                yield f"stored-{what}-at-the-place-of-the-column", cause, partial(of_column_place, where, width)
             for first in (False, True):
                 cause = f"Words and places of rows are mistaken: the {said}."
                 yield f"stored-{what}-of-another-word", cause, partial(of_words, first, where)

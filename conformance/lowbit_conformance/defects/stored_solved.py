@@ -184,11 +184,10 @@ def rows(x: Any, weights: Stored, given: F64) -> Fit:
 
 
 def columns(x: Any, weights: Stored, given: F64) -> Fit:
-    """A factor for each column, and a number that is added."""
+    """A factor for each column."""
     right = (numbers_of(x) @ weights.values).T
-    found, results, spare = solve(np.stack([right, np.ones_like(right)], axis=-1), given.T)
-    meant = np.broadcast_to([1.0, 0.0], found.shape)
-    return Fit(results.T, spare, spoken("factors and added numbers are", "column", found, meant))
+    found, results, spare = solve(right[:, :, np.newaxis], given.T)
+    return Fit(results.T, spare, spoken("factors are", "column", found, np.ones_like(found)))
 
 
 def vectors(x: Any, weights: Stored, given: F64) -> Fit:

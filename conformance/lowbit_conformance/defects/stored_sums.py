@@ -86,7 +86,30 @@ def narrow_sums_of_x(kind: Any, at_each: bool, x: Any, weights: Stored, result: 
 
 
 NARROW = tuple(np.dtype(FLOATS[name].dtype) for name in ("float16", "bfloat16"))
+TYPES = tuple(np.dtype(FLOATS[name].dtype) for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"))
+
+
+def through(kind: Any, of_x: bool, x: Any, weights: Stored, result: Any = "float32") -> Array:
+    """The product with weights, or with x, that pass through a narrow type.
+
+    Raises:
+        ValueError: x is stored.
+    """
+    if of_x and isinstance(x, Stored):
+        raise ValueError("x is stored")
+    numbers, values = numbers_of(x), weights.values
+    with np.errstate(all="ignore"):
+        if of_x:
+            return like(x, numbers.astype(np.float32).astype(kind).astype(np.float64) @ values)
+        return like(x, numbers @ values.astype(np.float32).astype(kind).astype(np.float64))
+
+
 SUMS: tuple[tuple[str, str, Callable[..., Array]], ...] = (
+    *(
+        (f"{what}-in-{kind.name}", f"{said} rounded to {kind.name} before products.", partial(through, kind, of_x))
+        for kind in TYPES
+        for what, said, of_x in (("stored-weights", "Weights are", False), ("x", "x is", True))
+    ),
     ("stored-zero-without-x", "Zeros are added once for each group, without x.", partial(zeros_alone, False)),
     ("stored-zero-without-x", "Zeros are added once for each row, without x.", partial(zeros_alone, True)),
     ("stored-zero-times-all-vectors", "Zeros meet the sum of x over all vectors.", of_all_vectors),
@@ -118,9 +141,9 @@ def sums_of_runs(run: int, x: Any, weights: Stored) -> tuple[F64, F64, F64]:
     Raises:
         ValueError: scales change inside a run.
     """
-    parts, rows = parts_of(weights), np.arange(weights.rows)
+    parts = parts_of(weights)
     shape = parts.units.shape
-    labels = rows // (run or weights.table.block or 1) if run or weights.table.block else group_of_row(weights)
+    labels = runs_of(run, weights)
     of_weights = np.broadcast_to(parts.scale, shape) if run or not weights.table.block else once(weights)
     own = numbers_of(x).T
     of_x = np.ones(own.shape)
@@ -176,6 +199,16 @@ def carried(what: str, over: str, run: int, x: Any, weights: Stored, result: Any
         return like(x, (terms * scale).sum(axis=-1))
 
 
+def scaled_with_total(run: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
+    """The total so far is scaled together with the sum of each run."""
+    dots, rest, scale = sums_of_runs(run, x, weights)
+    factors, total = np.broadcast_to(scale, dots.shape), np.zeros(dots.shape[:2])
+    with np.errstate(all="ignore"):
+        for at in range(dots.shape[2]):
+            total = factors[..., at] * (total + (dots + rest)[..., at])
+    return like(x, total)
+
+
 def begun_with_total(run: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
     """The sum of a run begins with the total so far, and is scaled and added to it."""
     dots, rest, scale = sums_of_runs(run, x, weights)
@@ -184,6 +217,87 @@ def begun_with_total(run: int, x: Any, weights: Stored, result: Any = "float32")
         for at in range(dots.shape[2]):
             total = total + factors[..., at] * (total + (dots + rest)[..., at])
     return like(x, total)
+
+
+def changed_runs(
+    change: Callable[[F64], F64], what: str, run: int, x: Any, weights: Stored, result: Any = "float32"
+) -> Array:
+    """Integer sums of runs, of all terms or of codes alone, are other numbers before they are scaled.
+
+    Raises:
+        ValueError: x is not stored, so that sums are no integers.
+    """
+    if not isinstance(x, Stored):
+        raise ValueError("sums are no integers")
+    dots, rest, scale = sums_of_runs(run, x, weights)
+    with np.errstate(all="ignore"):
+        found = change(dots + rest) if what == "all" else change(dots) + rest
+        return like(x, (found * scale).sum(axis=-1))
+
+
+def truncated_steps(run: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
+    """The sum of a run is an integer: what is left of it after each term is rounded towards zero."""
+    parts, numbers, of_x = parts_of(weights), numbers_of(x), scale_of_x(x)
+    units, codes = parts.units - parts.zero, quotient(numbers, of_x)
+    labels = runs_of(run, weights)
+    total, part = np.zeros((len(numbers), weights.columns)), np.zeros((len(numbers), weights.columns))
+    scale = np.broadcast_to(parts.scale, units.shape)
+    with np.errstate(all="ignore"):
+        for k, row in enumerate(units):
+            part = np.trunc(part + codes[:, [k]] * row)
+            if k + 1 == len(units) or labels[k + 1] != labels[k]:
+                total, part = total + part * scale[k] * of_x[:, [k]], np.zeros_like(part)
+    return like(x, total)
+
+
+def wrapped_sums_of_x(bits: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
+    """The sums of codes of x that meet zeros wrap in integers of some bits, group by group."""
+    terms, groups, of_x = weights.terms, group_of_row(weights), scale_of_x(x)
+    numbers, first = numbers_of(x), row_of_group(weights)
+    offsets, codes = np.broadcast_to(terms.offsets, terms.products.shape), quotient(numbers, of_x)
+    totals = np.stack([codes[:, groups == group].sum(axis=1) for group in range(len(first))], axis=1)
+    with np.errstate(all="ignore"):
+        return like(x, numbers @ terms.products + (wrapped(bits, totals) * of_x[:, first]) @ offsets[first])
+
+
+def scale_of_x(x: Any) -> F64:
+    """Of each activation, T × K.
+
+    Raises:
+        ValueError: x is not stored.
+    """
+    if not isinstance(x, Stored):
+        raise ValueError("x has no scales")
+    parts = parts_of(x)
+    return np.ascontiguousarray(np.broadcast_to(parts.scale, parts.units.shape).T)
+
+
+def runs_of(run: int, weights: Stored) -> Array:
+    """The run of each row: of so many rows; of a block or a group if 0."""
+    if run or weights.table.block:
+        return np.arange(weights.rows) // (run or weights.table.block or 1)
+    return group_of_row(weights)
+
+
+def wrapped(bits: int, numbers: F64) -> F64:
+    half, most = 2.0 ** (bits - 1), 2.0**bits
+    return np.asarray((np.round(numbers) + half) % most - half)
+
+
+def saturated(bits: int, numbers: F64) -> F64:
+    half = 2.0 ** (bits - 1)
+    return numbers.clip(-half, half - 1)
+
+
+CHANGED: tuple[tuple[str, str, Callable[[F64], F64]], ...] = (
+    ("wrap-in-16-bits", "wraps around in 16 bits", partial(wrapped, 16)),
+    ("wrap-in-8-bits", "wraps around in 8 bits", partial(wrapped, 8)),
+    ("saturate-in-16-bits", "saturates in 16 bits", partial(saturated, 16)),
+    ("saturate-in-8-bits", "saturates in 8 bits", partial(saturated, 8)),
+    ("truncated", "is rounded towards zero to an integer", np.trunc),
+    ("rounded-down", "is rounded down to an integer", np.floor),
+    ("rounded", "is rounded to an integer", np.rint),
+)
 
 
 def narrow_runs(kind: Any, run: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
@@ -200,6 +314,9 @@ OVER = {"runs": "of the runs before", "columns": "of all runs and columns before
 def of_sums() -> Iterator[tuple[str, str, Wrong]]:
     """All kinds of this module."""
     yield from SUMS
+    for bits in (8, 16):
+        cause = f"Sums of codes of x that meet zeros wrap around in {bits} bits."
+        yield f"stored-sums-of-x-wrap-in-{bits}-bits", cause, partial(wrapped_sums_of_x, bits)
     for kind in NARROW:
         for at_each, said in ((True, "after every row"), (False, "once")):
             cause = f"Sums of x that meet zeros are rounded to {kind.name}, {said}."
@@ -216,6 +333,14 @@ def of_sums() -> Iterator[tuple[str, str, Wrong]]:
                 yield "stored-sum-not-reset", cause, partial(carried, what, over, run)
         cause = f"The sum of a {said} begins with the total so far."
         yield "stored-sum-not-reset", cause, partial(begun_with_total, run)
+        cause = f"The total so far is multiplied by the scale of each {said} as well."
+        yield "stored-total-scaled-again", cause, partial(scaled_with_total, run)
+        for what, terms in (("all", "sum"), ("products", "sum of products of codes")):
+            for name, words, change in CHANGED:
+                cause = f"The {terms} of a {said} {words} before it is scaled."
+                yield f"stored-sums-of-runs-{name}", cause, partial(changed_runs, change, what, run)
+        cause = f"The sum of a {said} is kept as an integer: it is rounded towards zero after each term."
+        yield "stored-sums-of-runs-in-integers", cause, partial(truncated_steps, run)
         for kind in NARROW:
             cause = f"The sum of a {said} is rounded to {kind.name} before it is scaled."
             yield f"sums-of-runs-in-{kind.name}", cause, partial(narrow_runs, kind, run)

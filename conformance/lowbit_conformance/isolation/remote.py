@@ -243,6 +243,7 @@ class Remote:
                     raise result
             for other in results[1:]:
                 if not same(results[0], other):
+                    self._record_moving(call, results[0])
                     self._explain(call, results[0], other)
             if isinstance(results[0], Exception):
                 raise results[0]
@@ -253,6 +254,12 @@ class Remote:
         if self._recording is not None:
             self._recording.append(call)
         return call.result
+
+    def _record_moving(self, call: Call, result: Any) -> None:
+        """Keep a result that is not the same on both sides: its elements that are wrong may say why."""
+        if self._recording is not None and isinstance(result, np.ndarray):
+            call.result = result
+            self._recording.append(call)
 
     def _give_up(self, operation: str) -> None:
         hangs, deaths = self._deaths[operation, True], self._deaths[operation, False]

@@ -17,7 +17,16 @@ import numpy as np
 from lowbit.contract.operation import Promise
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.defects.description import describe
-from lowbit_conformance.defects.diagnosis import Seen, compared, known_defects, leaves, located, nearly, sentence
+from lowbit_conformance.defects.diagnosis import (
+    Seen,
+    compared,
+    known_defects,
+    leaves,
+    located,
+    nearly,
+    sentence,
+    unwritten,
+)
 from lowbit_conformance.isolation.calls import Call, RemoteLinear, RemoteSession
 
 MOST_BYTES = 1 << 20  # of a call that is looked at
@@ -28,6 +37,9 @@ MOST_PASSES = 8  # calls of an operation that were right
 DESCRIBED = 20  # failures of each clause
 LEAST_WRONG = 3  # elements from which a mistake is named
 BEFORE = 4  # calls that a stale result may belong to
+
+MOVING = ("NONDETERMINISTIC", "STALE_OUTPUT")
+"""Verdicts on results that are not the same twice: an element that is not written holds anything."""
 
 STALE = {
     "matrix": "the result is that of a matrix that was prepared before",
@@ -75,20 +87,23 @@ class Explainer:
 
     def __init__(self) -> None:
         self._failures: dict[str, list[Failure]] = defaultdict(list)
+        self._moving: dict[str, list[Failure]] = defaultdict(list)
         self._passes: dict[str, list[Asked]] = defaultdict(list)
         self._before: dict[str, deque[Asked]] = defaultdict(lambda: deque(maxlen=BEFORE))
         self._clauses: Counter[str] = Counter()
         self._room = MOST_KEPT
 
-    def note(self, id: str, calls: Iterable[Asked], wrong: bool) -> None:
-        """Take note of a case that passed or gave a wrong result.
+    def note(self, id: str, calls: Iterable[Asked], verdict: str) -> None:
+        """Take note of a case that passed, or whose results say why it failed.
 
         Args:
             id: the case.
             calls: its calls that gave a result.
-            wrong: whether its verdict is ``WRONG``.
+            verdict: that on the case; empty if it passed. Those on memory and processes are not looked at.
         """
-        operation = id.partition("/")[0]
+        if verdict not in ("", "WRONG", *MOVING):
+            return
+        operation, wrong = id.partition("/")[0], bool(verdict)
         taken = [call for call in calls if call.operation == operation or wrong][:MOST_CALLS]
         history = self._before[operation.partition(".")[0]]
         size = sum(call.nbytes for call in [*taken, *(history if wrong else ())])
@@ -96,7 +111,8 @@ class Explainer:
             failure = Failure(id, tuple(taken), tuple(history))
             self._clauses[failure.clause] += 1
             kept = self._clauses[failure.clause] <= DESCRIBED and size <= self._room
-            self._failures[operation].append(failure if kept else Failure(id, (), ()))
+            failures = self._moving if verdict in MOVING else self._failures
+            failures[operation].append(failure if kept else Failure(id, (), ()))
             self._room -= size if kept else 0
         elif not wrong and taken and len(self._passes[operation]) < MOST_PASSES and size <= self._room:
             self._passes[operation].append(taken[0])
@@ -109,6 +125,18 @@ class Explainer:
             # A report that cannot explain is still a report: arguments that were wrong on purpose end here.
             with contextlib.suppress(Exception), np.errstate(all="ignore"):
                 yield from self._of_operation(operation, failures)
+        for operation, failures in self._moving.items():
+            with contextlib.suppress(Exception), np.errstate(all="ignore"):
+                yield from self._of_moving(operation, failures)
+
+    def _of_moving(self, operation: str, failures: list[Failure]) -> Iterator[tuple[str, Explanation]]:
+        """Where all elements that move and are wrong lie, if they lie in places that a loop may leave out."""
+        some = _spread([failure for failure in failures if failure.calls], MOST_FAILURES)
+        seen = [first for failure in some if (first := _first_wrong(failure, last=True))]
+        passes = [Seen.of(each.operation, each) for each in _spread(self._passes[operation], MOST_PASSES)]
+        if found := unwritten(operation, seen, [each for each in passes if each.finite]):
+            told = Explanation({}, sentence(found), tuple(each.name for each in found))
+            yield from ((failure.id, told) for failure in failures)
 
     def _of_operation(self, operation: str, failures: list[Failure]) -> Iterator[tuple[str, Explanation]]:
         seen: dict[str, tuple[Failure, Seen]] = {}
@@ -155,8 +183,8 @@ class Explainer:
 
 
 def _wrong(pairs: list[tuple[Failure, Seen]]) -> int:
-    """How many elements are wrong."""
-    return sum(each.wrong or each.unequal for _, each in pairs)
+    """How many elements say which mistake was made."""
+    return sum(each.telling or each.unequal for _, each in pairs)
 
 
 def _spread(given: list[Any], most: int) -> list[Any]:
@@ -164,10 +192,13 @@ def _spread(given: list[Any], most: int) -> list[Any]:
     return given[:: max(1, -(-len(given) // most))]
 
 
-def _first_wrong(failure: Failure) -> Seen | None:
-    """The first call of a case whose result is visibly wrong; if there is none, the first whose bits are not right."""
+def _first_wrong(failure: Failure, last: bool = False) -> Seen | None:
+    """The first call of a case whose result is visibly wrong; if there is none, the first whose bits are not right.
+
+    With `last`, only the last call is looked at, which ended the case.
+    """
     weak = None
-    for call in failure.calls:
+    for call in failure.calls[-1:] if last else failure.calls:
         with contextlib.suppress(Exception):
             seen = Seen.of(call.operation, call)
             if seen.wrong:

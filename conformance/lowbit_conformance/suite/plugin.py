@@ -284,8 +284,7 @@ class Run:
         verdict = verdict_of(case.id, report, call.excinfo) if case else None
         if case and verdict:
             verdict = replace(verdict, parameters=own_parameters(case), seconds=round(report.duration, 6))
-            if verdict.outcome == "passed" or verdict.verdict == "WRONG":
-                self.explainer.note(case.id, asked_of(self.calls), verdict.verdict == "WRONG")
+            self.explainer.note(case.id, asked_of(self.calls), verdict.verdict if verdict.outcome != "passed" else "")
             self.tally.verdicts.append(verdict)
             self._tell("verdict", **vars(verdict))
         return report

@@ -1,5 +1,6 @@
 """What the suite's diagnosis makes of three lists of mistakes, in this process."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +68,7 @@ def judged(mistake: Mistake) -> Outcome:
             owner: Any = Mistaken(mistake)
             message = run(mark, case, owner)
             failed += bool(message)
-            if not message or message.startswith("WRONG"):
-                explainer.note(case.id, owner.calls, bool(message))
+            explainer.note(case.id, owner.calls, re.split("[^A-Z_]", message)[0])
     told = dict(explainer.explanations())
     names = tuple(sorted({name for each in told.values() for name in each.defects}))
     texts = [each.diagnosis for each in told.values() if each.diagnosis]

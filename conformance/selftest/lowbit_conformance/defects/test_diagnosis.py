@@ -86,7 +86,7 @@ def test_one_wrong_element_has_no_name() -> None:
     words = np.array([[0x21]], np.uint32)
     given = np.array([[2], *[[0]] * 7], np.uint8)
     asked = Asked("packing.unpack", (words[:1], 4), {}, np.where(given == 0, given, np.uint8(1)))
-    explainer.note("packing.unpack/C1/lattice/x-s0", [asked], wrong=True)
+    explainer.note("packing.unpack/C1/lattice/x-s0", [asked], verdict="WRONG")
     for _, told in explainer.explanations():
         assert not told.defects
 
@@ -101,7 +101,7 @@ def test_failures_that_no_one_mistake_explains_have_no_name() -> None:
     for number, wrong in enumerate((swapped, signed)):
         assert not np.array_equal(wrong(words, 4), unpack(words, 4))
         asked = Asked("packing.unpack", (words, 4), {}, wrong(words, 4))
-        explainer.note(f"packing.unpack/C1/lattice/{number}-s0", [asked], wrong=True)
+        explainer.note(f"packing.unpack/C1/lattice/{number}-s0", [asked], verdict="WRONG")
     told = dict(explainer.explanations())
     assert len(told) == 2
     assert all(not each.defects and "no known mistake" in each.diagnosis for each in told.values())
@@ -139,7 +139,9 @@ def test_stale_results_are_named(kind: str, words: str) -> None:
         for number, (matrix, x) in enumerate(((FIRST, X), (SECOND, 2 * X + 1))):
             with remote.recording() as calls:
                 remote.prepare(matrix).qgemv(x)
-            explainer.note(f"linear.qgemv/C1/lattice/{number}-s0", asked_of(calls), wrong=number > 0)
+            explainer.note(
+                f"linear.qgemv/C1/lattice/{number}-s0", asked_of(calls), verdict="WRONG" if number > 0 else ""
+            )
     told = dict(explainer.explanations())
     assert [each.diagnosis for each in told.values()] == [words]
 
@@ -152,7 +154,9 @@ def explained(operation: str, calls: list[tuple[tuple[Any, ...], Any]], right: i
     explainer = Explainer()
     for number, (arguments, given) in enumerate(calls):
         asked = Asked(operation, arguments, {}, given)
-        explainer.note(f"{operation}/C2/random/{number}-s0", [asked], wrong=number < len(calls) - right)
+        explainer.note(
+            f"{operation}/C2/random/{number}-s0", [asked], verdict="WRONG" if number < len(calls) - right else ""
+        )
     return next((each.defects for _, each in explainer.explanations() if each.defects), ())
 
 
@@ -290,7 +294,7 @@ def explained_cast(format: str, change: Callable[[Stored], Stored]) -> tuple[tup
     for number in range(3):
         x = RNG.normal(size=(2 + number, 256)).astype(np.float32)
         asked = Asked("formats.quantize", (x, format, ()), {}, change(stored_cast(x, format)))
-        explainer.note(f"formats.quantize/C1/random/{number}-s0", [asked], wrong=True)
+        explainer.note(f"formats.quantize/C1/random/{number}-s0", [asked], verdict="WRONG")
     return next(((each.defects, each.diagnosis) for _, each in explainer.explanations()), ((), ""))
 
 
@@ -365,7 +369,7 @@ def test_zeros_are_not_those_of_a_call_before() -> None:
     explainer, nothing = Explainer(), np.zeros(16, np.float32)
     for number, x in enumerate((nothing, X)):
         asked = Asked("linear.qgemv", (x, FIRST), {}, np.zeros(5, np.float32))
-        explainer.note(f"linear.qgemv/C1/lattice/{number}-s0", [asked], wrong=number > 0)
+        explainer.note(f"linear.qgemv/C1/lattice/{number}-s0", [asked], verdict="WRONG" if number > 0 else "")
     assert not any("call before" in each.diagnosis for _, each in explainer.explanations())
 
 

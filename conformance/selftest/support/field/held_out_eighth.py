@@ -2,12 +2,14 @@
 
 Sixty mistakes, twelve in each of GPTQ, AWQ, Q4_K, MXFP4 and FP8, with activations in float16, bfloat16 and 8 bits. The
 modules `held_out_eighth_words` and `held_out_eighth_blocks` hold them. Their right answers are sentences that were
-chosen before any mistake was tried. A diagnosis is right if it says the same in other words.
+chosen before any mistake was tried. A diagnosis is right if it says the same in other words; `held_out_eighth_names`
+has its names for it.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+from field.held_out_eighth_names import NAMES
 from field.mistakes import HALF, Mistake
 
 BRAIN: dict[str, object] = {"activations": "bfloat16", "result": "bfloat16"}
@@ -54,4 +56,4 @@ class Planted(Mistake):
 
 def planted(id: str, kind: Kind, place: tuple[str, str], what: str, old: str, new: str, *answers: str) -> Planted:
     """A mistake in a kernel, which is given by its file and its name."""
-    return Planted(*place, what, old, new, answers, id, kind)
+    return Planted(*place, what, old, new, (*answers, *NAMES[id]), id, kind)

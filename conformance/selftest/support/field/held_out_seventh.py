@@ -90,7 +90,12 @@ SEVENTH: tuple[Mistake, ...] = (
         "stored-scale-exchanged-in-pairs-along-places",
     ),
     more(
-        "q6_k_q8_k", "sums of the first vector", "32 * sums[t]", "32 * sums[0]", "x-codes-first-for-all-along-columns"
+        "q6_k_q8_k",
+        "sums of the first vector",
+        "32 * sums[t]",
+        "32 * sums[0]",
+        "x-codes-first-for-all-along-columns",
+        "x-sum-first-for-all-along-columns",
     ),
     numpy(
         "q4_0_q8_0",

@@ -62,8 +62,7 @@ def judge(function: Callable[..., Any] | str, claim: Claim, seeds: int = 1, firs
                     message = run(mark, case, remote)
                 if message:
                     found.failures[case.id] = message
-                if not message or message.startswith("WRONG"):
-                    explainer.note(case.id, asked_of(calls), bool(message))
+                explainer.note(case.id, asked_of(calls), re.split("[^A-Z_]", message)[0])
     for _, explanation in explainer.explanations():
         if explanation.diagnosis:
             found.texts[explanation.diagnosis] += 1

@@ -1,0 +1,97 @@
+"""Results to which those before them are added, since a sum is not set to 0: by the order in which they are computed.
+
+A kernel computes its results in an order, in tiles of some rows or columns, and each place of a tile has a sum of its
+own. If this sum is never set to 0, a result is the right one plus all before it at its place. What the sums held before
+the first result may come from a call before, so it is solved for from that result.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.arrays import F64, Array
+from lowbit_conformance.defects.defect import Defect, arithmetical
+from lowbit_conformance.defects.places import right_answer
+
+WIDTHS = (1, 2, 4, 8, 16, 32)
+LEAST = 4
+"""Results at one place of a tile in some failure: two of them could be anything."""
+Lanes = npt.NDArray[np.int64]
+"""Places x steps: the flat indices of results that are added to each other; -1 where there is none."""
+
+
+def lanes_of(shape: tuple[int, int], axis: int, width: int, tiles_first: bool) -> Lanes:
+    """The order of results of two axes that are computed in tiles along one of them.
+
+    Args:
+        shape: of the result.
+        axis: along which tiles lie.
+        width: of a tile.
+        tiles_first: whether the loop over tiles is the outer one, and not that over the other axis.
+    """
+    along, other = shape[axis], shape[1 - axis]
+    tiles = -(-along // width)
+    place, tile, line = np.meshgrid(np.arange(width), np.arange(tiles), np.arange(other), indexing="ij")
+    at = tile * width + place
+    flat = np.where(at < along, at * shape[1] + line if axis == 0 else line * shape[1] + at, -1)
+    return (flat if tiles_first else flat.swapaxes(1, 2)).reshape(width, -1)
+
+
+def summed(lanes: Lanes, right: F64, begun: F64) -> F64:
+    """All results with those before them added, from what each sum held first."""
+    flat = np.append(right.reshape(-1), 0.0)
+    totals = np.cumsum(flat[lanes], axis=1) + begun[:, np.newaxis]
+    found = np.empty(right.size + 1)
+    found[lanes.reshape(-1)] = totals.reshape(-1)
+    return found[:-1].reshape(right.shape)
+
+
+def begun_with(lanes: Lanes, right: F64, given: F64) -> F64:
+    """What each sum held before its first result."""
+    first = lanes[:, 0]
+    known = first >= 0
+    return np.where(known, given.reshape(-1)[first] - right.reshape(-1)[first], 0.0)
+
+
+def replayed(
+    operation: str, failures: list[Any], order: Callable[[tuple[int, int]], Lanes], *given: Any, **choices: Any
+) -> Array:
+    """What came back, where it was wrong, as sums of the right results; right results elsewhere."""
+    right = np.asarray(right_answer(operation, given, choices), np.float64)
+    for each in failures:
+        if len(each.arguments) == len(given) and all(map(lambda a, b: a is b, each.arguments, given)):
+            wide, own = np.atleast_2d(right), np.atleast_2d(each.given).astype(np.float64)
+            lanes = order((wide.shape[0], wide.shape[1]))
+            return summed(lanes, wide, begun_with(lanes, wide, own)).reshape(right.shape)
+    return right
+
+
+def summable(failure: Any) -> bool:
+    """Whether a result has one or two axes, and floats that are all finite: a NaN would explain all after it."""
+    given, right = failure.given, failure.right
+    if not isinstance(given, np.ndarray) or given.dtype.kind not in "fV" or given.shape != np.shape(right):
+        return False
+    return 1 <= given.ndim <= 2 and bool(np.isfinite(given.astype(np.float64)).all())
+
+
+def of_running(failures: list[Any], operation: str) -> Iterator[Defect]:
+    """The orders in which results may be added to those before them, for results of at most two axes."""
+    if not all(summable(each) for each in failures):
+        return
+    shapes = [np.shape(each.given) for each in failures]
+    sizes = [(1, *shape)[-2:] for shape in shapes]
+    for axis, (things, others) in enumerate((("rows", "columns"), ("columns", "rows"))):
+        for width in WIDTHS:
+            if max(one * other // width for one, other in sizes) < LEAST:
+                continue
+            for tiles_first, words in ((True, f"tile by tile and then over {others}"), (False, f"over {others} first")):
+                tiles = f"tiles of {width} {things}, {words}" if width > 1 else f"{things} and {others}, {words}"
+                cause = (
+                    f"Each result is added to those that were computed before it: sums are not set to 0, in {tiles}."
+                )
+                order = partial(lanes_of, axis=axis, width=width, tiles_first=tiles_first)
+                run = partial(replayed, operation, failures, order)
+                yield arithmetical("result-added-to-those-before", cause, "", {operation: run})
