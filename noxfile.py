@@ -6,6 +6,7 @@ tests          the specification's own tests and doctests, and a quick run of th
 pythons        the tests that need no compiler, on every supported version of Python that is found
 conformance    the whole suite on every backend, or on one: ``-- --backend numpy [--op linear.qgemv]``
 kills          every known defect against the suite, until the suite finds it
+prove          prove what is decidable about every kernel, format and layout: ``-- products --sample 10``
 soak           a thousand seeds of every backend and the whole kill matrix: hours; resumes where it stopped
 arm            the whole suite on the kernels for ARM, emulated; needs g++-aarch64-linux-gnu and qemu-user
 atlas          other projects' kernels under the suite: ``-- PROJECT`` installs that one and runs it
@@ -53,7 +54,7 @@ nox.options.error_on_missing_interpreters = False  # of `pythons`; the other ses
 HERE = Path(__file__).parent
 PROJECT = nox.project.load_toml("pyproject.toml")
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
-SHIPPED = ["spec/lowbit", "backends", "conformance/lowbit_conformance", "conformance/lowbit_bench"]
+SHIPPED = ["spec/lowbit", "backends", *(f"conformance/lowbit_{name}" for name in ("conformance", "bench", "prove"))]
 SOURCES = ["spec", "backends", "conformance", "conformance/selftest/support"]
 PEERS = {
     "ONNX Runtime": ("onnx", "onnxruntime"),
@@ -124,7 +125,7 @@ def tests(session: nox.Session) -> None:
         place = rest.index("-m")
         marks = f"({rest[place + 1]}) and not whole"
         del rest[place : place + 2]
-    install(session, extras=["cppyy", "conformance", "cuda"], groups=["tests", "docs"])
+    install(session, extras=["cppyy", "conformance", "cuda", "prove"], groups=["tests", "docs"])
     session.run(
         "pytest",
         f"--numprocesses={usable_processors() + 1}",  # tests of deadlines and interrupts wait
@@ -180,6 +181,13 @@ def kills(session: nox.Session) -> None:
     out = str(Path(session.create_tmp()).resolve() / "kill-matrix.json")
     matrix = ["python", "-P", "-m", "kills.matrix", "--first-kill"]
     run_outside(session, *matrix, "--out", out, *session.posargs, env=WITH_KILLS)
+
+
+@nox.session
+def prove(session: nox.Session) -> None:
+    """Prove every theorem, or refute it; arguments go to `lowbit prove`: ``nox -s prove -- places --fresh``."""
+    install(session, extras=["prove"])
+    run_outside(session, "lowbit", "prove", *session.posargs)
 
 
 @nox.session

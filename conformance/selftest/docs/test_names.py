@@ -12,13 +12,14 @@ from paths import ROOT, SUPPORT
 from lowbit.profiles import PROFILES
 
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *ROOT.glob("docs/*.rst")]
-SUITE = ("conformance/lowbit_conformance", "conformance/lowbit_bench")
+SUITE = ("conformance/lowbit_conformance", "conformance/lowbit_bench", "conformance/lowbit_prove")
 WRITTEN = ("spec", "backends", *SUITE, "bench", "docs/_ext", "docs/figures")
 SOURCES = [path for folder in (*WRITTEN, SUPPORT / "lowbit_gpusim") for path in (ROOT / folder).rglob("*.py")]
 PARENTS = {
     "lowbit": ROOT / "spec",
     "lowbit_conformance": ROOT / "conformance",
     "lowbit_bench": ROOT / "conformance",
+    "lowbit_prove": ROOT / "conformance",
     "lowbit_docs": ROOT / "docs/_ext",
     "lowbit_gpusim": SUPPORT,
 }

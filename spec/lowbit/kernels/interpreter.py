@@ -101,22 +101,34 @@ def run(
     counts = Counts(registers=live_registers(program))
     if registers is not None and counts.registers > registers:
         raise ArgumentError("registers live at once", counts.registers, f"at most {registers}")
-    machine = _Machine(program, memory, sizes or {}, fused, counts)
+    for name, array in memory.items():
+        check_array(f"memory of {name}", array, np.uint32 if array.dtype == np.uint32 else np.float32, (None,))
+    machine = Machine(program, memory, sizes or {}, fused, counts)
     with np.errstate(all="ignore"):  # a kernel has no traps either
         machine.block(program.body)
     return counts
 
 
-class _Machine:
-    """Registers by name, pointers into memories, and the counters of the loops."""
+class Machine:
+    """Registers by name, pointers into memories, and the counters of the loops; `run` is the way to use it.
 
-    def __init__(self, program: Program, memory: Memory, sizes: Sizes, fused: bool, counts: Counts) -> None:
-        for name, array in memory.items():
-            check_array(f"memory of {name}", array, np.uint32 if array.dtype == np.uint32 else np.float32, (None,))
-        self.lanes, self.memory, self.sizes, self.fused, self.counts = program.lanes, memory, sizes, fused, counts
+    The memories may be arrays of another class that follows numpy's protocols, for example of symbols. A class that
+    inherits from this one sees every instruction with its operands in `execute`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        memory: Mapping[str, Any],
+        sizes: Sizes,
+        fused: bool = True,
+        counts: Counts | None = None,
+    ) -> None:
+        self.lanes, self.memory, self.sizes, self.fused = program.lanes, memory, sizes, fused
+        self.counts = counts if counts is not None else Counts()
         self.pointers = dict.fromkeys(memory, 0)
         self.indices: dict[str, int] = {}
-        self.registers: dict[str, Array] = {}
+        self.registers: dict[str, Any] = {}
 
     def block(self, steps: tuple[Step, ...]) -> None:
         for step in steps:
@@ -135,19 +147,27 @@ class _Machine:
         if word.function is None:
             return
         operands = [self.value(step, argument, kind) for argument, kind in zip(step.arguments, word.takes, strict=True)]
-        fused = self.fused or step.word != "fmadd"
-        function: Callable[..., Any] = word.function if fused else multiply_then_add
-        result = function(*operands, self.lanes) if "scalar" in word.takes else function(*operands)
+        result = self.execute(step, operands)
         if word.gives != "none":
             self.registers[step.target] = result
+
+    def execute(self, step: Instruction, operands: list[Any]) -> Any:
+        """The result of an instruction for these operands."""
+        word = VOCABULARY[step.word]
+        assert word.function is not None
+        fused = self.fused or step.word != "fmadd"
+        function: Callable[..., Any] = word.function if fused else multiply_then_add
+        return function(*operands, self.lanes) if "scalar" in word.takes else function(*operands)
 
     def value(self, step: Instruction, argument: Argument, operand: Operand) -> Any:
         """What an argument stands for: lanes of memory, one number, or the content of a register."""
         if isinstance(argument, Address):
             return self.lanes_at(step, argument) if operand == "address" else self.number_at(step, argument)
-        return argument if operand in ("scalar", "count") else self.registers[str(argument)]
+        if operand == "scalar":
+            return (np.uint32 if VOCABULARY[step.word].gives == "int" else np.float32)(argument)
+        return argument if operand == "count" else self.registers[str(argument)]
 
-    def lanes_at(self, step: Instruction, address: Address) -> Array:
+    def lanes_at(self, step: Instruction, address: Address) -> Any:
         count = self.counts.written if step.word == "store" else self.counts.read
         elements = self.lanes * VOCABULARY[step.word].lane_bytes // 4
         count[address.pointer] += elements
@@ -158,7 +178,7 @@ class _Machine:
         kind = np.uint32 if VOCABULARY[step.word].gives == "int" else np.float32
         return self._elements(step, address, 1).view(kind)[0]
 
-    def _elements(self, step: Instruction, address: Address, length: int) -> Array:
+    def _elements(self, step: Instruction, address: Address, length: int) -> Any:
         """A view of memory; a kernel that would leave it is wrong, whatever lies there on a real machine."""
         if address.pointer not in self.memory:
             raise ArgumentError("memory", f"missing for {address.pointer}", f"an array for it, as {step.word} uses it")

@@ -25,6 +25,10 @@ words that read memory say which. Words are added: ``slli`` and ``or``, because 
 value; and those of two further chapters: `vector_integer`, for several small numbers in a lane and for tables, and
 `vector_elementwise`, for norms, activations and attention. A word that numpy has as it is means numpy's function.
 
+Each word is written in numpy's functions alone, and numpy lets another class stand in for its arrays. So the same
+definitions compute on numbers, one value at a time, and on symbols, for all values at once; proofs about kernels begin
+there.
+
 Source: QIGen §2, table 1; errata Q5.
 """
 
@@ -83,23 +87,23 @@ def store(address: F32, a: F32) -> None:
     address.view(np.float32)[:] = a
 
 
-def broadcast_int(a: int, lanes: int) -> U32:
+def broadcast_int(a: np.uint32, lanes: int) -> U32:
     """Every lane is this integer.
 
-    >>> broadcast_int(15, lanes=4)
+    >>> broadcast_int(np.uint32(15), lanes=4)
     array([15, 15, 15, 15], dtype=uint32)
 
     Source: QIGen table 1, broadcast.
     """
-    return np.full(lanes, a, np.uint32)
+    return np.repeat(a, lanes)
 
 
-def broadcast_float(a: float, lanes: int) -> F32:
+def broadcast_float(a: np.float32, lanes: int) -> F32:
     """Every lane is this number.
 
     Source: QIGen table 1, broadcast.
     """
-    return np.full(lanes, a, np.float32)
+    return np.repeat(a, lanes)
 
 
 # **Integers.** Lanes are unsigned: what is shifted in is zero, what is shifted out is lost, and a sum wraps at 32 bits.
@@ -130,8 +134,13 @@ def fmadd(a: F32, b: F32, c: F32) -> F32:
     >>> (a.astype(np.float64) * a + c).astype(np.float32) == np.float32(1 + 2**-11)  # two roundings lose it
     array([ True])
 
+    An array that is not numpy's brings this one function of its own, as it does numpy's others by numpy's protocols.
+
     Source: QIGen table 1, fmadd; S. Boldo and G. Melquiond, Emulation of FMA and correctly rounded sums, 2008.
     """
+    fused: Callable[[F32, F32], F32] | None = getattr(a, "fused_multiply_add", None)
+    if fused is not None:
+        return fused(b, c)
     product = a.astype(np.float64) * b.astype(np.float64)
     addend = c.astype(np.float64)
     total = product + addend
@@ -145,7 +154,7 @@ def fmadd(a: F32, b: F32, c: F32) -> F32:
 
 def multiply_then_add(a: F32, b: F32, c: F32) -> F32:
     """``a * b + c`` rounded twice: `fmadd` where a processor has no such instruction."""
-    return np.asarray(a * b + c)
+    return a * b + c
 
 
 def reduce_add(a: F32) -> F32:
@@ -164,7 +173,7 @@ def reduce_add(a: F32) -> F32:
         lower, upper = rest[:half].copy(), rest[half:]
         lower[: len(upper)] += upper
         rest = lower
-    return np.full(len(a), rest[0], np.float32)
+    return np.repeat(rest, len(a))
 
 
 # **The vocabulary.** What a program may say, with the kinds of what each word takes and gives. `VOCABULARY` is what

@@ -62,4 +62,5 @@ def add_neighbours(a: Register, b: Register) -> Register:
     array([ 3.,  7., 30., 70.], dtype=float32)
     """
     both = np.concatenate([a, b])
-    return np.asarray(both[::2] + both[1::2])
+    sums: Register = both[::2] + both[1::2]
+    return sums

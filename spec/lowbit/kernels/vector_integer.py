@@ -61,7 +61,7 @@ def permute(table: F32, index: U32) -> F32:
     >>> permute(np.array([10, 11, 12, 13], np.float32), np.array([3, 0, 0, 6], np.uint32))
     array([13., 10., 10., 12.], dtype=float32)
     """
-    return np.asarray(table[index % np.uint32(len(table))])
+    return np.take_along_axis(table, index % np.uint32(len(table)), axis=0)
 
 
 def as_float(a: U32) -> F32:
@@ -71,7 +71,7 @@ def as_float(a: U32) -> F32:
 
 def and_or(a: U32, m: U32, o: U32) -> U32:
     """``(a & m) | o``."""
-    return np.asarray(a & m | o)
+    return a & m | o
 
 
 def dot4(c: U32, a: U32, b: U32) -> U32:
@@ -82,7 +82,8 @@ def dot4(c: U32, a: U32, b: U32) -> U32:
     array([-31622], dtype=int32)
     """
     products = _bytes(a, np.uint8) * _bytes(b, np.int8)
-    return np.asarray(c + products.sum(axis=-1).astype(np.int32).view(np.uint32))
+    total: U32 = c + products.sum(axis=-1).astype(np.int32).view(np.uint32)
+    return total
 
 
 def dot4_pairs(a: U32, b: U32) -> U32:
@@ -94,7 +95,8 @@ def dot4_pairs(a: U32, b: U32) -> U32:
     """
     products = _bytes(a, np.uint8) * _bytes(b, np.int8)
     sums = products.reshape(-1, 2, 2).sum(axis=-1)
-    return np.asarray(np.clip(sums, -(2**15), 2**15 - 1).astype(np.int16).view(np.uint32)[:, 0])
+    pairs: U32 = np.clip(sums, -(2**15), 2**15 - 1).astype(np.int16).view(np.uint32)
+    return pairs[:, 0]
 
 
 def add_pairs(a: U32, b: U32) -> U32:
@@ -110,7 +112,8 @@ def dot2(c: U32, a: U32, b: U32) -> U32:
     array([30003], dtype=uint32)
     """
     products = a.view(np.int16).astype(np.int64) * b.view(np.int16).astype(np.int64)
-    return np.asarray(c + products.reshape(-1, 2).sum(axis=-1).astype(np.uint64).astype(np.uint32))
+    total: U32 = c + products.reshape(-1, 2).sum(axis=-1).astype(np.uint64).astype(np.uint32)
+    return total
 
 
 def cvt_signed_float(a: U32) -> F32:

@@ -118,7 +118,7 @@ def pack(codes: Annotated[Codes, Shape("K", "N")], bits: Bits) -> Words:
     """
     rows, columns = codes.shape
     units = codes.reshape(rows // CODES_PER_UNIT[bits], CODES_PER_UNIT[bits], columns)
-    words = np.zeros((len(units), WORDS_PER_UNIT[bits], columns), np.uint32)
+    words = np.zeros_like(codes, np.uint32, shape=(len(units), WORDS_PER_UNIT[bits], columns))
     for k in range(CODES_PER_UNIT[bits]):
         word, shift = divmod(k * bits, WORD_BITS)
         code = units[:, k].astype(np.uint32)
@@ -150,7 +150,7 @@ def unpack(words: Annotated[Words, Shape("rows", "N")], bits: Bits) -> Codes:
     word_rows, columns = words.shape
     units = words.reshape(word_rows // WORDS_PER_UNIT[bits], WORDS_PER_UNIT[bits], columns)
     mask = np.uint32(2**bits - 1)
-    codes = np.empty((len(units), CODES_PER_UNIT[bits], columns), np.uint8)
+    codes = np.empty_like(words, np.uint8, shape=(len(units), CODES_PER_UNIT[bits], columns))
     for k in range(CODES_PER_UNIT[bits]):
         word, shift = divmod(k * bits, WORD_BITS)
         code = units[:, word] >> np.uint32(shift)

@@ -68,11 +68,12 @@ def test_reduce_add_adds_every_lane_once(lanes: int) -> None:
 def test_every_word_gives_what_it_says() -> None:
     """The dtype and length of each word's result are those of the kind of register that it gives."""
     ints, reals = np.arange(4, dtype=np.uint32), np.ones(4, np.float32)
-    samples = {"int": ints, "float": reals, "address": reals, "count": 3, "scalar": 2}
+    samples = {"int": ints, "float": reals, "address": reals, "count": 3}
     for name, word in VOCABULARY.items():
         if word.function is None or word.gives == "none":
             continue
         lanes = (4,) if "scalar" in word.takes else ()
+        samples["scalar"] = np.uint32(2) if word.gives == "int" else np.float32(2)
         samples["address"] = ints[: word.lane_bytes]  # four lanes of so many bytes
         result = word.function(*(samples[operand] for operand in word.takes), *lanes)
         assert result.dtype == (np.uint32 if word.gives == "int" else np.float32) and result.shape == (4,), name

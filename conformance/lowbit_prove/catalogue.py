@@ -1,0 +1,65 @@
+"""The catalogue: every theorem by its name."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from lowbit.contract.checks import check_choice
+from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES
+from lowbit.quantization.packing import BITS
+from lowbit_cppyy.codegen.isa import TABLES
+from lowbit_cppyy.codegen.kernels import Kernel
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.names import kernel_of
+from lowbit_cppyy.recipe import METHODS, PURPOSES, Recipe
+from lowbit_cppyy.tuning.choices import PANEL, default_recipe
+from lowbit_prove import places, products
+from lowbit_prove.theorem import KINDS, Theorem
+
+ROWS, COLUMNS, GROUP = 4096, 11008, 128
+"""Of the matrix whose default kernels are listed; a kernel serves all sizes."""
+
+
+def kernels() -> Iterator[Kernel]:
+    """The default kernel of every instruction set, width, type of scales and zeros, and purpose; and for each of these
+    but the purpose a small one of every method, with two chains, or with two rows."""
+    for table, bits, scales, convention in product(TABLES.values(), BITS, SCALE_DTYPES, CONVENTIONS):
+        layout = PanelLayout(bits, ROWS, COLUMNS, GROUP, scales, convention, PANEL)
+        for purpose in PURPOSES:
+            yield Kernel(default_recipe(purpose, layout, table), table)
+        for method in METHODS:
+            recipe = Recipe(bits, scales, convention, method, registers=1, ahead=0)
+            recipe = replace(recipe, rows=2) if recipe.integer else replace(recipe, chains=2)
+            if not recipe.fits(table.lanes):
+                yield Kernel(recipe, table)
+
+
+def theorems() -> Iterator[Theorem]:
+    """All theorems, each once."""
+    yield from places.theorems()
+    seen = set[str]()
+    for kernel in kernels():
+        if kernel.name not in seen:
+            seen.add(kernel.name)
+            yield products.of_kernel(kernel)
+
+
+def chosen(names: list[str]) -> list[Theorem]:
+    """The theorems of these names: of theorems, of kernels, of formats, or of kinds.
+
+    A kernel that is not listed is found by the grammar of its name.
+
+    Raises:
+        ArgumentError: there is nothing of such a name.
+    """
+    if not names:
+        return list(theorems())
+    found = dict[str, Theorem]()
+    for name in names:
+        matching = [each for each in theorems() if name in (each.id, each.name, each.kind)]
+        if not matching and name.removeprefix("products/").startswith(("gemv_", "gemm_")):
+            matching = [products.of_kernel(kernel_of(name.removeprefix("products/")))]
+        if not matching:
+            check_choice("name", name, (*KINDS, "the name of a kernel", "the name of a format"))
+        found |= {each.id: each for each in matching}
+    return list(found.values())

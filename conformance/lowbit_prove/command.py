@@ -1,0 +1,111 @@
+"""``lowbit prove``: prove theorems about kernels, formats and layouts, or refute them with numbers.
+
+Exit status: 0 all were proved, 1 one was refuted or is undecided, 2 a wrong argument or no solver.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lowbit.cli.progress import changing_bar
+from lowbit.contract.checks import check_integer
+from lowbit.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from lowbit_prove.theorem import Outcome, Theorem
+
+MOST_SHOWN = 12
+"""Numbers of a refutation that are printed; ``--json`` has all."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A theorem with its outcome, the seconds it took, and whether a certificate was believed instead."""
+
+    theorem: "Theorem"
+    outcome: "Outcome"
+    seconds: float
+    certified: bool
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """For ``--json``."""
+        outcome = {"outcome": type(self.outcome).__name__.lower(), **asdict(self.outcome)}
+        told = {"theorem": self.theorem.id, "statement": self.theorem.statement, **outcome}
+        return told | {"seconds": round(self.seconds, 3), "certified": self.certified}
+
+
+def prove(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Kernels, formats, theorems or kinds of theorems; by default all.")
+    ] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="List the theorems and prove none.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Believe no certificate of an earlier run.")] = False,
+    sample: Annotated[int, typer.Option(help="Prove every so-manieth theorem of those named.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Prove what kernels, formats and layouts promise, for all values at once, or refute it with numbers."""
+    if find_spec("z3") is None:
+        raise UnavailableError("lowbit prove", "the package z3-solver is not installed", "pip install 'lowbit[prove]'")
+    check_integer("--sample", sample, 1)
+    from lowbit_prove import catalogue, certificates
+
+    wanted = catalogue.chosen(names or [])[::sample]
+    if list_only:
+        listed = [{"theorem": each.id, "statement": each.statement} for each in wanted]
+        print(json.dumps({"theorems": listed}) if as_json else "\n".join(each["theorem"] for each in listed))
+        return
+    started, found = time.monotonic(), list(decided(wanted, fresh=fresh))
+    failed = [each for each in found if each.document["outcome"] != "proof"]
+    if as_json:
+        documents = [each.document for each in found]
+        print(json.dumps({"solver": certificates.solver(), "proved": len(found) - len(failed), "theorems": documents}))
+    else:
+        for each in failed if len(found) > MOST_SHOWN else found:
+            print("\n".join(told(each)))
+        counted = f"{len(found) - len(failed)} of {len(found)} theorems proved"
+        old = sum(each.certified for each in found)
+        print(
+            f"{counted} in {time.monotonic() - started:.1f} s, {old} of them by certificates; {certificates.solver()}"
+        )
+    raise typer.Exit(1 if failed else 0)
+
+
+def decided(theorems: list["Theorem"], *, fresh: bool) -> Iterator[Decided]:
+    """Each theorem's outcome; theorems that say the same of the same program are decided once."""
+    from lowbit_prove import certificates
+    from lowbit_prove.theorem import Outcome, Proof
+
+    outcomes = dict[str, tuple[Outcome, bool]]()
+    with changing_bar() as report:
+        for number, theorem in enumerate(theorems):
+            report("proving", number, len(theorems))
+            started, wanted = time.monotonic(), certificates.certificate(theorem)
+            if wanted.key not in outcomes:
+                known = None if fresh else certificates.kept(wanted)
+                outcomes[wanted.key] = theorem.decide() if known is None else known, known is not None
+            outcome, certified = outcomes[wanted.key]
+            if isinstance(outcome, Proof) and not certified:
+                certificates.keep(wanted, outcome)
+            yield Decided(theorem, outcome, time.monotonic() - started, certified)
+
+
+def told(each: Decided) -> Iterator[str]:
+    """A theorem and its outcome in words."""
+    document = each.document
+    yield f"{each.theorem.id}: {each.theorem.statement}"
+    if document["outcome"] == "proof":
+        how = "by a certificate" if each.certified else f"in {each.seconds:.2f} s"
+        yield f"    proved {how}: {document['steps']} steps, by {document['by']}"
+        return
+    yield f"    {'REFUTED' if document['outcome'] == 'refutation' else 'undecided'}: {document['reason']}"
+    numbers = document.get("numbers", {})
+    for name, value in list(numbers.items())[:MOST_SHOWN]:
+        yield f"    {name} = {value:#x}" if isinstance(value, int) and name.startswith("w") else f"    {name} = {value}"
+    if len(numbers) > MOST_SHOWN:
+        yield f"    and {len(numbers) - MOST_SHOWN} more, with --json"

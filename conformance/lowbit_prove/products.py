@@ -1,0 +1,130 @@
+r"""The theorem of products: a generated kernel multiplies every activation by the weight that it belongs to.
+
+For a kernel that computes :math:`y = xW` over :math:`K` rows in groups, with codes :math:`q`, scales :math:`s` and
+zeros :math:`z` where the layout puts them,
+
+.. math:: y_{rj} = y_{rj}^{(0)} + \sum_{k < K} x_{rk}\, s_{g(k)j}\, (q_{kj} - z_{g(k)j})
+   \qquad\text{or}\qquad y_{rj}^{(0)} + \sum_{k < K} x_{rk}\, (s_{g(k)j}\, q_{kj} + m_{g(k)j})
+
+for *all* words, scales, zeros and activations, in exact arithmetic: each product occurs once, each code reaches it as
+the layout says, and the power of two by which a method makes it too large is the one by which its activation was made
+too small. With integers the sums of products are, besides, exact on the machine: no instruction saturates or wraps, for
+all codes and all mantissas from -127 to 127.
+
+**Columns.** Every column is looked at. One is proved; of another it is shown that its result is the same expression
+over its own variables, and that its codes lie at the same bits. Where that does not hold, it is proved for itself.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from random import Random
+from typing import Any
+
+import z3
+
+from lowbit.errors import ArgumentError
+from lowbit.kernels.program import Program
+from lowbit_cppyy.codegen.kernels import Kernel
+from lowbit_prove.demonstration import Demonstration, coefficient
+from lowbit_prove.machine import Prover
+from lowbit_prove.reals import sum_of
+from lowbit_prove.setting import MANTISSA, Setting, smallest, variable
+from lowbit_prove.solver import satisfied
+from lowbit_prove.symbols import Symbols
+from lowbit_prove.terms import UndecidedError
+from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem, Undecided
+
+STATEMENT = "y_rj = y_rj + Σ_k x_rk · w_kj in exact arithmetic, for all words, scales, zeros and activations"
+RANDOM = 4
+"""Runs on random numbers, where the solver has none."""
+INTEGERS = "; no sum of integers saturates or wraps"
+
+
+def of_kernel(kernel: Kernel) -> Theorem:
+    """The theorem about a generated kernel."""
+    return of_program(kernel, kernel.program)
+
+
+def of_program(kernel: Kernel, program: Program) -> Theorem:
+    """The theorem about a program that stands in the place of a kernel's own."""
+    setting = Setting(kernel.recipe, program, smallest(kernel.recipe))
+    statement = STATEMENT + (INTEGERS if kernel.recipe.integer else "")
+    return Theorem("products", kernel.name, statement, lambda: repr(setting), lambda: decide(setting))
+
+
+def decide(setting: Setting) -> Outcome:
+    """Prove or refute the theorem for one program.
+
+    What the solver cannot say, such as how a number is rounded, is tried on numbers. If they show nothing wrong, the
+    theorem is undecided.
+    """
+    try:
+        prover, y = setting.ready()
+        prover.block(setting.program.body)
+    except ArgumentError as error:
+        return Refutation(f"the program leaves its memory: {error}")
+    except UndecidedError as error:
+        return _tried(setting, str(error))
+    try:
+        for claim in prover.claims:
+            if (numbers := satisfied(claim.wrong)) is not None:
+                return _tried(setting, claim.what, numbers)
+        refuted = _rows(setting, prover, y)
+    except UndecidedError as error:
+        return _tried(setting, str(error))
+    return refuted if not isinstance(refuted, int) else Proof(len(prover.claims) + refuted)
+
+
+def _tried(setting: Setting, why: str, numbers: Mapping[str, int] | None = None) -> Outcome:
+    """A run that is wrong: on the solver's numbers, on the largest codes and mantissas, or on random ones."""
+    places = [r * setting.recipe.panel + setting.first_column for r in range(setting.recipe.rows)]
+    ones = [leaf for _, each in setting.x_elements() for _, meaning in each for key in meaning.parts for leaf in key]
+    for chosen in [*([numbers] if numbers else []), *_trials(setting)]:
+        if (found := Demonstration(setting, chosen, [] if setting.recipe.integer else ones).wrong(places)) is not None:
+            return Refutation(why, {**chosen, **found})
+    return Undecided(why)
+
+
+def _trials(setting: Setting) -> Iterator[dict[str, int]]:
+    """The largest codes with the greatest and the least mantissas, and some random ones."""
+    codes = [str(word) for word in setting.variables(setting.first_column)[0] if str(word).count("_") == 1]
+    names = [str(number) for _, meanings in setting.x_elements() for number, _ in meanings if len(meanings) == 4]
+    for value in MANTISSA:
+        yield {**dict.fromkeys(codes, 2**32 - 1), **dict.fromkeys(names, value & 255)}
+    random = Random(1)
+    for _ in range(RANDOM):
+        words = {code: random.getrandbits(32) for code in codes}
+        yield words | {name: random.randint(*MANTISSA) & 255 for name in names}
+
+
+def _rows(setting: Setting, prover: Prover, y: Symbols) -> Refutation | int:
+    """All rows of x and all columns of the tile: what is wrong, or how many coefficients were compared."""
+    shapes, steps = dict[Any, Any](), 0
+    for r, column in product(range(setting.recipe.rows), range(setting.first_column, setting.recipe.panel)):
+        place = r * setting.recipe.panel + column
+        key, shape = _shape(setting, prover.origin(y.data[place]), column, place)
+        if (r, key) in shapes:
+            steps += 1
+            continue
+        shapes[r, key] = shape  # kept, so that its number stays its own
+        given = prover.reader.read(y.data[place])
+        wanted = sum_of((variable(f"y_{place}"), setting.expected(prover, r, column)))
+        for leaves, different in given.differences(wanted):
+            if (numbers := satisfied(different)) is not None:
+                sides = [coefficient(each.parts.get(leaves, 0.0), numbers) for each in (given, wanted)]
+                what = (
+                    f"in column {column} the factor of {' · '.join(leaves)} is {sides[0]:g}, and should be {sides[1]:g}"
+                )
+                found = Demonstration(setting, numbers, leaves).wrong([place])
+                return Refutation(what, {**numbers, **dict.fromkeys(leaves, 1), **(found or {})})
+        steps += len(wanted.parts)
+    return steps
+
+
+def _shape(setting: Setting, result: Any, column: int, place: int) -> tuple[Any, Any]:
+    """A result with the names of its column's variables left out; equal keys mean equal results."""
+    own, fields = setting.variables(column)
+    names = [*own, z3.FP(f"y_{place}", z3.Float32())]
+    plain = [z3.Const(f"own_{number}", each.sort()) for number, each in enumerate(names)]
+    shape = z3.substitute(result, *zip(names, plain, strict=True))
+    return (shape.get_id(), tuple(fields)), shape

@@ -1,0 +1,58 @@
+"""The solver: whether a condition can hold, and for which numbers.
+
+Conditions of one shape come by the thousand, one for each column and row. Their variables are renamed in order of
+occurrence, and a condition whose shape was found impossible is not searched again.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import z3
+
+from lowbit_prove.terms import UndecidedError
+
+MOST_SECONDS = 120
+
+_impossible: dict[int, Any] = {}
+"""Renamed conditions that no numbers satisfy, by their number among z3's expressions, which they keep by being here."""
+
+
+def satisfied(condition: Any) -> Mapping[str, int] | None:
+    """Numbers for which a condition holds, by the names of its variables; None if there are none.
+
+    Raises:
+        UndecidedError: the solver gives up.
+    """
+    names = list(variables(condition))
+    renamed = z3.simplify(z3.substitute(condition, *_renaming(names)))
+    if renamed.get_id() in _impossible or z3.is_false(renamed):
+        return None
+    solver = z3.SolverFor("QF_BV")
+    solver.set("timeout", 1000 * MOST_SECONDS)
+    solver.add(renamed)
+    answer = solver.check()
+    if answer == z3.unknown:
+        raise UndecidedError(f"the solver gave up: {solver.reason_unknown()}")
+    if answer == z3.unsat:
+        _impossible[renamed.get_id()] = renamed
+        return None
+    model = solver.model()
+    values = (model.eval(new, model_completion=True) for _, new in _renaming(names))
+    return {str(name): value.as_long() for name, value in zip(names, values, strict=True)}
+
+
+def _renaming(names: list[Any]) -> list[tuple[Any, Any]]:
+    return [(name, z3.BitVec(f"v{place}", name.size())) for place, name in enumerate(names)]
+
+
+def variables(expression: Any) -> Iterator[Any]:
+    """The variables of an expression, each once, in order of occurrence."""
+    seen, pending = set[int](), [expression]
+    while pending:
+        node = pending.pop()
+        if node.get_id() in seen:
+            continue
+        seen.add(node.get_id())
+        if z3.is_const(node) and node.decl().kind() == z3.Z3_OP_UNINTERPRETED:
+            yield node
+        pending.extend(reversed(node.children()))
