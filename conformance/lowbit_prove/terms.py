@@ -326,11 +326,11 @@ EXACTLY: dict[str, Callable[[Any, Any, Dtype], Any]] = {
 """Of float64."""
 
 
-def applied(ufunc: np.ufunc, dtype: Dtype, result: Dtype, *numbers: Term) -> Term:
+def applied(ufunc: Any, dtype: Dtype, result: Dtype, *numbers: Term) -> Term:
     """One of numpy's functions of numbers of one dtype.
 
     Args:
-        ufunc: numpy's function.
+        ufunc: numpy's function, a `numpy.ufunc`.
         dtype: of the numbers.
         result: of the result.
         numbers: one or two.
@@ -340,8 +340,7 @@ def applied(ufunc: np.ufunc, dtype: Dtype, result: Dtype, *numbers: Term) -> Ter
     """
     if known(*numbers):
         with np.errstate(all="ignore"):
-            function: Callable[..., Any] = ufunc
-            return function(*(np.array(each, dtype)[()] for each in numbers)).astype(result).item()
+            return ufunc(*(np.array(each, dtype)[()] for each in numbers)).astype(result).item()
     name = ufunc.__name__
     if name == "negative":
         return applied(np.subtract, dtype, result, -0.0 if dtype.kind == "f" else 0, *numbers)
@@ -350,7 +349,8 @@ def applied(ufunc: np.ufunc, dtype: Dtype, result: Dtype, *numbers: Term) -> Ter
     functions = EXACTLY if dtype == np.float64 else REALS if dtype.kind == "f" else INTEGERS
     if name not in functions or dtype.kind == "b":
         raise UndecidedError(f"{name} of unknown numbers of {dtype}")
-    return functions[name](*(expression(each, dtype) for each in numbers), dtype)
+    first, second = (expression(each, dtype) for each in numbers)
+    return functions[name](first, second, dtype)
 
 
 def fused(a: Term, b: Term, c: Term) -> Term:
