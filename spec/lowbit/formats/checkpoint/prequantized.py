@@ -228,7 +228,7 @@ def _fp8(parts: Parts, method: Method) -> Layout | None:
         return None
     columns, rows = parts["weight"].shape
     scale = "weight_scale" if "weight_scale" in parts else "weight_scale_inv"
-    if not _have(parts, **{scale: "F32 BF16 F16"}) or "weight_zero_point" in parts:
+    if not _have(parts, **{scale: "F32 BF16 F16 F8_E8M0"}) or "weight_zero_point" in parts:
         return None
     shape = parts[scale].shape
     if shape in ((), (1,)):

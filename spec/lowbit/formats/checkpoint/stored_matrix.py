@@ -155,14 +155,13 @@ def _as(field: Field, array: Array, name: str, place: Place) -> Array:
     wanted = field.numpy_dtype
     if array.dtype == wanted:
         return array
-    if array.dtype == np.uint8 and wanted.itemsize == 1:
+    if array.dtype == np.uint8 and place.type == "U8" and wanted.itemsize == 1:  # patterns of a float of 8 bits
         return array.view(wanted)
-    found = array
-    if array.dtype.itemsize > 1 and wanted.kind not in "iu" and array.dtype.kind not in "iu":
+    if field.role in ("scale", "zero") and array.dtype.kind not in "iu":
         with np.errstate(over="ignore", invalid="ignore"):
             found = array.astype(wanted)
         if np.array_equal(found.astype(np.float64), array.astype(np.float64), equal_nan=True):
-            return np.ascontiguousarray(found)
+            return found
     allowed = f"{wanted.name}, or numbers that it holds exactly"
     raise FormatError(place.shard.path.name, f"type of tensor {quoted(name)}", place.type, allowed)
 

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_checkpoint
-from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from lowbit.arrays import F32, Array
 from lowbit.cli import app
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.cache import quantized
+from lowbit.formats.checkpoint.names import tensor_shapes
 from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
+from lowbit.formats.checkpoint.tensors import CODED
 from lowbit.model.block import plain_linear
 from lowbit.model.decoder import Decoder
 from lowbit.model.quantization_plan import Plan, planned
@@ -48,10 +49,32 @@ def copied(
     if not tensors:
         shutil.copy(DATA / name / "model.safetensors", folder)
         return folder
-    changed = {**load_file(DATA / name / "model.safetensors"), **tensors}
-    save_file({key: np.ascontiguousarray(each) for key, each in changed.items() if each is not None}, folder / "x")
-    (folder / "x").rename(folder / "model.safetensors")
+    header, data = dict[str, Any](), b""
+    for key, array in {**held_by(name), **tensors}.items():
+        if array is not None:
+            kind = next(each for each, dtype in TYPES.items() if dtype == array.dtype)
+            place = [len(data), len(data) + array.nbytes]
+            header[key] = {"dtype": kind, "shape": list(array.shape), "data_offsets": place}
+            data += array.tobytes()
+    (folder / "model.safetensors").write_bytes(tiny_checkpoint.crafted(header, data))
     return folder
+
+
+TYPES = {each: np.dtype(dtype) for each, dtype in CODED.items()} | {"I64": np.dtype(np.int64)}
+
+
+def held_by(name: str) -> dict[str, Array]:
+    """The tensors of a directory, by the definition of the file."""
+    content = (DATA / name / "model.safetensors").read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header.pop("__metadata__", None)
+    found = {}
+    for key, place in header.items():
+        begin, last = place["data_offsets"]
+        array = np.frombuffer(content[end + begin : end + last], TYPES[place["dtype"]])
+        found[key] = array.reshape(place["shape"])
+    return found
 
 
 def logits(weights: Checkpoint, tokens: list[int]) -> F32:
@@ -65,11 +88,10 @@ def logits(weights: Checkpoint, tokens: list[int]) -> F32:
 
 def named(checkpoint: Checkpoint) -> dict[str, Stored]:
     """The quantised matrices by their modules, as they are stored."""
-    found: dict[str, Stored] = {}
-    for name, packed in checkpoint.packed.items():
-        shape = packed.layout.sizes or (0, 0)
-        found[packed.module] = checkpoint._stored(name, *shape)
-    return found
+    shapes = dict(tensor_shapes(checkpoint.config, checkpoint.tied, checkpoint.architecture))
+    return {
+        packed.module: checkpoint._stored(name, *reversed(shapes[name])) for name, packed in checkpoint.packed.items()
+    }
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -88,7 +110,8 @@ def test_logits_are_those_of_the_float_model(name: str) -> None:
     told, checkpoint = expected(name), open_checkpoint(DATA / name)
     tokens, largest = [int(token) for token in told["tokens"]], float(np.abs(told["logits"]).max())
     np.testing.assert_allclose(logits(checkpoint, tokens), told["logits"], rtol=0, atol=LIMIT * largest)
-    assert not checkpoint.remarks
+    cast = {"ct-int": "int of 8 bits", "fp8-block": "float8"}.get(name)
+    assert [f"made for activations cast to {cast};" in remark for remark in checkpoint.remarks] == [True] * bool(cast)
 
 
 @pytest.mark.parametrize("backend", ["cppyy", "numpy", "reference"])
@@ -180,7 +203,7 @@ def test_a_wrong_version(tmp_path: Path) -> None:
 
 def test_groups_in_order_need_no_index(tmp_path: Path) -> None:
     """The first GPTQ checkpoints have no ``g_idx``."""
-    indices = {key: None for key in load_file(DATA / "gptq-v1-3" / "model.safetensors") if key.endswith("g_idx")}
+    indices = {key: None for key in held_by("gptq-v1-3") if key.endswith("g_idx")}
     told = expected("gptq-v1-3")
     tokens = [int(token) for token in told["tokens"]]
     found = logits(open_checkpoint(copied("gptq-v1-3", tmp_path / "m", tensors=indices)), tokens)
@@ -221,10 +244,37 @@ CONTENTS: list[tuple[str, str, Changed, str]] = [
 ]
 
 
+def patched(text: str, other: str) -> Changed:
+    """JSON in a tensor with a part replaced."""
+    return lambda array: np.frombuffer(array.tobytes().replace(text.encode(), other.encode()), np.uint8)
+
+
+STATE = "weight.quant_state.bitsandbytes__nf4"
+CONTENTS += [
+    ("ct-fp8-tensor", "weight_scale", with_number((0,), np.nan), rf"weight_scale\[0\] of matrix '{Q}' is nan"),
+    ("ct-pack", "weight_scale", with_number((1, 1), np.inf), rf"weight_scale\[1, 1\] of matrix '{Q}' is inf"),
+    ("ct-nvfp4", "weight_global_scale", with_number((0,), 0), f"weight_global_scale of matrix '{Q}' is 0; allowed: a"),
+    ("ct-mxfp4", "weight_scale", with_number((2, 1), 255), rf"scale\[2, 1\] of matrix '{Q}' is nan"),
+    ("hqq-3", "W_q", with_number((0, 0), 2**30), rf"W_q\[0, 0\] of matrix '{Q}' is 1073741824"),
+    ("hqq-4", "scale", with_number((3, 0), np.nan), rf"scale\[3, 0\] of matrix '{Q}' is nan"),
+    ("bitsandbytes-nf4", "weight.nested_absmax", with_number((0,), np.nan), rf"nested_absmax\[0\] of matrix '{Q}'"),
+    (
+        "bitsandbytes-nf4",
+        "weight.quant_map",
+        with_number((1,), 0.5),
+        r"tensor '\S+quant_map' is another table; allowed: that",
+    ),
+    ("bitsandbytes-nf4", STATE, patched('"nf4"', '"fp4"'), f"quant_type in tensor '{Q}.*' is fp4; allowed: 'nf4'"),
+    ("bitsandbytes-nf4", STATE, patched("64,", "32,"), f"(blocksize|shape) in tensor '{Q}.*' is .*; allowed: "),
+    ("bitsandbytes-nf4", STATE, patched("nested_offset", "other"), "nested_offset is missing; allowed: a number"),
+    ("bitsandbytes-nf4", STATE, patched("{", "["), "content is "),
+]
+
+
 @pytest.mark.parametrize(("name", "part", "change", "message"), CONTENTS)
 def test_a_wrong_number(name: str, part: str, change: Changed, message: str, tmp_path: Path) -> None:
     """Is found when its matrix is read; the sentence names the file, the matrix and the place."""
-    held = load_file(DATA / name / "model.safetensors")[f"{Q}.{part}"]
+    held = held_by(name)[f"{Q}.{part}"]
     folder = copied(name, tmp_path / "m", tensors={f"{Q}.{part}": change(held)})
     checkpoint = open_checkpoint(folder)
     with pytest.raises(FormatError, match=rf"model\.safetensors: {message}"):
@@ -250,10 +300,29 @@ TENSORS: list[tuple[str, str, Changed | None, str]] = [
 ]
 
 
+def as_type(dtype: Any) -> Changed:
+    return lambda array: array.astype(dtype)
+
+
+TENSORS += [
+    ("ct-pack", "weight_scale", lambda held: held[:, :1], r"group_size of matrix .* is 64 by the number of its scales"),
+    ("ct-pack", "weight_packed", lambda held: held[:, :-1], "shape of matrix .* is 56 x 64; allowed: 64 x 64"),
+    ("ct-pack-asym", "weight_zero_point", lambda held: held[:-1], r"shape of tensor .*weight_zero_point' is \(15, 2\)"),
+    ("ct-int", "weight_scale", as_type(np.int8), "kind of the tensors of .* is weight I8, weight_scale I8"),
+    ("ct-mxfp4", "weight_scale", lambda held: held[:-1], r"shape of tensor .*weight_scale' is \(63, 2\)"),
+    ("ct-nvfp4", "weight_global_scale", None, "kind of the tensors of"),
+    ("fp8-block", "weight_scale_inv", lambda held: np.ones((2, 1), np.float32), r"is \(2, 1\); allowed: 1 x 1"),
+    ("bitsandbytes-nf4", "weight.absmax", lambda held: held[:-1], "kind of the tensors of"),
+    ("bitsandbytes-nf4", STATE, None, r"tensor '\S+nested_offset' is missing"),
+    ("hqq-4", "zero", None, "kind of the tensors of"),
+    ("hqq-4", "scale", lambda held: held[:-1], r"shape of tensor .*scale' is \(127, 1\); allowed: 128 x 1"),
+]
+
+
 @pytest.mark.parametrize(("name", "part", "change", "message"), TENSORS)
 def test_wrong_tensors(name: str, part: str, change: Changed | None, message: str, tmp_path: Path) -> None:
     """One that is missing, or of another shape or type than its format asks for, is found before weights are read."""
-    held = load_file(DATA / name / "model.safetensors")[f"{Q}.{part}"]
+    held = held_by(name)[f"{Q}.{part}"]
     folder = copied(name, tmp_path / "m", tensors={f"{Q}.{part}": None if change is None else change(held)})
     with pytest.raises(FormatError, match=message) as caught:
         open_checkpoint(folder)
@@ -268,7 +337,7 @@ def test_tensors_too_many(tmp_path: Path) -> None:
             FormatError, match=rf"tensor is .*{message}; allowed: those of a matrix in the format gptq-v1"
         ):
             open_checkpoint(copied("gptq-v1-3", tmp_path / part, tensors={f"{Q}.{part}": weight}))
-    held = load_file(DATA / "gptq-v1-3" / "model.safetensors")
+    held = held_by("gptq-v1-3")
     codes = {key.replace(Q, "model.embed_tokens"): held[key] for key in held if key.startswith(f"{Q}.")}
     with pytest.raises(FormatError, match=r"module 'model\.embed_tokens' is quantised; allowed: weights as floats"):
         open_checkpoint(copied("gptq-v1-3", tmp_path / "m", tensors={**codes, "model.embed_tokens.weight": None}))
@@ -282,6 +351,11 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("awq-gemm", {"version": "gemv_fast"}, "kind of the tensors of .* allowed: .* for method 'awq'"),
     ("awq-gemm", {"group_size": 16}, "group_size of matrix .* is 32 by the number of its scales; allowed: 16"),
     ("awq-gemv", {"group_size": 128}, "shape of tensor .*qzeros'"),
+    ("ct-pack", {"ignore": ["re:.*", "self_attn"]}, "module .*self_attn.* is quantised; allowed: floats"),
+    ("ct-pack", {"config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {}}}}, "config_groups is given"),
+    ("ct-pack", {"config_groups": {"a": {"weights": {"num_bits": 9}}}}, "kind of the tensors of"),
+    ("hqq-4", {"quant_config": {"weight_quant_params": {"nbits": 8, "group_size": 32, "axis": 1}}}, "shape of tensor"),
+    ("hqq-4", {"quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 32, "axis": 2}}}, "kind of the"),
     ("awq-gemm", {"transform_config": {"a": 1}}, "transform_config is given; allowed: absent"),
 ]
 

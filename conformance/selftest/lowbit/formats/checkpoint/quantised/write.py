@@ -5,8 +5,9 @@ compressed-tensors, bitsandbytes, hqq. The files are of torch 2.13.0, transforme
 0.2.9, compressed-tensors 0.20.0, bitsandbytes 0.50.2 and hqq 0.2.8.
 
 Each tool quantises or packs the linear layers of a float model, and dequantises them again with its own code, in
-float32 where it can. ``expected.npz`` holds the SHA-256 of each dequantised matrix (float32, N x K), in the order of
-``names``, and the tokens and logits of the float model that is made of these matrices, by the code of ``transformers``.
+float32 where it can. ``expected.npz`` holds the SHA-256 of each dequantised matrix (float32, N x K, without negative
+zeros), in the order of ``names``, and the tokens and logits of the float model that is made of these matrices, by the
+code of ``transformers``.
 Codes, scales and zeros are random where a tool only packs them: what is tested is how they are stored.
 """
 
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,10 @@ ONE: dict[str, Any] = {"num_hidden_layers": 1}
 QWEN2: dict[str, Any] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False}
 MIXTRAL: dict[str, Any] = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "sliding_window": None}
 MIXTRAL |= {"num_local_experts": 2, "num_experts_per_tok": 1, "num_hidden_layers": 1}
+BF16: dict[str, Any] = {"torch_dtype": "bfloat16"}
+WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4, "head_dim": 32}
+ROWS: dict[str, Any] = {"intermediate_size": 128}
+"""On a CPU bitsandbytes 0.50.2 undoes its own casts only where blocks of 64 fill rows."""
 PHI3: dict[str, Any] = {
     "model_type": "phi3",
     "architectures": ["Phi3ForCausalLM"],
@@ -137,7 +143,103 @@ def awq(layout: str) -> Tool:
     return made
 
 
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[], Tool]]] = {
+# **compressed-tensors**: scales by its own rules, in bfloat16.
+
+
+def compressed(format: str, weights: dict[str, Any]) -> Tool:
+    quantization = import_module("compressed_tensors.quantization")
+    helpers = import_module("compressed_tensors.quantization.utils.helpers")
+    tool = import_module("compressed_tensors.compressors.base").BaseCompressor.get_value_from_registry(format)
+    scheme = quantization.QuantizationScheme(targets=["Linear"], weights=quantization.QuantizationArgs(**weights))
+
+    def made(linear: torch.nn.Linear, name: str) -> Made:
+        weight, args = linear.weight.bfloat16(), scheme.weights
+        parts: Tensors = {"weight": weight}
+        axis = None if args.strategy == "tensor" else -1
+        x = weight if args.group_size is None else weight.reshape(len(weight), -1, args.group_size)
+        low, high = (x.amin(), x.amax()) if axis is None else (x.amin(-1), x.amax(-1))
+        low, high = (each.reshape(1) if axis is None else each.reshape(len(weight), -1) for each in (low, high))
+        if format == "nvfp4-pack-quantized":
+            parts["weight_global_scale"] = helpers.generate_gparam(weight.amin().reshape(1), weight.amax().reshape(1))
+        scale, zero = helpers.calculate_qparams(low, high, args, parts.get("weight_global_scale"))
+        parts["weight_scale"] = scale if "float4" in format or scale.dtype != torch.bfloat16 else scale.bfloat16()
+        if not args.symmetric:
+            parts["weight_zero_point"] = zero.to(torch.int8)
+        packed = tool.compress(parts, scheme)
+        wide = {part: each.float() if each.dtype == torch.bfloat16 else each for part, each in packed.items()}
+        if format == "nvfp4-pack-quantized":  # whose code dequantises in bfloat16, whatever the types of scales
+            codes = import_module("compressed_tensors.compressors.nvfp4.helpers").unpack_fp4_from_uint8
+            elements = codes(packed["weight_packed"], *weight.shape).float()
+            given = {"global_scale": packed["weight_global_scale"], "dtype": torch.float32}
+            return packed, quantization.dequantize(elements, packed["weight_scale"].float(), args=args, **given)
+        return packed, tool.decompress(wide, scheme)["weight"].float()
+
+    return made
+
+
+def scheme(bits: int, kind: str = "int", *, group_size: int | None = None, **others: Any) -> dict[str, Any]:
+    strategy = others.pop("strategy", "channel" if group_size is None else "group")
+    told = {"num_bits": bits, "type": kind, "strategy": strategy, "group_size": group_size, "symmetric": True}
+    return told | others
+
+
+TOKENWISE = scheme(8, strategy="token", dynamic=True)
+ASYMMETRIC = scheme(8, group_size=32, symmetric=False)
+NVFP4 = scheme(4, "float", group_size=16, strategy="tensor_group", scale_dtype="torch.float8_e4m3fn")
+MXFP4 = scheme(4, "float", group_size=32, scale_dtype="torch.uint8")
+
+
+def of_scheme(format: str, weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return {"format": format, "config_groups": {"group_0": group}}
+
+
+def of_hqq(bits: int, axis: int) -> dict[str, Any]:
+    return {"quant_config": {"weight_quant_params": {"nbits": bits, "group_size": 32, "axis": axis}}}
+
+
+# **bitsandbytes**, **hqq**, and the FP8 of transformers.
+
+
+def bitsandbytes(kind: str, double: bool) -> Tool:
+    functional = import_module("bitsandbytes.functional")
+
+    def made(linear: torch.nn.Linear, name: str) -> Made:
+        packed, state = functional.quantize_4bit(linear.weight.half(), None, None, 64, double, kind)
+        parts = {"weight": packed} | {f"weight.{part}": each for part, each in state.as_dict(packed=True).items()}
+        state.dtype = torch.float32
+        return parts, functional.dequantize_4bit(packed, state).float()
+
+    return made
+
+
+def hqq(bits: int, axis: int) -> Tool:
+    tools = import_module("hqq.core.quantize")
+    config = tools.BaseQuantizeConfig(nbits=bits, group_size=32, axis=axis)
+
+    def made(linear: torch.nn.Linear, name: str) -> Made:
+        layer = tools.HQQLinear(linear, config, compute_dtype=torch.float16, device="cpu")
+        parts = dict(layer.state_dict())
+        meta = layer.meta | {"scale": layer.meta["scale"].float(), "zero": layer.meta["zero"].float()}
+        return parts, tools.Quantizer.dequantize(layer.W_q, meta | {"compute_dtype": torch.float32}).float()
+
+    return made
+
+
+def fp8() -> Tool:
+    fp8s = import_module("transformers.integrations.finegrained_fp8")
+    settings = import_module("transformers").FineGrainedFP8Config(weight_block_size=(128, 128))
+    tool = fp8s.Fp8Quantize(SimpleNamespace(quantization_config=settings))
+
+    def made(linear: torch.nn.Linear, name: str) -> Made:
+        found = tool.convert({"weight": linear.weight})
+        parts = {part.rpartition(".")[2]: each for part, each in found.items()}
+        return parts, fp8s._dequantize_fp8_weight(*parts.values(), (128, 128), torch.float32)
+
+    return made
+
+
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[], Tool] | None]] = {
     "gptq-v1-4": (SIZES, {"bits": 4, "checkpoint_format": "gptq", "desc_act": True}, lambda: gptq(4, 1, order=True)),
     "gptq-v2-4": (
         SIZES | QWEN2,
@@ -150,26 +252,56 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[], Tool]]] = {
     "gptq-v1-8-phi3": (SIZES | PHI3, {"bits": 8, "checkpoint_format": "gptq"}, lambda: gptq(8, 1)),
     "awq-gemm": (SIZES | MIXTRAL, {"version": "gemm", "modules_to_not_convert": ["gate"]}, lambda: awq("gemm")),
     "awq-gemv": (SIZES | ONE, {"version": "gemv"}, lambda: awq("gemv")),
+    "ct-pack": (SIZES | BF16, of_scheme("pack-quantized", scheme(4, group_size=32)), None),
+    "ct-pack-asym": (SIZES | BF16 | ONE, of_scheme("pack-quantized", ASYMMETRIC), None),
+    "ct-int": (
+        SIZES | BF16 | ONE,
+        of_scheme("int-quantized", scheme(8), scheme(8, strategy="token", dynamic=True)),
+        None,
+    ),
+    "ct-naive": (SIZES | BF16 | ONE, of_scheme("naive-quantized", scheme(4, group_size=32)), None),
+    "ct-fp8-channel": (SIZES | BF16 | ONE, of_scheme("float-quantized", scheme(8, "float")), None),
+    "ct-fp8-tensor": (SIZES | BF16 | ONE, of_scheme("float-quantized", scheme(8, "float", strategy="tensor")), None),
+    "ct-nvfp4": (SIZES | BF16 | ONE, of_scheme("nvfp4-pack-quantized", NVFP4), None),
+    "ct-mxfp4": (SIZES | BF16 | ONE, of_scheme("mxfp4-pack-quantized", MXFP4), None),
+    "bitsandbytes-nf4": (
+        SIZES | QWEN2 | ONE | ROWS,
+        {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+        lambda: bitsandbytes("nf4", True),
+    ),
+    "bitsandbytes-fp4": (SIZES | PHI3 | ROWS, {"bnb_4bit_quant_type": "fp4"}, lambda: bitsandbytes("fp4", False)),
+    "bitsandbytes-nf4-phi3": (
+        SIZES | PHI3 | ROWS,
+        {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+        lambda: bitsandbytes("nf4", True),
+    ),
+    "hqq-4": (SIZES | ONE, of_hqq(4, 1), lambda: hqq(4, 1)),
+    "hqq-3": (SIZES | ONE, of_hqq(3, 0), lambda: hqq(3, 0)),
+    "fp8-block": (SIZES | ONE | WIDE, {"weight_block_size": [128, 128], "activation_scheme": "dynamic"}, fp8),
 }
 COMMON: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "group_size": 32, "desc_act": False, "sym": False, "lm_head": False},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True},
+    "ct": {"quant_method": "compressed-tensors", "quantization_status": "compressed", "ignore": ["lm_head"]},
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": ["lm_head"]},
+    "hqq": {"quant_method": "hqq", "skip_modules": ["lm_head"]},
+    "fp8": {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]},
 }
 
 
 def float_model(fields: dict[str, Any], name: str) -> Any:
-    """A model of random weights in float32, each a number of float16."""
+    """A model of random weights in float32, each a number of the type in which the model is published."""
     config = AutoConfig.for_model(**fields)
     config._attn_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    make = torch.Generator().manual_seed(sum(name.encode()))
+    make, kind = torch.Generator().manual_seed(sum(name.encode())), getattr(torch, fields["torch_dtype"])
     for part, weights in model.named_parameters():
         noise = torch.randn(weights.shape, generator=make)
         if weights.ndim == 1:
             noise = 0.5 * noise if "bias" in part else 1 + 0.2 * noise
         elif "embed_tokens" not in part:
             noise *= 2 / weights.shape[-1] ** 0.5
-        weights.copy_(noise.half().float())
+        weights.copy_(noise.to(kind).float())
     return model
 
 
@@ -203,11 +335,12 @@ def write(name: str) -> None:
     folder.mkdir(exist_ok=True)
     fields, own, tool = MODELS[name]
     config = COMMON[name.partition("-")[0]] | own
-    quantise, model = tool(), float_model(fields, name)
+    quantise = compressed(own["format"], own["config_groups"]["group_0"]["weights"]) if tool is None else tool()
+    model = float_model(fields, name)
     tensors, names, digests = Tensors(), list[str](), list[str]()
     for stored, tensor in published(model).items():
         if not is_quantised(stored, tensor, config):
-            tensors[stored] = tensor.half()
+            tensors[stored] = tensor.to(getattr(torch, fields["torch_dtype"]))
             continue
         linear = torch.nn.Linear(tensor.shape[1], tensor.shape[0], bias=False)
         linear.weight.data = tensor.clone()
@@ -217,7 +350,7 @@ def write(name: str) -> None:
         tensor.copy_(values)  # which belongs to the model, or to its experts
         tensors |= {f"{module}.{part}": each for part, each in parts.items()}
         names.append(module)
-        digests.append(hashlib.sha256(values.contiguous().numpy().tobytes()).hexdigest())
+        digests.append(hashlib.sha256((values + 0.0).contiguous().numpy().tobytes()).hexdigest())
     save_file({key: each.detach().contiguous().clone() for key, each in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": config}, indent=1) + "\n")
     make = torch.Generator().manual_seed(1)
