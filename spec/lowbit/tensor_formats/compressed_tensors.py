@@ -12,8 +12,11 @@ significant bit first, as one stream a row; the last word may be used in part. *
 same way along N, one stream for each group. **ct-int** holds an integer in each byte (``int-quantized``, and
 ``naive-quantized`` for fewer than 8 bits).
 
-**Casts** compute in bfloat16: the numbers are those of a model in bfloat16, and each step is rounded to it. With the
-largest and the least number of a group and 0, *max* and *min*:
+**Scales** have the type of the model. In bfloat16 these formats have the names above; of models in float16 they are
+``ct-pack-f16``, ``ct-pack-asym-f16`` and ``ct-int-f16``.
+
+**Casts** are those of models in bfloat16: they compute in that type, each step is rounded to it, and the formats with
+float16 scales have none. With the largest and the least number of a group and 0, *max* and *min*:
 
 =============== ================================================= =====================================================
 step            symmetric                                         with zeros
@@ -30,6 +33,7 @@ Source: compressed-tensors, ``pack-quantized``, ``int-quantized`` and ``naive-qu
 ``calculate_qparams`` and ``quantize``.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -38,10 +42,9 @@ from lowbit.arrays import F64, Array
 from lowbit.numbers.floats import rounded
 from lowbit.tensor_formats.bits import end_to_end, exact, stream
 from lowbit.tensor_formats.casts import in_groups, nearest, stepped
-from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
+from lowbit.tensor_formats.table import Encode, Field, Format, Sizes, Tensors, Terms
 
 OPTIONS = {"bits": (2, 3, 4, 5, 6, 7, 8), "group_size": None}
-SCALE = Field("weight_scale", "bfloat16", ("N", "G"), "scale", "one scale for each row and group")
 
 
 def _signed(words: Array, bits: int, count: int) -> F64:
@@ -107,37 +110,61 @@ def _to_bytes(numbers: F64, at: Sizes) -> dict[str, Array]:
     return {"weight": integers.astype(np.int8), "weight_scale": scale}
 
 
+# **The formats.**
+
 PACKED = Field("weight_packed", "int32", ("N", "K*bits//32"), "codes", "one stream of codes a row, 2^(bits-1) added")
-CT_PACK = Format(
-    name="ct-pack",
-    title="compressed-tensors, packed, symmetric",
-    fields=(PACKED, SCALE),
-    decode=_packed,
-    encode={"reference": partial(_pack, False)},
-    options=OPTIONS,
-    source="compressed-tensors, pack-quantized",
-    traps=("Packed integers are offset by 2^(bits-1), and there is no field that says so.",),
-)
-CT_PACK_ASYM = Format(
-    name="ct-pack-asym",
-    title="compressed-tensors, packed, with zeros",
-    fields=(
-        PACKED,
-        SCALE,
-        Field("weight_zero_point", "int32", ("N*bits//32", "G"), "zero", "one stream of zeros a group, along N"),
-    ),
-    decode=_packed_with_zeros,
-    encode={"reference": partial(_pack, True)},
-    options=OPTIONS,
-    source="compressed-tensors, pack-quantized",
-    traps=("Codes are packed along K, zeros along N.",),
-)
-CT_INT = Format(
-    name="ct-int",
-    title="compressed-tensors, an integer a byte",
-    fields=(Field("weight", "int8", ("N", "K"), "codes", "two's complement"), SCALE),
-    decode=_plain,
-    encode={"reference": _to_bytes},
-    options={"group_size": None},
-    source="compressed-tensors, int-quantized and naive-quantized",
-)
+ZEROS = Field("weight_zero_point", "int32", ("N*bits//32", "G"), "zero", "one stream of zeros a group, along N")
+BYTES = Field("weight", "int8", ("N", "K"), "codes", "two's complement")
+
+
+def _scale(type: str) -> Field:
+    return Field("weight_scale", type, ("N", "G"), "scale", "one scale for each row and group")
+
+
+def _symmetric(name: str, title: str, scale: str, encode: Mapping[str, Encode]) -> Format:
+    return Format(
+        name=name,
+        title=title,
+        fields=(PACKED, _scale(scale)),
+        decode=_packed,
+        encode=encode,
+        options=OPTIONS,
+        source="compressed-tensors, pack-quantized",
+        traps=("Packed integers are offset by 2^(bits-1), and there is no field that says so.",),
+    )
+
+
+def _asymmetric(name: str, title: str, scale: str, encode: Mapping[str, Encode]) -> Format:
+    return Format(
+        name=name,
+        title=title,
+        fields=(PACKED, _scale(scale), ZEROS),
+        decode=_packed_with_zeros,
+        encode=encode,
+        options=OPTIONS,
+        source="compressed-tensors, pack-quantized",
+        traps=("Codes are packed along K, zeros along N.",),
+    )
+
+
+def _in_bytes(name: str, title: str, scale: str, encode: Mapping[str, Encode]) -> Format:
+    return Format(
+        name=name,
+        title=title,
+        fields=(BYTES, _scale(scale)),
+        decode=_plain,
+        encode=encode,
+        options={"group_size": None},
+        source="compressed-tensors, int-quantized and naive-quantized",
+    )
+
+
+SYMMETRIC, WITH_ZEROS = "compressed-tensors, packed, symmetric", "compressed-tensors, packed, with zeros"
+A_BYTE, F16 = "compressed-tensors, an integer a byte", "float16 scales"
+
+CT_PACK = _symmetric("ct-pack", SYMMETRIC, "bfloat16", {"reference": partial(_pack, False)})
+CT_PACK_ASYM = _asymmetric("ct-pack-asym", WITH_ZEROS, "bfloat16", {"reference": partial(_pack, True)})
+CT_INT = _in_bytes("ct-int", A_BYTE, "bfloat16", {"reference": _to_bytes})
+CT_PACK_F16 = _symmetric("ct-pack-f16", f"{SYMMETRIC}, {F16}", "float16", {})
+CT_PACK_ASYM_F16 = _asymmetric("ct-pack-asym-f16", f"{WITH_ZEROS}, {F16}", "float16", {})
+CT_INT_F16 = _in_bytes("ct-int-f16", f"{A_BYTE}, {F16}", "float16", {})

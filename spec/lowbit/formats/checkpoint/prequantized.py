@@ -193,16 +193,18 @@ def _marlin(parts: Parts, method: Method) -> Layout | None:
 
 
 def _compressed_integers(parts: Parts, method: Method) -> Layout | None:
-    if {"weight_g_idx", "g_idx"} & parts.keys():  # rows in another order, which the formats here do not have
-        return None
-    if _have(parts, weight="I8:2", weight_scale="BF16:2") and "weight_zero_point" not in parts:
+    if "weight_g_idx" in parts or not _have(parts, weight_scale="BF16 F16:2"):
+        return None  # the formats here do not have rows in another order
+    scales, groups = parts["weight_scale"].type, parts["weight_scale"].shape[1]
+    suffix = "-f16" if scales == "F16" else ""
+    if _have(parts, weight="I8:2") and "weight_zero_point" not in parts:
         columns, rows = parts["weight"].shape
-        return _of_sizes("ct-int", rows, columns, group_size=_group(method, rows, parts["weight_scale"].shape[1]))
-    if not _have(parts, weight_packed="I32:2", weight_scale="BF16:2") or method.bits not in range(2, 9):
+        return _of_sizes(f"ct-int{suffix}", rows, columns, group_size=_group(method, rows, groups))
+    if not _have(parts, weight_packed="I32:2") or method.bits not in range(2, 9):
         return None
-    (columns, words), groups = parts["weight_packed"].shape, parts["weight_scale"].shape[1]
+    columns, words = parts["weight_packed"].shape
     rows = 32 * words // (method.bits or 8)
-    name = "ct-pack-asym" if _have(parts, weight_zero_point="I32:2") else "ct-pack"
+    name = ("ct-pack-asym" if _have(parts, weight_zero_point="I32:2") else "ct-pack") + suffix
     return _of_sizes(name, rows, columns, bits=method.bits or 8, group_size=_group(method, rows, groups))
 
 

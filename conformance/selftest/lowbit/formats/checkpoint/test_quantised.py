@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tiny_checkpoint
@@ -82,6 +83,8 @@ def logits(weights: Checkpoint, tokens: list[int]) -> F32:
     decoder = Decoder(in_memory(weights), lambda matrix: plain_linear(to_float(matrix)))
     return decoder.logits(decoder.hidden(tokens, decoder.new_state()))
 
+
+Q = "model.layers.0.self_attn.q_proj"
 
 # **The numbers.**
 
@@ -221,9 +224,38 @@ def test_biases_of_zeros(tmp_path: Path) -> None:
         open_checkpoint(folder)
 
 
+SCALES: list[tuple[str, str, Any]] = [
+    ("hqq-4", "scale", np.float32),
+    ("hqq-4", "zero", ml_dtypes.bfloat16),
+    ("ct-fp8-tensor", "weight_scale", np.float32),
+    ("fp8-block", "weight_scale_inv", ml_dtypes.float8_e8m0fnu),
+    ("fp8-block", "weight_scale_inv", ml_dtypes.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("name", "part", "dtype"), SCALES)
+def test_scales_of_another_type(name: str, part: str, dtype: Any, tmp_path: Path) -> None:
+    """They become those of the format where that is exact: here powers of two, which every float type has."""
+    held = held_by(name)[f"{Q}.{part}"].astype(np.float32)
+    powers = np.exp2(np.arange(held.size, dtype=np.float32) % 5 - 8).reshape(held.shape)
+    own = copied(name, tmp_path / "own", tensors={f"{Q}.{part}": powers.astype(held_by(name)[f"{Q}.{part}"].dtype)})
+    other = copied(name, tmp_path / "other", tensors={f"{Q}.{part}": powers.astype(dtype)})
+    wanted, found = (named(open_checkpoint(folder))[Q] for folder in (own, other))
+    for ours, theirs in zip(found.tensors, wanted.tensors, strict=True):
+        assert ours.dtype == theirs.dtype and np.array_equal(ours.view(np.uint8), theirs.view(np.uint8))
+
+
+def test_scales_that_the_format_does_not_hold(tmp_path: Path) -> None:
+    """One that would have to be rounded is refused."""
+    scales = np.full((128, 1), 0.1, np.float32)
+    checkpoint = open_checkpoint(copied("hqq-4", tmp_path / "m", tensors={f"{Q}.scale": scales}))
+    message = rf"type of tensor '{Q}\.scale' is F32; allowed: float16, or numbers that it holds exactly"
+    with pytest.raises(FormatError, match=message):
+        checkpoint.layer(0)
+
+
 # **Refused.**
 
-Q = "model.layers.0.self_attn.q_proj"
 Changed = Callable[[Array], Array]
 
 

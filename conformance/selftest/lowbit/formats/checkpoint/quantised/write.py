@@ -143,17 +143,17 @@ def awq(layout: str) -> Tool:
     return made
 
 
-# **compressed-tensors**: scales by its own rules, in bfloat16.
+# **compressed-tensors**: scales by its own rules, in the type of the model.
 
 
-def compressed(format: str, weights: dict[str, Any]) -> Tool:
+def compressed(kind: torch.dtype, format: str, weights: dict[str, Any]) -> Tool:
     quantization = import_module("compressed_tensors.quantization")
     helpers = import_module("compressed_tensors.quantization.utils.helpers")
     tool = import_module("compressed_tensors.compressors.base").BaseCompressor.get_value_from_registry(format)
     scheme = quantization.QuantizationScheme(targets=["Linear"], weights=quantization.QuantizationArgs(**weights))
 
     def made(linear: torch.nn.Linear, name: str) -> Made:
-        weight, args = linear.weight.bfloat16(), scheme.weights
+        weight, args = linear.weight.to(kind), scheme.weights
         parts: Tensors = {"weight": weight}
         axis = None if args.strategy == "tensor" else -1
         x = weight if args.group_size is None else weight.reshape(len(weight), -1, args.group_size)
@@ -162,11 +162,11 @@ def compressed(format: str, weights: dict[str, Any]) -> Tool:
         if format == "nvfp4-pack-quantized":
             parts["weight_global_scale"] = helpers.generate_gparam(weight.amin().reshape(1), weight.amax().reshape(1))
         scale, zero = helpers.calculate_qparams(low, high, args, parts.get("weight_global_scale"))
-        parts["weight_scale"] = scale if "float4" in format or scale.dtype != torch.bfloat16 else scale.bfloat16()
+        parts["weight_scale"] = scale
         if not args.symmetric:
             parts["weight_zero_point"] = zero.to(torch.int8)
         packed = tool.compress(parts, scheme)
-        wide = {part: each.float() if each.dtype == torch.bfloat16 else each for part, each in packed.items()}
+        wide = {part: each.float() if each.dtype == kind else each for part, each in packed.items()}
         if format == "nvfp4-pack-quantized":  # whose code dequantises in bfloat16, whatever the types of scales
             codes = import_module("compressed_tensors.compressors.nvfp4.helpers").unpack_fp4_from_uint8
             elements = codes(packed["weight_packed"], *weight.shape).float()
@@ -183,6 +183,7 @@ def scheme(bits: int, kind: str = "int", *, group_size: int | None = None, **oth
     return told | others
 
 
+TOKENWISE = scheme(8, strategy="token", dynamic=True)
 TOKENWISE = scheme(8, strategy="token", dynamic=True)
 ASYMMETRIC = scheme(8, group_size=32, symmetric=False)
 NVFP4 = scheme(4, "float", group_size=16, strategy="tensor_group", scale_dtype="torch.float8_e4m3fn")
@@ -254,11 +255,10 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[], Tool] | Non
     "awq-gemv": (SIZES | ONE, {"version": "gemv"}, lambda: awq("gemv")),
     "ct-pack": (SIZES | BF16, of_scheme("pack-quantized", scheme(4, group_size=32)), None),
     "ct-pack-asym": (SIZES | BF16 | ONE, of_scheme("pack-quantized", ASYMMETRIC), None),
-    "ct-int": (
-        SIZES | BF16 | ONE,
-        of_scheme("int-quantized", scheme(8), scheme(8, strategy="token", dynamic=True)),
-        None,
-    ),
+    "ct-pack-f16": (SIZES | ONE, of_scheme("pack-quantized", scheme(3, group_size=32)), None),
+    "ct-pack-asym-f16": (SIZES | ONE, of_scheme("pack-quantized", ASYMMETRIC), None),
+    "ct-int-f16": (SIZES | ONE, of_scheme("int-quantized", scheme(8)), None),
+    "ct-int": (SIZES | BF16 | ONE, of_scheme("int-quantized", scheme(8), TOKENWISE), None),
     "ct-naive": (SIZES | BF16 | ONE, of_scheme("naive-quantized", scheme(4, group_size=32)), None),
     "ct-fp8-channel": (SIZES | BF16 | ONE, of_scheme("float-quantized", scheme(8, "float")), None),
     "ct-fp8-tensor": (SIZES | BF16 | ONE, of_scheme("float-quantized", scheme(8, "float", strategy="tensor")), None),
@@ -335,7 +335,11 @@ def write(name: str) -> None:
     folder.mkdir(exist_ok=True)
     fields, own, tool = MODELS[name]
     config = COMMON[name.partition("-")[0]] | own
-    quantise = compressed(own["format"], own["config_groups"]["group_0"]["weights"]) if tool is None else tool()
+    kind = getattr(torch, fields["torch_dtype"])
+    if tool is None:
+        quantise = compressed(kind, own["format"], own["config_groups"]["group_0"]["weights"])
+    else:
+        quantise = tool()
     model = float_model(fields, name)
     tensors, names, digests = Tensors(), list[str](), list[str]()
     for stored, tensor in published(model).items():
