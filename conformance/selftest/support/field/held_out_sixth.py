@@ -29,6 +29,7 @@ SIXTH: tuple[Mistake, ...] = (
         "range(len(scales))",
         "range(0, len(scales), 2)",
         "stored-rows-counted-otherwise",
+        "stored-groups-odd-ones-dropped",
     ),
     numpy(
         "gptq_factored",
