@@ -30,7 +30,8 @@ class Contest:
     """One meeting: contestants with the same weights at one shape, for some batches.
 
     Attributes:
-        family: ``4 bits``, ``other widths``, ``groups of N bits``, or ``stored KIND`` with a type of ggml.
+        family: ``4 bits``, ``other widths``, ``groups of N bits``, or ``stored KIND`` with a type of ggml,
+            ``gptq`` or ``awq``.
     """
 
     rows: int
@@ -102,7 +103,9 @@ def contests(quick: bool, problems: tuple[str, ...], batches: tuple[int, ...]) -
             for contest in (Contest(*shape, "4 bits", batches), Contest(*shape, "other widths", batches[:1]))
         ]
         found += [Contest(*HEADLINE, f"groups of {bits} bits", batches[:1]) for bits in (4, 3, 2, 8)]
-        found += [Contest(*HEADLINE, f"stored {kind}", batches[:1]) for kind in registry.STORED]
+        found += [
+            Contest(*HEADLINE, f"stored {kind}", batches[:1]) for kind in (*registry.STORED, *registry.CHECKPOINTS)
+        ]
     return [contest for contest in found if not problems or any(part in contest.id for part in problems)]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contests import HEADLINE, LARGE
+from peers.registry import CHECKPOINTS
 
 from lowbit_bench.intervals import interval, ratios
 
@@ -17,7 +18,7 @@ SHARES = {  # bits: least shares of the read limit at the headline, (AVX-512 flo
     2: ((0.45, 0.90), None),
 }
 NEAR = 0.75
-"""A share of the read limit above which a peer leaves no room for a ratio of 1.2."""
+"""A share of the read limit above which a peer leaves no room for a ratio of 1.2 or 1.3."""
 FAMILIES = {"AVX-512": ("avx512", "avx512vnni"), "AVX2": ("avx2", "avxvnni")}
 
 
@@ -140,7 +141,8 @@ def rivals(problem: Problem) -> Iterator[Goal]:
 
 
 def stored(problem: Problem) -> Iterator[Goal]:
-    """Products in the bytes of a type of ggml: against ggml with 8-bit activations, and alone with float32."""
+    """Products in the bytes of a type of ggml: against ggml with 8-bit activations, and alone with float32; in those of
+    a checkpoint: against activations of 16 bits."""
     if not problem["family"].startswith("stored"):
         return
     kind = problem["family"].split()[1]
@@ -149,14 +151,15 @@ def stored(problem: Problem) -> Iterator[Goal]:
             best = fastest(rows)
             yield at_least(f"share of the read limit, {kind}, {family}", problem, best["share"][0], least, best["id"])
     theirs = [row for row in problem["contestants"] if row["project"] != "lowbit"]
-    mine = ours(problem, (*FAMILIES["AVX-512"], *FAMILIES["AVX2"]), "integer", kind)
+    contract, width, least = ("bfloat16", "16 bits", 1.3) if kind in CHECKPOINTS else ("integer", "8 bits", 1.2)
+    mine = ours(problem, (*FAMILIES["AVX-512"], *FAMILIES["AVX2"]), contract, kind)
     if not theirs or not mine:
         return
     rival, best = fastest(theirs), fastest(mine)
     if rival["share"][0] > NEAR:  # little is left to be faster by
-        yield at_least(f"share of the read limit, {kind}, 8 bits", problem, best["share"][0], 0.9, best["id"])
+        yield at_least(f"share of the read limit, {kind}, {width}", problem, best["share"][0], 0.9, best["id"])
     else:
-        yield at_least(f"llama.cpp's {kind} over ours", problem, time_ratio(rival, best), 1.2, rival["id"])
+        yield at_least(f"{rival['project']}'s {kind} over ours", problem, time_ratio(rival, best), least, rival["id"])
 
 
 def per_byte(row: Row) -> float:

@@ -6,7 +6,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from peers import blas, ggml, onnx_runtime, openvino_matmul, ours, stored, torch_int4
+from peers import blas, checkpoints, ggml, onnx_runtime, openvino_matmul, ours, stored, torch_int4
 from peers.base import Contestant, Plan, Weights
 
 Build = Callable[[Weights, Plan], Contestant]
@@ -59,7 +59,9 @@ def installed(distribution: str) -> bool:
 
 
 def bits_of(kind: str) -> int:
-    """The bits of a code of one of ggml's types, the first number in its name but for IQ4_NL and MXFP4."""
+    """The bits of a code of a stored matrix, the first number in its name but for IQ4_NL and MXFP4."""
+    if kind in checkpoints.MAKERS:
+        return checkpoints.BITS
     return int(kind.removeprefix("i").removeprefix("mxfp").removeprefix("q")[0])
 
 
@@ -99,6 +101,8 @@ OTHER_WIDTHS = tuple(map(_ggml, ("q2_K", "q3_K", "q8_0")))
 
 STORED = ("q4_0", "q5_0", "q8_0", "q4_K", "q6_K", "iq4_nl", "mxfp4")
 """Types of ggml in whose bytes lowbit multiplies too."""
+CHECKPOINTS = tuple(checkpoints.MAKERS)
+"""Formats of checkpoints, in whose bytes lowbit multiplies activations of 16 bits."""
 
 
 def our(isa: str, contract: str, bits: int = 4, group_size: int | None = None) -> Entry:
@@ -118,7 +122,11 @@ def ours_of(bits: int, brief: bool = False) -> list[Entry]:
 
 
 def stored_of(kind: str) -> list[Entry]:
-    """Every instruction set by both contracts on the bytes of a type of ggml, and ggml itself."""
+    """Every instruction set by both contracts on the bytes of a type of ggml, and ggml itself; or on those of a
+    checkpoint with activations of 16 bits, and the peers of 16 bits."""
+    ways = ours.ways(ours.instruction_sets(), brief=True)
+    if kind in CHECKPOINTS:
+        ways = [(isa, "bfloat16") for isa, contract in ways if contract == "float32"]
     found = [
         Entry(
             f"lowbit-{isa}-{contract}-{kind}",
@@ -127,8 +135,10 @@ def stored_of(kind: str) -> list[Entry]:
             bits_of(kind),
             partial(stored.StoredContestant, isa=isa, contract=contract, kind=kind),
         )
-        for isa, contract in ours.ways(ours.instruction_sets(), brief=True)
+        for isa, contract in ways
     ]
+    if kind in CHECKPOINTS:
+        return [*found, _torch("bfloat16"), _openvino("bfloat16")]
     return [*found, _ggml(kind), _ggml(kind, repack=False)]
 
 

@@ -10,7 +10,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 report = json.loads(Path("../data/stored.json").read_text("utf-8"))  # the folder of a figure is its own
-problems = {(each["family"].split()[1], each["threads"]): each for each in report["problems"]}
+problems = {
+    (each["family"].split()[1], each["threads"]): each
+    for each in report["problems"]
+    if any(row["project"] == "llama.cpp" for row in each["contestants"])
+}
 KINDS = list(dict.fromkeys(kind for kind, _ in problems))
 THREADS = sorted({threads for _, threads in problems})
 SHOWN = {

@@ -22,8 +22,9 @@ import worker
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from paths import ROOT
+from peers import checkpoints
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
-from peers.registry import NUMPY, STORED, Entry
+from peers.registry import CHECKPOINTS, NUMPY, STORED, Entry
 from rich.console import Console
 
 from lowbit.arrays import F32
@@ -218,7 +219,7 @@ def test_a_plan_fills_its_rotation_and_its_bursts() -> None:
 def test_contests_cover_what_is_asked() -> None:
     """All shapes in two families, the headline by groups and by types, a quick run of one; parts of names select."""
     full = contests.contests(False, (), contests.BATCHES)
-    assert len(full) == 2 * len(contests.SHAPES) + 4 + len(STORED)
+    assert len(full) == 2 * len(contests.SHAPES) + 4 + len(STORED) + len(CHECKPOINTS)
     assert [contest.id for contest in contests.contests(True, (), (1, 4))] == ["2048x2048 4 bits"]
     chosen = contests.contests(False, ("11008x4096", "groups of 3"), (1,))
     assert [contest.id for contest in chosen] == [
@@ -348,6 +349,11 @@ PROBLEMS = [
         row("lowbit-avxvnni-integer-q8_0", 0.5, 6e-3, share=0.92),
         row("ggml-q8_0", 0.55, 6e-3, "llama.cpp", share=0.8),
     ),
+    problem(
+        "stored gptq",
+        row("lowbit-avx512-bfloat16-gptq", 0.5, 2e-3, share=0.8),
+        row("torch-bfloat16", 0.6, 2e-3, "PyTorch", share=0.7),
+    ),
 ]
 
 
@@ -387,6 +393,17 @@ def test_goals_are_judged_by_the_numbers() -> None:
     assert found["share of the read limit, q4_K, AVX-512"].met and not found["share of the read limit, q8_0, AVX2"].met
     assert found["llama.cpp's q4_K over ours"].value == 1.4
     assert found["share of the read limit, q8_0, 8 bits"].met and "llama.cpp's q8_0 over ours" not in found
+    assert (found["PyTorch's gptq over ours"].value, found["PyTorch's gptq over ours"].met) == (1.2, False)
+
+
+@pytest.mark.parametrize("kind", checkpoints.MAKERS)
+def test_checkpoints_hold_the_weights_of_their_peers(kind: str) -> None:
+    """The tile and all columns that repeat it, in the bytes of GPTQ and of AWQ, decoded by the specification."""
+    weights = Weights(256, 1040, 128)
+    tile, whole = checkpoints.matrices(kind, weights)
+    expected = affine.dequantize(weights.quantized(4, scale_dtype="float16"))
+    np.testing.assert_array_equal(tile.values, expected)
+    np.testing.assert_array_equal(whole.values, weights.spread(expected, 1))
 
 
 def test_the_report_keeps_its_schema_and_breaks_it_when_something_is_missing() -> None:
