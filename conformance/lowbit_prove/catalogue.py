@@ -45,7 +45,7 @@ def theorems() -> Iterator[Theorem]:
 
 
 def chosen(names: list[str]) -> list[Theorem]:
-    """The theorems of these names: of theorems, of kernels, of formats, or of kinds.
+    """The theorems of these names: of theorems, of kernels, or of kinds.
 
     A kernel that is not listed is found by the grammar of its name.
 
@@ -60,6 +60,6 @@ def chosen(names: list[str]) -> list[Theorem]:
         if not matching and name.removeprefix("products/").startswith(("gemv_", "gemm_")):
             matching = [products.of_kernel(kernel_of(name.removeprefix("products/")))]
         if not matching:
-            check_choice("name", name, (*KINDS, "the name of a kernel", "the name of a format"))
+            check_choice("name", name, (*KINDS, "the name of a kernel"))
         found |= {each.id: each for each in matching}
     return list(found.values())

@@ -147,7 +147,7 @@ class Prover(Machine):
         return added, list(zip(*pairs, strict=True))
 
     def _cut(self, register: Any, each: int, signed: bool) -> list[Number]:
-        """The numbers of so many bits in a lane, from the lowest on."""
+        """The numbers of `each` bits in a lane, from the lowest on."""
         if terms.known(register):
             return [self._number(part, signed=signed) for part in _parts(register, each)]
         key = register.get_id(), each, signed

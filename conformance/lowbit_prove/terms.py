@@ -361,7 +361,7 @@ def fused(a: Term, b: Term, c: Term) -> Term:
 
 
 def extended(number: z3.BitVecRef, bits: int) -> z3.BitVecRef:
-    """An unsigned integer with zeros in front, of so many bits in all."""
+    """An unsigned integer, widened to `bits` bits by zeros in front."""
     return z3.ZeroExt(bits - number.size(), number)
 
 

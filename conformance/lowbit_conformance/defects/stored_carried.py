@@ -137,7 +137,7 @@ def replaced(change: Callable[[Array], Array], row: Field, array: Array, weights
 
 
 def in_runs(count: int, sums: Array) -> Array:
-    """The totals of runs of so many sums."""
+    """The totals of runs of `count` sums."""
     return np.asarray(sums.reshape(*sums.shape[:-1], -1, count).sum(axis=-1))
 
 

@@ -273,7 +273,7 @@ def scale_of_x(x: Any) -> F64:
 
 
 def runs_of(run: int, weights: Stored) -> Array:
-    """The run of each row: of so many rows; of a block or a group if 0."""
+    """The number of the run that each row is in. A run has `run` rows; if that is 0, it is a block or a group."""
     if run or weights.table.block:
         return np.arange(weights.rows) // (run or weights.table.block or 1)
     return group_of_row(weights)

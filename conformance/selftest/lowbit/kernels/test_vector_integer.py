@@ -17,7 +17,7 @@ WORDS = hnp.arrays(np.uint32, 4, elements=LANE)
 
 
 def cut(lane: int, width: int, *, signed: bool) -> list[int]:
-    """The numbers of so many bits in a lane, the lowest first."""
+    """The numbers of `width` bits in a lane, the lowest first."""
     parts = [lane >> at & (1 << width) - 1 for at in range(0, 32, width)]
     return [part - (1 << width) if signed and part >> width - 1 else part for part in parts]
 
