@@ -9,7 +9,7 @@ choice               ruled                        the package ``hqq``
 grid                 the scale s, of any size     :math:`1/s`, at most 20000; codes are :math:`\mathrm{rint}(w \cdot
                                                   (1/s) + z)`. 0.2.8: 1 for a range of at most 0.0001
 which zero is kept   that of the least error      the last: the step that no longer lowers the error counts
-penalty :math:`\beta` grows by :math:`\kappa`     0.1.1: grows by :math:`\kappa`; 0.2.8: stays
+penalty              grows by :math:`\kappa`      0.1.1: grows by :math:`\kappa`; 0.2.8: stays
 codes are found      with s and z as stored       with s and z in float32, before they are rounded to what is stored
 ==================== ============================ ===================================================================
 
