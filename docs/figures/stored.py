@@ -1,7 +1,7 @@
 """Bars of time relative to llama.cpp, for seven types of GGUF files and 4096 × 11008 weights, with one and two threads.
 
-Data: ``docs/data/stored.json``. lowbit's kernels for 8 bits take 0.35 to 0.81 of llama.cpp's time with one thread, and
-0.63 to 1.04 with two.
+Data: ``docs/data/stored.json``. lowbit's kernels for 8 bits take 0.54 to 0.79 of llama.cpp's time with one thread, and
+0.47 to 0.98 with two.
 """
 
 import json
