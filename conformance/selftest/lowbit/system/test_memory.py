@@ -146,7 +146,7 @@ FAILING = """
 import sys
 from lowbit.cli import main, model
 import numpy as np
-def fail(path, **options):
+def fail(path, *more, **options):
     {statement}
 model.opened = fail
 sys.argv = ["lowbit", "logits", "--model", "x", "--prompt", "y"]
