@@ -12,7 +12,7 @@ array([LShR(w_0, 4) & 15, LShR(w_1, 4) & 15], dtype=object)
 The functions here are tested against numpy: terms for random words and random numbers must give the same bits.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -69,6 +69,9 @@ class Symbols(NDArrayOperatorsMixin):
 
     def swapaxes(self, first: int, second: int) -> "Symbols":
         return Symbols(self.data.swapaxes(first, second), self.dtype)
+
+    def transpose(self, *axes: Any) -> "Symbols":
+        return Symbols(self.data.transpose(*axes), self.dtype)
 
     def copy(self) -> "Symbols":
         return Symbols(self.data.copy(), self.dtype)
@@ -183,7 +186,7 @@ def _glued(data: npt.NDArray[Any], each: int, wide: int, kind: Dtype) -> Symbols
 # **Functions of numpy**: those that move elements, and those that compute.
 
 MOVES = (
-    *(np.concatenate, np.stack, np.split, np.repeat, np.tile, np.pad, np.broadcast_to, np.expand_dims),
+    *(np.concatenate, np.stack, np.split, np.repeat, np.tile, np.broadcast_to, np.expand_dims),
     *(np.swapaxes, np.moveaxis, np.transpose, np.reshape, np.ascontiguousarray, np.copy),
 )
 
@@ -263,11 +266,19 @@ def _bit(number: Term, at: int) -> Term:
     return found if terms.known(found) else terms.extended(found, 8)
 
 
+def _pad(a: Symbols, widths: Sequence[tuple[int, int]]) -> Symbols:
+    """With zeros around."""
+    padded = np.full([size + before + after for size, (before, after) in zip(a.shape, widths, strict=True)], 0, object)
+    inside = tuple(slice(before, before + size) for size, (before, _) in zip(a.shape, widths, strict=True))
+    padded[inside] = a.data
+    return Symbols(padded, a.dtype)
+
+
 def _packbits(a: Symbols, axis: int = -1, bitorder: str = "little") -> Symbols:
     if bitorder != "little" or axis != -1:
         raise UndecidedError("bits in another order than from the lowest, along the last axis")
-    padded = np.pad(a.data, [(0, 0)] * (a.ndim - 1) + [(0, -a.shape[-1] % 8)])
-    bits = _mapped(partial(terms.is_set, dtype=a.dtype), padded)
+    padded = _pad(a, [(0, 0)] * (a.ndim - 1) + [(0, -a.shape[-1] % 8)])
+    bits = _mapped(partial(terms.is_set, dtype=a.dtype), padded.data)
     return _glued(bits, 1, 8, np.dtype(np.uint8))
 
 
@@ -279,5 +290,6 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     np.empty_like: _zeros_like,
     np.unpackbits: _unpackbits,
     np.packbits: _packbits,
+    np.pad: _pad,
     np.sum: lambda a, axis=None, dtype=None: a.sum(axis, dtype),
 }

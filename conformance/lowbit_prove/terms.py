@@ -112,8 +112,9 @@ def cast(number: Term, source: Dtype, target: Dtype) -> Term:
     if source.kind in "ui" and target.kind in "ui":
         return _resized(number, source, target)
     if source.kind in "ui" and target == np.float64:
-        integer = z3.simplify(_signed(number, source, EXTENDED))
-        return Exact(integer, magnitude(integer))
+        wide = _signed(number, source, EXTENDED)
+        integer = z3.simplify(wide)
+        return Exact(integer, min(magnitude(wide), magnitude(integer)))
     if source.kind in "ui" and target.kind == "f":
         made = z3.fpSignedToFP if source.kind == "i" else z3.fpUnsignedToFP
         return made(ROUND, number, _sort(target))
@@ -143,7 +144,8 @@ def magnitude(number: Any) -> int:
         return (value if value >= 0 else ~value).bit_length()
     if kind == z3.Z3_OP_CONCAT:
         first = parts[0]
-        return most + 1 - int(first.size()) if z3.is_bv_value(first) and first.as_long() == 0 else most
+        rest = most + 1 - int(first.size())
+        return rest if z3.is_bv_value(first) and first.as_long() == 0 else rest + magnitude(first)
     if kind == z3.Z3_OP_ZERO_EXT:
         return int(parts[0].size())
     if kind == z3.Z3_OP_SIGN_EXT:
@@ -310,6 +312,12 @@ def _divided(a: Exact, b: Exact, dtype: Dtype) -> Exact:
     return Exact(a.integer, a.size, a.exponent - b.exponent)
 
 
+def _exact_remainder(a: Exact, b: Exact, dtype: Dtype) -> Exact:
+    if a.exponent != 0 or not z3.is_bv_value(b.integer) or b.integer.as_signed_long() != 1 or b.exponent < 0:
+        raise UndecidedError("the remainder of an unknown float64 but an integer's by a power of two")
+    return Exact(a.integer & ((1 << b.exponent) - 1), b.exponent)
+
+
 def _same(a: Exact, b: Exact, dtype: Dtype) -> z3.BoolRef:
     low = min(a.exponent, b.exponent)
     return a.at(low).integer == b.at(low).integer
@@ -320,6 +328,7 @@ EXACTLY: dict[str, Callable[[Any, Any, Dtype], Any]] = {
     "subtract": lambda a, b, dtype: _sum(a, _negative(b), dtype),
     "multiply": _scaled,
     "divide": _divided,
+    "remainder": _exact_remainder,
     "equal": _same,
     "not_equal": lambda a, b, dtype: z3.Not(_same(a, b, dtype)),
 }

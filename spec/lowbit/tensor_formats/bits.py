@@ -69,7 +69,7 @@ def stream(words: Array, bits: int, count: int) -> npt.NDArray[np.int64]:
         bits: of a code, at most 8.
         count: of codes in a row.
     """
-    octets = np.ascontiguousarray(words).view(np.uint8)
+    octets = words.copy().view(np.uint8)
     places = np.unpackbits(octets, axis=-1, count=count * bits, bitorder="little")
     codes = np.packbits(places.reshape(*places.shape[:-1], count, bits), axis=-1, bitorder="little")
     return codes[..., 0].astype(np.int64)
@@ -91,6 +91,19 @@ def end_to_end(codes: Array, bits: int, dtype: npt.DTypeLike) -> Array:
     rows = places.reshape(*codes.shape[:-1], -1)
     filled = np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, -rows.shape[-1] % (8 * kind.itemsize))])
     return np.packbits(filled, axis=-1, bitorder="little").view(kind)
+
+
+def looked_up(table: Array, codes: Array) -> Array:
+    """The numbers of a table that codes name, in the shape of the codes.
+
+    >>> looked_up(np.array([10.0, 11.0, 12.0, 13.0]), np.array([[3, 0]]))
+    array([[13., 10.]])
+
+    Args:
+        table: of one dimension.
+        codes: integers from 0 to one less than its length, any shape.
+    """
+    return np.take_along_axis(table, codes.reshape(-1), axis=0).reshape(codes.shape)
 
 
 def planes(data: U8, bits: int, run: int) -> npt.NDArray[np.int64]:

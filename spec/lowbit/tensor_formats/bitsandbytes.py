@@ -51,7 +51,7 @@ import numpy as np
 
 from lowbit.arrays import F32, F64, Array
 from lowbit.contract.rounding import UNIT_ROUNDOFF, gamma
-from lowbit.tensor_formats.bits import exact, join, split
+from lowbit.tensor_formats.bits import exact, join, looked_up, split
 from lowbit.tensor_formats.casts import Integers, inverse, multiply_add
 from lowbit.tensor_formats.table import Decode, Encode, Field, Format, Sizes, Tensors, Terms
 
@@ -112,7 +112,7 @@ def midpoints(parts: int) -> F32:
 def _weights(table: F32, scales: F64, tensors: Tensors, at: Sizes) -> Terms:
     codes = split(tensors["weight"], 4, order=(1, 0)).reshape(-1)
     blocks = np.arange(at.N * at.K) // at["blocksize"]
-    numbers = table.astype(np.float64)[codes] * scales[blocks]
+    numbers = looked_up(table.astype(np.float64), codes) * scales[blocks]
     return Terms(numbers.reshape(at.N, at.K).T)
 
 

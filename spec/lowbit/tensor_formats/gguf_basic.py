@@ -31,7 +31,7 @@ def _codes(tensors: Tensors) -> npt.NDArray[np.int64]:
     """N × blocks × 32 codes of 4 or 5 bits."""
     codes = planes(tensors["qs"], 4, 16)
     if "qh" in tensors:
-        codes |= split(tensors["qh"], 1) << 4
+        codes = codes | split(tensors["qh"], 1) << 4
     return codes
 
 

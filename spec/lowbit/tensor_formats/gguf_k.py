@@ -87,7 +87,7 @@ def _q4_or_q5(tensors: Tensors, at: Sizes) -> Terms:
     scales, minima = scales_and_minima(tensors["scales"])
     codes = planes(tensors["qs"], 4, 32)
     if "qh" in tensors:
-        codes |= planes(tensors["qh"], 1, 32) << 4
+        codes = codes | planes(tensors["qh"], 1, 32) << 4
     return Terms(across(tensors["d"], scales, codes), -across(tensors["dmin"], minima))
 
 

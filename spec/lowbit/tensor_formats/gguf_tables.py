@@ -39,7 +39,7 @@ import numpy.typing as npt
 from lowbit.arrays import F64
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS
-from lowbit.tensor_formats.bits import exact, planes, split
+from lowbit.tensor_formats.bits import exact, looked_up, planes, split
 from lowbit.tensor_formats.gguf import QS, D, gguf
 from lowbit.tensor_formats.gguf_encode import EXPONENTS, floats_of_4, nvfp4
 from lowbit.tensor_formats.gguf_fit import casts_to
@@ -61,20 +61,20 @@ def scales_of_iq4_xs(low: npt.NDArray[np.uint8], high: npt.NDArray[np.uint16]) -
 
 
 def _iq4_nl(tensors: Tensors, at: Sizes) -> Terms:
-    return scaled(exact(tensors["d"])[..., None], NON_LINEAR[planes(tensors["qs"], 4, 16)])
+    return scaled(exact(tensors["d"])[..., None], looked_up(NON_LINEAR, planes(tensors["qs"], 4, 16)))
 
 
 def _iq4_xs(tensors: Tensors, at: Sizes) -> Terms:
     scales = scales_of_iq4_xs(tensors["scales_l"], tensors["scales_h"])
-    return scaled(exact(tensors["d"])[..., None] * scales, NON_LINEAR[planes(tensors["qs"], 4, 16)])
+    return scaled(exact(tensors["d"])[..., None] * scales, looked_up(NON_LINEAR, planes(tensors["qs"], 4, 16)))
 
 
 def _mxfp4(tensors: Tensors, at: Sizes) -> Terms:
-    return scaled(exact(tensors["e"])[..., None], FLOAT4[planes(tensors["qs"], 4, 16)])
+    return scaled(exact(tensors["e"])[..., None], looked_up(FLOAT4, planes(tensors["qs"], 4, 16)))
 
 
 def _nvfp4(tensors: Tensors, at: Sizes) -> Terms:
-    return scaled(exact(tensors["d"]), FLOAT4[planes(tensors["qs"], 4, 8)])
+    return scaled(exact(tensors["d"]), looked_up(FLOAT4, planes(tensors["qs"], 4, 8)))
 
 
 def _check_signs(tensors: Tensors, at: Sizes) -> None:
