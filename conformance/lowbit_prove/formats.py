@@ -1,0 +1,165 @@
+r"""The theorems of formats: no two bits of a stored matrix share a place, and none is lost.
+
+For a field of integers (codes, zeros, scales of runs) of a format, the other fields as they are,
+
+.. math:: \mathrm{decode}(u) = \mathrm{decode}(v) \;\Rightarrow\; u = v .
+
+So from the numbers of a matrix every bit of the field can be told: decoding is one to one, and as the field has as many
+values as its bits have, the bits correspond one to one to those of the integers that are decoded. A decoder that reads a
+bit twice, forgets one or mixes two up has no such inverse. One that exchanges two codes has; that is what the theorem of
+*storage* is about (`lowbit_prove.storage`).
+
+The other integers have all bits set, and floats are 1. The matrix is the smallest that the format allows; of a block
+format one block. Products and offsets are told apart, as `decode` gives them.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
+from inspect import getsource
+from itertools import product
+from sys import modules
+from typing import Any
+
+import numpy as np
+import z3
+
+from lowbit.errors import ArgumentError
+from lowbit.tensor_formats.stored import FORMATS
+from lowbit.tensor_formats.table import Field, Format, Sizes
+from lowbit_prove import symbols, terms
+from lowbit_prove.solver import satisfied, variables
+from lowbit_prove.symbols import unknowns
+from lowbit_prove.terms import UndecidedError
+from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem, Undecided
+
+GROUP = 32
+"""Of options that may be any number, and four times as many where a format wants more."""
+ROLES = ("codes", "zero", "scale", "other")
+SIZES = (32, 64, 128, 256)
+"""Rows and columns that are tried. Words of codes of any width are full with 32 of them."""
+LARGER: Mapping[str, tuple[int, int]] = {
+    **{"awq-gemv": (1024, 1), "int4-tile-packed": (1024, 8)},
+    **dict.fromkeys(("matmulnbits", "matmulnbits-symmetric"), (128, 1)),
+}
+"""Rows and columns with which nothing is padded, of formats that pad more."""
+PACKED_WIDTHS = "bits"
+"""The option of which every value has a theorem."""
+
+
+def theorems() -> Iterator[Theorem]:
+    """One for each field of integers of each format, and for each width that the format has."""
+    for name, each in FORMATS.items():
+        for at in smallest(name):
+            for row in each.fields:
+                if decidable(name, row):
+                    width = f"-u{at[PACKED_WIDTHS]}" if PACKED_WIDTHS in at.options else ""
+                    statement = f"decode is one to one in {row.name}"
+                    subject = partial(_subject, each, row, at)
+                    yield Theorem("formats", f"{name}{width}/{row.name}", statement, subject, partial(decide, each, row, at))
+
+
+LEFT_OUT: Mapping[str, str] = {
+    **dict.fromkeys(("iq1_m", "iq1_s", "iq2_s", "iq2_xs", "iq2_xxs", "iq3_s", "iq3_xxs"), "codes name entries of a grid"),
+    **dict.fromkeys(("gguf-mxfp4", "gguf-nvfp4", "mxfp4", "nvfp4", "nvfp4-pack"), "two codes are zeros"),
+    **dict.fromkeys(("mxfp6-e2m3", "mxfp6-e3m2"), "two codes are zeros"),
+    **dict.fromkeys(("fp4", "fp4-double"), "two codes are zeros"),
+    "tq1_0": "several bytes have the same digits",
+    "nf4-double/absmax": "scales are rounded to float32",
+}
+"""Formats whose codes are not told apart by their numbers, or not by a computation on bits, and why."""
+
+
+def decidable(name: str, row: Field) -> bool:
+    """Whether there is a theorem about a field."""
+    plain = row.numpy_dtype.kind in "ui" and row.role in ROLES and row.below is None
+    return plain and name not in LEFT_OUT and f"{name}/{row.name}" not in LEFT_OUT
+
+
+@cache
+def smallest(name: str) -> tuple[Sizes, ...]:
+    """The sizes of the smallest matrix of a format, for each of its widths."""
+    table, found = FORMATS[name], []
+    choices = [values or (GROUP, 4 * GROUP) for values in table.options.values()]
+    widths = set[int | None]()
+    for values in product(*choices):
+        options = dict(zip(table.options, values, strict=True))
+        if options.get(PACKED_WIDTHS) in widths:
+            continue
+        for rows, columns in _tried(name):
+            if (at := _sizes(table, rows, columns, options)) is not None:
+                widths.add(options.get(PACKED_WIDTHS))
+                found.append(at)
+                break
+    return tuple(found)
+
+
+def _tried(name: str) -> list[tuple[int, int]]:
+    """Rows and columns, the smallest matrices first."""
+    if name in LARGER:
+        return [LARGER[name]]
+    columns = (1, *SIZES) if FORMATS[name].block is not None else SIZES
+    return sorted(product(SIZES, columns), key=lambda sizes: (sizes[0] * sizes[1], sizes))
+
+
+def _sizes(table: Format, rows: int, columns: int, options: Mapping[str, int]) -> Sizes | None:
+    try:
+        at = table.sizes(rows, columns, dict(options))
+        for each in (*table.tensors, *table.fields):
+            each.sizes(at)
+    except ArgumentError:
+        return None
+    return at
+
+
+def given(table: Format, at: Sizes, unknown: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a matrix: those that are unknown as symbols; of the others integers with all bits set, floats 1."""
+    found = dict[str, Any]()
+    for row in table.fields:
+        blocks = () if table.block is None else (at.N, at.K // table.block)
+        shape, dtype = (*blocks, *row.sizes(at)), row.numpy_dtype
+        if row.name in unknown:
+            found[row.name] = unknowns(row.name, shape, dtype)
+        elif dtype.kind in "ui" and row.role != "index":
+            found[row.name] = np.full(shape, -1, f"i{dtype.itemsize}").view(dtype)
+        else:
+            found[row.name] = np.ones(shape, dtype) if dtype.kind not in "ui" else np.zeros(shape, dtype)
+    return found
+
+
+def decide(table: Format, row: Field, at: Sizes) -> Outcome:
+    """Whether the field can be told from the numbers."""
+    try:
+        fields = given(table, at, (row.name,))
+        terms_ = table.decode(fields, at)
+        numbers = [each for part in (terms_.products, terms_.offsets) for each in symbols.of(part).data.flat]
+        return one_to_one(list(fields[row.name].data.flat), [each for each in numbers if not terms.known(each)])
+    except UndecidedError as error:
+        return Undecided(str(error))
+
+
+def one_to_one(words: list[Any], numbers: list[Any]) -> Outcome:
+    """Whether words can be told from numbers that are computed from them.
+
+    A word is told from the numbers in which it occurs. So each is decided by itself, with the words beside it equal or
+    not, whatever they are.
+    """
+    equal: dict[str, list[Any]] = {str(word): [] for word in words}
+    for number in numbers:
+        names = list(variables(number.integer))
+        again = z3.substitute(number.integer, *((name, _other(name)) for name in names))
+        for name in names:
+            equal[str(name)].append(number.integer == again)
+    for word in words:
+        if (found := satisfied(z3.And(word != _other(word), *equal[str(word)]))) is not None:
+            return Refutation(f"two values of {word} give the same numbers", found)
+    return Proof(len(words))
+
+
+def _other(word: Any) -> Any:
+    """The variable for another value of a word."""
+    return z3.BitVec(f"{word}_other", word.size())
+
+
+def _subject(table: Format, row: Field, at: Sizes) -> str:
+    decoding = getattr(table.decode, "func", table.decode)
+    return f"{table.name} {row} {at.K} {at.N} {dict(at.options)}\n{getsource(modules[decoding.__module__])}"
