@@ -13,7 +13,7 @@ from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.names import kernel_of
 from lowbit_cppyy.recipe import METHODS, PURPOSES, Recipe
 from lowbit_cppyy.tuning.choices import PANEL, default_recipe
-from lowbit_prove import places, products
+from lowbit_prove import formats, layouts, places, products, storage
 from lowbit_prove.theorem import KINDS, Theorem
 
 ROWS, COLUMNS, GROUP = 4096, 11008, 128
@@ -36,7 +36,8 @@ def kernels() -> Iterator[Kernel]:
 
 def theorems() -> Iterator[Theorem]:
     """All theorems, each once."""
-    yield from places.theorems()
+    for chapter in (places, layouts, formats, storage):
+        yield from chapter.theorems()
     seen = set[str]()
     for kernel in kernels():
         if kernel.name not in seen:

@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lowbit.cli.progress import changing_bar
 from lowbit.contract.checks import check_integer
-from lowbit.errors import UnavailableError
+from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.text import one_line
 
 if TYPE_CHECKING:
     from lowbit_prove.theorem import Outcome, Theorem
@@ -47,6 +49,9 @@ def prove(
     list_only: Annotated[bool, typer.Option("--list", help="List the theorems and prove none.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Believe no certificate of an earlier run.")] = False,
     sample: Annotated[int, typer.Option(help="Prove every so-manieth theorem of those named.")] = 1,
+    run: Annotated[
+        Path | None, typer.Option(help="Run the kernel of this name on the numbers of a refutation, in a JSON file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Prove what kernels and packing promise, for all values at once, or refute it with numbers."""
@@ -55,6 +60,8 @@ def prove(
     check_integer("--sample", sample, 1)
     from lowbit_prove import catalogue, certificates
 
+    if run is not None:
+        raise typer.Exit(demonstrate(names or [], run, as_json=as_json))
     wanted = catalogue.chosen(names or [])[::sample]
     if list_only:
         listed = [{"theorem": each.id, "statement": each.statement} for each in wanted]
@@ -74,6 +81,36 @@ def prove(
             f"{counted} in {time.monotonic() - started:.1f} s, {old} of them by certificates; {certificates.solver()}"
         )
     raise typer.Exit(1 if failed else 0)
+
+
+def demonstrate(names: list[str], path: Path, *, as_json: bool) -> int:
+    """Run a kernel's program on numbers and print what it gives; 1 if that is wrong."""
+    from lowbit_cppyy.names import kernel_of
+    from lowbit_prove import products
+
+    if len(names) != 1:
+        raise ArgumentError("names", len(names), "one kernel, with --run")
+    kernel, content = kernel_of(names[0].removeprefix("products/")), read_plain(path)
+    wrong = products.ran(kernel, content)
+    if as_json:
+        print(json.dumps({"kernel": kernel.name, "wrong": wrong}))
+    elif wrong is None:
+        print(f"{kernel.name}: right on these numbers")
+    else:
+        print(f"{kernel.name}: element {wrong['place']} of y is {wrong['given']:g}, and should be {wrong['wanted']:g}")
+    return 0 if wrong is None else 1
+
+
+def read_plain(path: Path) -> dict[str, Any]:
+    """The numbers of a file: an object of JSON with integers."""
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ArgumentError("--run", f"{path}: {one_line(str(error))}", "a file with an object of JSON") from error
+    numbers = content.get("numbers", content) if isinstance(content, dict) else None
+    if not isinstance(numbers, dict) or not all(type(each) in (int, float) for each in numbers.values()):
+        raise ArgumentError("--run", str(path), "a file with an object of names and numbers")
+    return numbers
 
 
 def decided(theorems: list["Theorem"], *, fresh: bool) -> Iterator[Decided]:

@@ -19,6 +19,8 @@ from lowbit_prove.setting import FLOAT, Setting
 from lowbit_prove.solver import variables
 
 Numbers = Mapping[str, int]
+VARIABLES = ("w_", "m_")
+"""How names of words and of mantissas begin."""
 
 
 class Demonstration:
@@ -64,6 +66,13 @@ class Demonstration:
             if given != wanted:
                 return {"place": place, "given": given, "wanted": wanted}
         return None
+
+
+def read(numbers: Mapping[str, Any]) -> tuple[dict[str, int], list[str]]:
+    """The bits of words and mantissas, and the scales and activations that are 1, among a refutation's numbers."""
+    bits = {name: value for name, value in numbers.items() if name.startswith(VARIABLES) and type(value) is int}
+    rest = numbers.keys() - bits.keys() - {"place", "given", "wanted"}
+    return bits, sorted(rest)
 
 
 def evaluated(polynomial: Polynomial, bits: Numbers, reals: Mapping[str, float]) -> float:

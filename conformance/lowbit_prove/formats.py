@@ -4,10 +4,9 @@ For a field of integers (codes, zeros, scales of runs) of a format, the other fi
 
 .. math:: \mathrm{decode}(u) = \mathrm{decode}(v) \;\Rightarrow\; u = v .
 
-So from the numbers of a matrix every bit of the field can be told: decoding is one to one, and as the field has as many
-values as its bits have, the bits correspond one to one to those of the integers that are decoded. A decoder that reads a
-bit twice, forgets one or mixes two up has no such inverse. One that exchanges two codes has; that is what the theorem of
-*storage* is about (`lowbit_prove.storage`).
+So every bit of the field can be told from the numbers of a matrix. A decoder that reads a bit twice, forgets one or
+mixes two up has no such inverse. One that exchanges two codes has an inverse too; the theorem of *storage*
+(`lowbit_prove.storage`) is about that.
 
 The other integers have all bits set, and floats are 1. The matrix is the smallest that the format allows; of a block
 format one block. Products and offsets are told apart, as `decode` gives them.
@@ -55,11 +54,15 @@ def theorems() -> Iterator[Theorem]:
                     width = f"-u{at[PACKED_WIDTHS]}" if PACKED_WIDTHS in at.options else ""
                     statement = f"decode is one to one in {row.name}"
                     subject = partial(_subject, each, row, at)
-                    yield Theorem("formats", f"{name}{width}/{row.name}", statement, subject, partial(decide, each, row, at))
+                    yield Theorem(
+                        "formats", f"{name}{width}/{row.name}", statement, subject, partial(decide, each, row, at)
+                    )
 
 
 LEFT_OUT: Mapping[str, str] = {
-    **dict.fromkeys(("iq1_m", "iq1_s", "iq2_s", "iq2_xs", "iq2_xxs", "iq3_s", "iq3_xxs"), "codes name entries of a grid"),
+    **dict.fromkeys(
+        ("iq1_m", "iq1_s", "iq2_s", "iq2_xs", "iq2_xxs", "iq3_s", "iq3_xxs"), "codes name entries of a grid"
+    ),
     **dict.fromkeys(("gguf-mxfp4", "gguf-nvfp4", "mxfp4", "nvfp4", "nvfp4-pack"), "two codes are zeros"),
     **dict.fromkeys(("mxfp6-e2m3", "mxfp6-e3m2"), "two codes are zeros"),
     **dict.fromkeys(("fp4", "fp4-double"), "two codes are zeros"),

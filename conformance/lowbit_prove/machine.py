@@ -22,8 +22,8 @@ from lowbit.kernels.interpreter import Machine
 from lowbit.kernels.program import Instruction, Program
 from lowbit.kernels.vector import VOCABULARY
 from lowbit_prove import symbols, terms
-from lowbit_prove.reals import REAL, Polynomial, Reader, constant, sum_of
-from lowbit_prove.solver import variables
+from lowbit_prove.reals import MANTISSA, REAL, Polynomial, Reader, constant, sum_of
+from lowbit_prove.solver import satisfied, variables
 from lowbit_prove.symbols import Symbols
 
 Range = tuple[int, int]
@@ -70,25 +70,26 @@ class Number:
     meaning: Callable[[], Polynomial]
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What must hold in a program; `wrong` is the condition under which it does not."""
+class InexactError(Exception):
+    """An obligation that may not hold: `numbers` are what the solver found, with sums as any number of their range."""
 
-    what: str
-    wrong: Any
+    def __init__(self, what: str, numbers: Mapping[str, int]) -> None:
+        super().__init__(what)
+        self.numbers = numbers
 
 
 class Prover(Machine):
-    """Runs a program on symbols and collects claims.
+    """Runs a program on symbols and proves the obligations of its instructions.
 
     Attributes:
-        claims: what must hold besides the result, where it is not proved yet, in the order of execution.
         reader: reads floats as polynomials.
+
+    Raises:
+        InexactError: of `block`, an obligation that may not hold.
     """
 
     def __init__(self, program: Program, memory: Mapping[str, Symbols], sizes: Mapping[str, Any]) -> None:
         super().__init__(program, memory, sizes)
-        self.claims: list[Claim] = []
         self.reader = Reader()
         self._numbers: dict[tuple[int, bool], Number] = {}
         self._origins: dict[int, Any] = {}
@@ -111,7 +112,11 @@ class Prover(Machine):
     def _below(self, register: Symbols) -> None:
         for number in register.data:
             if not terms.known(number) and terms.magnitude(z3.simplify(number)) > 31 - 1:
-                self.claims.append(Claim("an integer of 2^31 or more is converted", z3.Extract(31, 31, number) == 1))
+                self._refuse("an integer of 2^31 or more is converted", z3.Extract(31, 31, number) == 1)
+
+    def _refuse(self, what: str, wrong: Any) -> None:
+        if (numbers := satisfied(wrong)) is not None:
+            raise InexactError(what, numbers)
 
     def _exactly(self, word: str, lane: list[Any]) -> Any:
         """A word for sums in one lane: its obligation, and the variables that its results become."""
@@ -119,14 +124,15 @@ class Prover(Machine):
         added, factors = self._operands(kind, lane)
         ranges = tuple(each.range for each in added), tuple((a.range, b.range) for a, b in factors)
         if not exact(word, *ranges):
-            self.claims.append(Claim(f"{word} wraps or saturates", self._inexact(word, lane, added, factors)))
+            self._refuse(f"{word} wraps or saturates", self._inexact(word, lane, added, factors))
         parts = []
         origins = [self.origin(terms.expression(each, np.dtype(np.uint32))) for each in lane]
         for place in range(32 // kind.result):
             sum_ = _sum(f"sum_{len(self._numbers)}", kind, added, factors, place)
             self._numbers[sum_.bits.get_id(), True] = sum_
             self._origins[sum_.bits.get_id()] = _origin(f"{word}_{place}", kind.result, origins)
-            self.reader.means(sum_.bits, sum_.meaning)
+            if max(map(abs, sum_.range)) <= 2**MANTISSA:
+                self.reader.means(sum_.bits, sum_.meaning)
             parts.append(sum_.bits)
         return terms.joined(parts, kind.result)
 

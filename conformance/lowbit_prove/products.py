@@ -25,8 +25,8 @@ import z3
 from lowbit.errors import ArgumentError
 from lowbit.kernels.program import Program
 from lowbit_cppyy.codegen.kernels import Kernel
-from lowbit_prove.demonstration import Demonstration, coefficient
-from lowbit_prove.machine import Prover
+from lowbit_prove.demonstration import Demonstration, coefficient, read
+from lowbit_prove.machine import InexactError, Prover
 from lowbit_prove.reals import sum_of
 from lowbit_prove.setting import MANTISSA, Setting, smallest, variable
 from lowbit_prove.solver import satisfied
@@ -61,18 +61,22 @@ def decide(setting: Setting) -> Outcome:
     try:
         prover, y = setting.ready()
         prover.block(setting.program.body)
+        refuted = _rows(setting, prover, y)
     except ArgumentError as error:
         return Refutation(f"the program leaves its memory: {error}")
+    except InexactError as error:
+        return _tried(setting, str(error), error.numbers)
     except UndecidedError as error:
         return _tried(setting, str(error))
-    try:
-        for claim in prover.claims:
-            if (numbers := satisfied(claim.wrong)) is not None:
-                return _tried(setting, claim.what, numbers)
-        refuted = _rows(setting, prover, y)
-    except UndecidedError as error:
-        return _tried(setting, str(error))
-    return refuted if not isinstance(refuted, int) else Proof(len(prover.claims) + refuted)
+    return refuted if not isinstance(refuted, int) else Proof(refuted)
+
+
+def ran(kernel: Kernel, numbers: Mapping[str, Any]) -> dict[str, float] | None:
+    """Run a kernel's program on the numbers of a refutation: the first result that is wrong, if one is."""
+    setting = Setting(kernel.recipe, kernel.program, smallest(kernel.recipe))
+    columns = range(setting.first_column, setting.recipe.panel)
+    places = [r * setting.recipe.panel + column for r, column in product(range(setting.recipe.rows), columns)]
+    return Demonstration(setting, *read(numbers)).wrong(places)
 
 
 def _tried(setting: Setting, why: str, numbers: Mapping[str, int] | None = None) -> Outcome:

@@ -101,7 +101,7 @@ class Reader:
         return Polynomial({(name,): 1.0})
 
     def means(self, number: Any, meaning: Callable[[], Polynomial]) -> None:
-        """Say what a float or an integer stands for."""
+        """Say what a float stands for, or a signed integer of at most `MANTISSA` bits."""
         plain = z3.simplify(number)
         self._kept.append(plain)
         self.meanings[plain.get_id()] = cache(meaning)
@@ -144,6 +144,8 @@ class Reader:
         """An integer that is converted to float32, exactly."""
         plain = z3.simplify(number)
         if plain.get_id() in self.meanings:
+            if dtype.kind != "i":
+                raise UndecidedError("a signed integer is converted as an unsigned one")
             return self.meanings[plain.get_id()]()
         if z3.is_bv_value(plain):
             return constant(float(plain.as_signed_long() if dtype.kind == "i" else plain.as_long()))

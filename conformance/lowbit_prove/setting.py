@@ -124,7 +124,7 @@ class Setting:
         numbered = self._integers() if self.recipe.integer else self._groups()
         for place, meaning in enumerate(numbered):
             if isinstance(meaning, list):  # four mantissas
-                names = [z3.BitVec(f"x_{place}_{byte}", 8) if each.parts else 0 for byte, each in enumerate(meaning)]
+                names = [z3.BitVec(f"m_{place}_{byte}", 8) if each.parts else 0 for byte, each in enumerate(meaning)]
                 yield terms.joined(names, 8), list(zip(names, meaning, strict=True))
             else:
                 bits = z3.BitVec(f"x_{place}", 32)

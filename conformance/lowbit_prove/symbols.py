@@ -114,7 +114,7 @@ class Symbols(NDArrayOperatorsMixin):
             return inputs[0].sum(options.get("axis", 0), options.get("dtype"))
         if method != "__call__" or options:
             raise UndecidedError(f"{ufunc.__name__}.{method} with {sorted(options)} of terms")
-        kinds = tuple(type(each) if isinstance(each, bool | int | float) else each.dtype for each in inputs)
+        kinds = tuple(type(each) if type(each) in (bool, int, float) else each.dtype for each in inputs)
         *operands, result = ufunc.resolve_dtypes((*kinds, None))
         numbers = [of(each, kind).astype(kind).data for each, kind in zip(inputs, operands, strict=True)]
         found = Symbols(_mapped(partial(terms.applied, ufunc, operands[0], result), *numbers), result)

@@ -1,4 +1,4 @@
-"""Theorems: statements about kernels and the places of codes that are proved for all values, or refuted with numbers.
+"""Theorems: statements about kernels, formats and layouts that are proved for all values, or refuted with numbers.
 
 A `Theorem` is a value: what it says, what it is about, and how it is proved. Its proof has one of three outcomes. A
 `Proof` covers every value that the statement speaks of. A `Refutation` has numbers for which the statement is false. A
@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Kind = Literal["places", "products"]
-KINDS: tuple[Kind, ...] = ("places", "products")
+Kind = Literal["places", "layouts", "formats", "storage", "products"]
+KINDS: tuple[Kind, ...] = ("places", "layouts", "formats", "storage", "products")
+
 
 Way = Literal["solver", "enumeration"]
 WAYS: tuple[Way, ...] = ("solver", "enumeration")
@@ -59,7 +60,7 @@ class Theorem:
 
     Attributes:
         kind: which of the statements of the docs' page it is.
-        name: what it is about: a kernel, or a layout of codes.
+        name: what it is about: a kernel, a format, a layout.
         statement: what is claimed, in mathematics.
         subject: a text that says all about its subject: a program, or the source of a function. A certificate is for
             this text.

@@ -34,7 +34,7 @@ TABLES: Mapping[str, F32] = MappingProxyType(
 
 def planes(packed: Array, bits: int, run: int) -> Array:
     """Codes in planes: of every `run` bytes the lowest bits are `run` codes, the next bits the next `run`."""
-    runs = np.ascontiguousarray(packed).view(np.uint8).reshape(*packed.shape[:-1], -1, 1, run)
+    runs = packed.copy().view(np.uint8).reshape(*packed.shape[:-1], -1, 1, run)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, np.newaxis]
     codes: Array = runs >> shifts & np.uint8(2**bits - 1)
     found: Array = codes.reshape(*packed.shape[:-1], -1)
@@ -43,7 +43,7 @@ def planes(packed: Array, bits: int, run: int) -> Array:
 
 def in_words(words: Array, bits: int) -> Array:
     """Codes end to end along the last axis of 32-bit words, the first in the lowest bits."""
-    packed = np.ascontiguousarray(words).view(np.uint8)
+    packed = words.copy().view(np.uint8)
     if 8 % bits == 0:
         return planes(packed, bits, 1)
     ones = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], -1, bits)
@@ -53,7 +53,7 @@ def in_words(words: Array, bits: int) -> Array:
 
 def upright(array: Array) -> Array:
     """N × blocks × each, as (blocks · each) × N."""
-    return np.ascontiguousarray(array.reshape(len(array), -1).T)
+    return array.reshape(len(array), -1).T.copy()
 
 
 # **GGUF**: records of blocks, N × blocks.
@@ -217,7 +217,7 @@ def grouped(codes: Array, scales: Array, zeros: Array, bits: int, group_of_row: 
     if zeros.max(initial=0) > 255:  # with codes of 8 bits; a product of 11 bits and 9 is exact in float32
         structure = replace(structure, scale="float32", offset="number")
         offsets = -numbers * offsets.astype(np.float32)
-    return Parts(structure, np.ascontiguousarray(codes), lengths.tolist(), numbers, offsets=offsets, order=order)
+    return Parts(structure, codes.copy(), lengths.tolist(), numbers, offsets=offsets, order=order)
 
 
 def gptq(stored: Stored, less: int, modulus: int = 2**31) -> Parts:
@@ -238,8 +238,9 @@ def awq_gemm(stored: Stored) -> Parts:
     fields = stored.by_name
 
     def columns(words: Array) -> Array:
-        found = np.empty((len(words), words.shape[1], 8), np.uint8)
-        found[..., FROM_LOWEST] = in_words(words, 4).reshape(found.shape)
+        codes = in_words(words, 4).reshape(len(words), -1, 8)
+        found = np.empty_like(codes)
+        found[..., FROM_LOWEST] = codes
         return found.reshape(len(words), -1)
 
     groups = np.arange(stored.rows) // dict(stored.options)["group_size"]

@@ -1,17 +1,24 @@
 """The theorem of products: it holds for the generated kernels, and every planted mistake is refuted with numbers."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
+import numpy as np
 import pytest
 from mutants import CHANGES, Change, mutants
 
+from lowbit.kernels import interpreter
+from lowbit.kernels.vector import VOCABULARY
+from lowbit.kernels.vector_integer import dot4
 from lowbit_cppyy.codegen.microkernel import micro_kernel
 from lowbit_cppyy.names import kernel_of
 from lowbit_cppyy.recipe import Recipe
-from lowbit_prove import places, products
+from lowbit_prove import machine, products
 from lowbit_prove.machine import exact
 from lowbit_prove.setting import Setting, smallest
-from lowbit_prove.theorem import Proof, Refutation, Theorem
+from lowbit_prove.theorem import Proof, Refutation
 
 KERNELS = (
     *("gemv_f32_u4_s16z_fold_1x1c2t1_p64a0_avx2", "gemv_f32_u3_s32m_shift_1x1c1t1_p64a0_plain"),
@@ -80,6 +87,32 @@ def test_the_bounds_of_instructions_are_sharp() -> None:
     assert exact("dot2", ((0, 0),), (((-(2**15), 2**15 - 1), (1, 1)),) * 2)
 
 
-@pytest.mark.parametrize("theorem", list(places.theorems()), ids=lambda each: each.id)
-def test_places_are_proved(theorem: Theorem) -> None:
-    assert isinstance(theorem.decide(), Proof)
+# Meanings: a word that means another thing is noticed by the kernels that use it.
+
+MEANINGS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "srli": (MUTATED[1], lambda a, i: a >> np.uint32(i + 1)),
+    "and": (MUTATED[0], np.bitwise_xor),
+    "and_or": (MUTATED[1], lambda a, m, o: a & m & o),
+    "cvt_int_float": (MUTATED[0], lambda a: (a + np.uint32(1)).astype(np.float32)),
+    "fmadd": (MUTATED[0], lambda a, b, c: a * b),
+    "multiply": (MUTATED[0], np.add),
+    "load_half": (MUTATED[0], lambda address: address.view(np.float16)[::-1].astype(np.float32)),
+    "load_byte": (MUTATED[0], lambda address: address.view(np.uint8)[::-1].astype(np.uint32)),
+    "broadcast_int": (MUTATED[0], lambda a, lanes: np.repeat(a, lanes) >> np.uint32(1)),
+    "dot4": (MUTATED[2], lambda c, a, b: dot4(c, a, b) + np.uint32(1)),
+    "cvt_signed_float": (MUTATED[2], lambda a: a.astype(np.float32)),
+}
+
+
+@pytest.mark.parametrize("word", MEANINGS)
+def test_another_meaning_of_a_word_is_refuted(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, function = MEANINGS[word]
+    vocabulary = {**VOCABULARY, word: replace(VOCABULARY[word], function=function)}
+    for module in (interpreter, machine):
+        monkeypatch.setattr(module, "VOCABULARY", vocabulary)
+    monkeypatch.setattr(
+        machine, "exact", cache(machine.exact.__wrapped__)
+    )  # without what was found for the usual meaning
+    outcome = products.of_kernel(kernel_of(name)).decide()
+    assert isinstance(outcome, Refutation), outcome
+    assert outcome.numbers["given"] != outcome.numbers["wanted"]

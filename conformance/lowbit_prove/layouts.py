@@ -1,0 +1,142 @@
+r"""The theorems of layouts: every word has one place, and every place one word.
+
+For each order of blocks of the specification (`lowbit.kernels.layouts`) and each matrix of words up to a size,
+
+.. math:: \{\mathrm{index}(r, c) : r < R,\ c < N\} = \{0, \dots, RN - 1\} ,
+
+and `apply` puts the word at (r, c) there. For a *prepared* matrix (`lowbit_cppyy.layout.panels`), the fields of all
+codes, the scales and the zeros lie inside the stream, and no two of them share a bit.
+
+Sizes are enumerated, up to the ones below, with every size of panels and blocks: these are claims about those sizes and
+no others.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from inspect import getsource
+from itertools import product
+
+import numpy as np
+
+from lowbit.kernels import layouts
+from lowbit.kernels.layouts import ColumnPanels, Layout, NestedPanels, ZCurve
+from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES
+from lowbit.quantization.packing import BITS, CODES_PER_UNIT
+from lowbit_cppyy.layout import interleaving, panels
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.recipe import PANELS
+from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem
+
+MOST_ROWS, MOST_COLUMNS = 9, 9
+"""Of column panels and of blocks along the Z-curve."""
+MOST_UNITS = 3
+"""Of nested panels, in rows and in columns; and of groups and units of a prepared matrix."""
+
+
+def theorems() -> Iterator[Theorem]:
+    """One for each order of blocks, and one for each width of a prepared matrix."""
+    for order, (sizes, _) in ORDERS.items():
+        statement = f"index is one to one onto 0 … RN − 1, and apply puts each word there; for {sizes}"
+        yield Theorem("layouts", order, statement, partial(getsource, layouts), partial(decide, order))
+    for bits in BITS:
+        statement = "codes, scales and zeros lie in the stream, and no two share a bit; for 1 to 3 units of rows"
+        yield Theorem("layouts", f"prepared-u{bits}", statement, partial(_subject, bits), partial(prepared, bits))
+
+
+def _column_panels() -> Iterator[Layout]:
+    for rows, columns in product(range(1, MOST_ROWS + 1), range(1, MOST_COLUMNS + 1)):
+        yield from (ColumnPanels(rows, columns, panel) for panel in range(1, columns + 2))
+
+
+def _z_curve() -> Iterator[Layout]:
+    for rows, columns in product(range(1, MOST_ROWS + 1), range(1, MOST_COLUMNS + 1)):
+        for height, width in product(range(1, rows + 1), range(1, columns + 1)):
+            yield ZCurve(rows, columns, height, width)
+
+
+def _nested_panels() -> Iterator[Layout]:
+    for rows, columns, panel in product(range(1, MOST_UNITS + 1), repeat=3):
+        yield NestedPanels(3 * rows, 8 * columns, 8 * panel)
+
+
+ORDERS: dict[str, tuple[str, Callable[[], Iterator[Layout]]]] = {
+    ColumnPanels.order: ("1 to 9 rows and columns and all panels", _column_panels),
+    ZCurve.order: ("1 to 9 rows and columns and all blocks", _z_curve),
+    NestedPanels.order: ("1 to 3 units of rows and of columns and all panels", _nested_panels),
+}
+"""For each order which sizes are enumerated, in words and as layouts."""
+
+
+def decide(order: str) -> Outcome:
+    """Every layout of an order."""
+    steps = 0
+    for layout in ORDERS[order][1]():
+        if (found := one_to_one(layout)) is not None:
+            return found
+        steps += layout.size
+    return Proof(steps, "enumeration")
+
+
+def one_to_one(layout: Layout) -> Refutation | None:
+    """Two words with one place, or a word that `apply` puts elsewhere."""
+    words = np.arange(layout.size, dtype=np.uint32).reshape(layout.rows, layout.columns)
+    stream, taken = layouts.apply(words, layout), dict[int, tuple[int, int]]()
+    for row, column in np.ndindex(words.shape):
+        place = layout.index(row, column)
+        if not 0 <= place < layout.size:
+            return Refutation(f"{layout}: the place of ({row}, {column}) is outside the stream", {"place": place})
+        if place in taken:
+            return Refutation(f"{layout}: ({row}, {column}) and {taken[place]} have one place", {"place": place})
+        taken[place] = row, column
+        if stream[place] != words[row, column]:
+            return Refutation(f"{layout}: apply puts ({row}, {column}) elsewhere", {"place": place})
+    return None
+
+
+# **Prepared matrices.**
+
+
+@dataclass
+class Taken:
+    """The bits of a stream that are taken, by element."""
+
+    bits: list[int]
+
+    def take(self, element: int, mask: int) -> bool:
+        """Take bits; whether they were free and inside the stream."""
+        free = 0 <= element < len(self.bits) and not self.bits[element] & mask
+        if free:
+            self.bits[element] |= mask
+        return free
+
+
+def prepared(bits: int) -> Outcome:
+    """Every prepared matrix of a width, up to some groups and units, with groups that are no whole units."""
+    steps, unit = 0, CODES_PER_UNIT[bits]
+    for units, size in product(range(1, MOST_UNITS + 1), (unit // 2, unit, unit + 1, 2 * unit)):
+        for scales, convention, panel in product(SCALE_DTYPES, CONVENTIONS, PANELS):
+            layout = PanelLayout(bits, units * unit, panel + 1, min(size, units * unit), scales, convention, panel)
+            if (found := disjoint(layout)) is not None:
+                return found
+            steps += layout.rows * layout.columns
+    return Proof(steps, "enumeration")
+
+
+def disjoint(layout: PanelLayout) -> Refutation | None:
+    """A code, a scale or a zero that shares a bit with another, or lies outside the stream."""
+    taken = Taken([0] * (layout.nbytes // 4))
+    for row, column in product(range(layout.rows), range(layout.columns)):
+        for element, field in layout.index(row, column):
+            if not taken.take(element, field.mask):
+                return Refutation(f"{layout}: bits of the code at ({row}, {column}) are taken", {"element": element})
+    for group, panel in product(range(layout.groups), range(layout.panels)):
+        first = layout.index_scale(group, panel)
+        for element in range(first, first + layout.scale_elements + layout.zero_elements):
+            if not taken.take(element, 2**32 - 1):
+                return Refutation(f"{layout}: scales or zeros of group {group} are taken", {"element": element})
+    return None
+
+
+def _subject(bits: int) -> str:
+    return f"{bits} bits\n{getsource(panels)}{getsource(interleaving)}"
