@@ -1,5 +1,6 @@
 """The catalogue: every theorem by its name."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -45,8 +46,19 @@ def theorems() -> Iterator[Theorem]:
             yield products.of_kernel(kernel)
 
 
+def names_of(theorem: Theorem) -> set[str]:
+    """By which a theorem is found: those of its kind and of its subject, of a format also without width and field.
+
+    >>> sorted(names_of(next(each for each in theorems() if each.id == "formats/gptq-v2-u4/qzeros")))
+    ['formats', 'formats/gptq-v2-u4/qzeros', 'gptq-v2', 'gptq-v2-u4', 'gptq-v2-u4/qzeros']
+    """
+    subject = theorem.name.partition("/")[0]
+    width = re.fullmatch(r"(.+)-u[0-9]", subject) if theorem.kind in ("formats", "storage") else None
+    return {theorem.kind, theorem.id, theorem.name, subject, *([width[1]] if width else [])}
+
+
 def chosen(names: list[str]) -> list[Theorem]:
-    """The theorems of these names: of theorems, of kernels, or of kinds.
+    """The theorems of these names: of theorems, of kernels, of formats with or without their width, or of kinds.
 
     A kernel that is not listed is found by the grammar of its name.
 
@@ -57,10 +69,10 @@ def chosen(names: list[str]) -> list[Theorem]:
         return list(theorems())
     found = dict[str, Theorem]()
     for name in names:
-        matching = [each for each in theorems() if name in (each.id, each.name, each.kind)]
+        matching = [each for each in theorems() if name in names_of(each)]
         if not matching and name.removeprefix("products/").startswith(("gemv_", "gemm_")):
             matching = [products.of_kernel(kernel_of(name.removeprefix("products/")))]
         if not matching:
-            check_choice("name", name, (*KINDS, "the name of a kernel"))
+            check_choice("name", name, (*KINDS, "the name of a kernel", "the name of a format"))
         found |= {each.id: each for each in matching}
     return list(found.values())

@@ -1,4 +1,4 @@
-"""``lowbit prove``: prove theorems about kernels and the places of codes, or refute them with numbers.
+"""``lowbit prove``: prove theorems about kernels, formats and layouts, or refute them with numbers.
 
 Exit status: 0 all were proved, 1 one was refuted or is undecided, 2 a wrong argument or no solver.
 """
@@ -44,17 +44,17 @@ class Decided:
 
 def prove(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Kernels, theorems or kinds of theorems; by default all.")
+        list[str] | None, typer.Argument(help="Kernels, formats, theorems or kinds of theorems; by default all.")
     ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List the theorems and prove none.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Believe no certificate of an earlier run.")] = False,
-    sample: Annotated[int, typer.Option(help="Prove every so-manieth theorem of those named.")] = 1,
+    sample: Annotated[int, typer.Option(help="Prove one in this number of the theorems named.")] = 1,
     run: Annotated[
         Path | None, typer.Option(help="Run the kernel of this name on the numbers of a refutation, in a JSON file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Prove what kernels and packing promise, for all values at once, or refute it with numbers."""
+    """Prove what kernels, formats and layouts promise, for all values at once, or refute it with numbers."""
     if find_spec("z3") is None:
         raise UnavailableError("lowbit prove", "the package z3-solver is not installed", "pip install 'lowbit[prove]'")
     check_integer("--sample", sample, 1)

@@ -12,7 +12,6 @@ from typing import Literal, TypeAlias
 Kind = Literal["places", "layouts", "formats", "storage", "products"]
 KINDS: tuple[Kind, ...] = ("places", "layouts", "formats", "storage", "products")
 
-
 Way = Literal["solver", "enumeration"]
 WAYS: tuple[Way, ...] = ("solver", "enumeration")
 """How a proof covers all values: all at once, or one by one."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lowbit.kernels.layouts import ColumnPanels
+from lowbit.quantization import packing
 from lowbit.tensor_formats import gguf_k
 from lowbit.tensor_formats.stored import FORMATS
 from lowbit_cppyy.layout import interleaving
@@ -71,14 +72,13 @@ def test_a_code_at_other_bits_is_refuted(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_wrong_packing_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codes from the highest bits down: the inverse holds, and the places are others."""
-
-    def reversed_(words: Any, bits: int) -> Any:
-        return places.packing.unpack.__wrapped__(words, bits)[::-1]
-
-    reversed_.__wrapped__ = reversed_  # type: ignore[attr-defined]  # as an operation has it
+    """Codes from the highest bits down: the inverse does not hold, and the places are others."""
     original = places._unchecked
-    monkeypatch.setattr(places, "_unchecked", lambda each: reversed_ if each.__name__ == "unpack" else original(each))
+
+    def backwards(words: Any, bits: int) -> Any:
+        return original(packing.unpack)(words, bits)[::-1]
+
+    monkeypatch.setattr(places, "_unchecked", lambda each: backwards if each is packing.unpack else original(each))
     for bits in (2, 3, 4, 8):
         assert isinstance(places.packed(bits), Refutation)
 
@@ -91,7 +91,7 @@ class Repeated(ColumnPanels):
     """The second panel lies where the first does."""
 
     @property
-    def starts(self) -> dict[tuple[int, int], int]:  # type: ignore[override]  # a property here, cached there
+    def starts(self) -> dict[tuple[int, int], int]:
         return dict.fromkeys(super().starts, 0)
 
 
