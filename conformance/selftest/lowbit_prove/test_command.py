@@ -1,16 +1,18 @@
 """``lowbit prove``: what is said and kept, exit statuses, and which certificates are believed."""
 
+import doctest
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from command_line import CommandLine, command_line
 
 from lowbit.errors import UnavailableError
 from lowbit_cppyy.names import kernel_of
-from lowbit_prove import catalogue, certificates, command, products
+from lowbit_prove import catalogue, certificates, command, machine, products, symbols
 from lowbit_prove.theorem import Proof, Refutation, Theorem, Undecided
 
 KERNEL = "gemv_f32_u4_s16z_fold_1x1c1t1_p64a0_avx2"
@@ -137,3 +139,9 @@ def test_every_theorem_of_one_certificate_has_one_decision() -> None:
         if theorem.kind != "products":
             ids.setdefault(certificates.certificate(theorem).key, set()).add(theorem.id)
     assert all(len(each) == 1 for each in ids.values())
+
+
+@pytest.mark.parametrize("module", (catalogue, machine, symbols), ids=lambda each: each.__name__)
+def test_examples_of_docstrings(module: ModuleType) -> None:
+    failed, tried = doctest.testmod(module)
+    assert failed == 0 and tried > 0
