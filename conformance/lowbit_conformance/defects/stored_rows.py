@@ -204,6 +204,8 @@ def of_groups() -> Named:
     for way, said in (("the end", "from their group to the end"), ("the start", "from the start to their group")):
         yield "stored-zero-times-a-longer-sum", f"Zeros meet the sum of x {said}.", partial(added_up, way)
     yield "stored-scale-of-blocks-interleaved", "Number f has the scale of block f mod blocks.", of_flat_places
+    cause = "Number f of n has the scale of number n - 1 - f: the scales of all numbers are reversed."
+    yield "stored-scale-of-numbers-reversed", cause, of_flat_reversed
     yield "stored-zero-times-the-mean", "The zeros meet the mean of x in a group, and not its sum.", mean_of_x
     for size in SIZES:
         cause = f"Blocks are taken to have {size} numbers."
@@ -222,6 +224,20 @@ def of_flat_places(weights: Stored) -> Terms:
     parts, flat, own = parts_of(weights), np.arange(weights.rows * weights.columns), run_of(weights)
     taken = flat % -(-len(flat) // own) * own
     scale = parts.scale.T.reshape(-1)[taken].reshape(weights.columns, weights.rows).T
+    return Terms(parts.units * scale, -scale * parts.zero)
+
+
+def of_flat_reversed(weights: Stored) -> Terms:
+    """The same with number f of n, which has the scale of number n - 1 - f: scales are repeated, and then reversed.
+
+    Raises:
+        ValueError: blocks do not run so.
+    """
+    shapes = [row.shape[0] for row in weights.table.fields if row.role == "scale" and row.shape]
+    if not any(str(each).startswith("N*K") for each in shapes):
+        raise ValueError("blocks do not run so")
+    parts = parts_of(weights)
+    scale = parts.scale.T.reshape(-1)[::-1].reshape(weights.columns, weights.rows).T
     return Terms(parts.units * scale, -scale * parts.zero)
 
 

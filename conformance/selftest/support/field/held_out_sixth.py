@@ -224,6 +224,7 @@ SIXTH: tuple[Mistake, ...] = (
         "NF4[codes] * scale",
         "NF4[codes] * scale[::-1]",
         "stored-scale-reversed-along-columns",
+        "stored-scale-of-numbers-reversed",
     ),
     more("hqq", "8 subtracted too", "(codes - zero", "(codes - 8 - zero", "stored-half-of-the-range-subtracted"),
     more("hqq", "divided by the scale", "* scale.astype", "/ scale.astype"),
@@ -237,5 +238,6 @@ SIXTH: tuple[Mistake, ...] = (
         "low, high = records[..., 2:] & 15",
         "low, high = records[..., 1:17] & 15",
         "stored-codes-other-numbers",
+        "stored-codes-of-other-bits",
     ),
 )
