@@ -215,6 +215,8 @@ def _told_method(quantisation: Quantisation) -> list[str]:
 
 def next_step(found: Inspection) -> str | None:
     """What to do with a model that lowbit does not run; None where it runs, or nothing of it is quantised."""
+    if not found.problem:
+        return None
     formats = [name for each in found.matrices if (name := _format_of(each))]
     if found.quantisation is not None:
         again = f" and --bits {bits}" if (bits := found.quantisation.bits) in BITS else ""
@@ -222,7 +224,7 @@ def next_step(found: Inspection) -> str | None:
             f"lowbit.tensor_formats.stored.stored('{formats[0]}', ...) reads one of its matrices. " if formats else ""
         )
         return f"{read}To run the model, use the one that it was quantised from{again}."
-    if found.problem and formats:
+    if formats:
         tested = f"lowbit conformance --function module:gemv --operation linear.gemv --format {formats[0]}"
         return f"Kernels for its matrices can be tested without the model: {tested}"
     return None

@@ -271,7 +271,7 @@ class Format:
     def _check_contents(self, row: Field, array: Array, at: Sizes) -> None:
         if row.numpy_dtype.kind not in "iu":
             what = "a finite scale" if row.role == "scale" else "a finite number"
-            _check_all(row, array, np.isfinite(array.astype(np.float64)), what)
+            _check_all(row, array, np.isfinite(array), what)
         if row.below is not None:
             end = at.size(row.below, row.name)
             _check_all(row, array, (array >= 0) & (array < end), f"0 to {end - 1}")

@@ -25,6 +25,7 @@ from lowbit.text import quoted
 
 CONFIG = "config.json"
 WEIGHT = ".weight"
+OF_CACHE = ("k_scale", "v_scale", "q_scale")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ def read_packing(table: Table, method: Method | None, gptq_version: Version | No
             f"The checkpoint is made for activations cast to {method.activations}; "
             "here its matrices are multiplied by activations that are not cast."
         )
+    if any(_is_of_cache(Packing(method=method), name) for name in table):
+        remarks.append("The checkpoint has scales for a cache of cast keys and values; here the cache is not cast.")
     formats = sorted({each.format for each in found})
     matrices = {f"{each.module}{WEIGHT}": each for each in found}
     return Packing(matrices, method, tuple(name.encode() for name in formats), tuple(remarks))
@@ -107,7 +110,7 @@ def check_table(config: LlamaConfig, tied: bool, architecture: Architecture, tab
             _check_floats(table, name, shape)
             known.add(name)
     for name in table:
-        if name not in known and not _is_empty_bias(table, packing, name):
+        if name not in known and not _is_empty_bias(table, packing, name) and not _is_of_cache(packing, name):
             allowed = "those of this kind and shape of model"
             raise FormatError(table[name].shard.path.name, "tensor", quoted(name), allowed)
 
@@ -157,6 +160,11 @@ def _check_options(file: str, matrix: Packed, method: Method, rows: int) -> None
     if told is None and rows % group_size:
         allowed = f"a number of groups that divides {rows}"
         raise FormatError(file, f"scales of matrix {quoted(matrix.module)}", f"of groups of {group_size}", allowed)
+
+
+def _is_of_cache(packing: Packing, name: str) -> bool:
+    """Whether a tensor is a scale of cast keys or values, which only a cache of another type uses."""
+    return packing.method is not None and name.rpartition(".")[2] in OF_CACHE
 
 
 def _is_empty_bias(table: Table, packing: Packing, name: str) -> bool:

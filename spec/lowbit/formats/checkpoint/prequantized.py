@@ -8,7 +8,7 @@ recogniser below knows one family by the names and types of its tensors, and giv
 ========================== =========================================================== ==========================
 method                     tensors of a matrix                                         formats
 ========================== =========================================================== ==========================
-gptq                       ``qweight``, ``qzeros``, ``scales``, ``g_idx``              gptq-v1, gptq-v2
+gptq, auto-round           ``qweight``, ``qzeros``, ``scales``, ``g_idx``              gptq-v1, gptq-v2
 gptq, marlin               ``B``, ``s``                                                marlin
 awq                        ``qweight``, ``qzeros``, ``scales``                         awq-gemm, awq-gemv
 compressed-tensors         ``weight_packed`` or ``weight``, ``weight_scale``           ct-pack, ct-int, fp8, mxfp4
@@ -32,6 +32,8 @@ from lowbit.tensor_formats.stored import FORMATS
 
 CODES = ("qweight", "B", "weight_packed", "W_q", "blocks")
 """The tensors that only a quantised matrix has. A ``weight`` is one where its type is none of plain weights."""
+IN_ORDER = ("gptq", "auto-round")
+"""Methods of GPTQ's layout, whose groups lie one after another where there is no ``g_idx``."""
 STATE = "weight.quant_state.bitsandbytes__"
 """What the name of the tensor begins with in which bitsandbytes keeps the numbers of a matrix, as JSON."""
 PLAIN = ("F16", "BF16", "F32", "F64")
@@ -153,11 +155,11 @@ def _gptq(parts: Parts, method: Method) -> Layout | None:
     if _have(parts, g_idx="I32:1"):
         rows = prod(parts["g_idx"].shape)
         bits = 32 * words // max(1, rows)
-    elif method.name == "gptq" and method.bits and "g_idx" not in parts and parts["scales"].shape[1] == columns:
+    elif method.name in IN_ORDER and method.bits and "g_idx" not in parts and parts["scales"].shape[1] == columns:
         rows, bits = 32 * words // method.bits, method.bits  # groups lie one after another
     else:
         return None
-    version = "gptq-v2" if method.label == "gptq_v2" else "gptq-v1"
+    version = "gptq-v2" if method.layout == "gptq_v2" else "gptq-v1"
     name = version + ("-bf16" if parts["scales"].type == "BF16" else "")
     if bits not in (FORMATS[name].options["bits"] or ()):
         return None
@@ -174,7 +176,7 @@ def _awq(parts: Parts, method: Method) -> Layout | None:
     if "g_idx" in parts or not _have(parts, qweight="I32:2", qzeros="I32:2", scales="F16:2"):
         return None
     (high, wide), scales = parts["qweight"].shape, parts["scales"].shape
-    label = method.label.lower()
+    label = method.layout
     if label in ("", "gemm") and scales[1] == 8 * wide:
         return _of_sizes("awq-gemm", high, 8 * wide, group_size=_group(method, high, scales[0]))
     allowed = FORMATS["awq-gemv"].options["group_size"] or ()

@@ -8,10 +8,11 @@ numbers that the tensors do not confirm.
 tensors show it too, so a list is only compared with them: a module that it names and that is quantised nevertheless is
 refused. Some entries are patterns, regular expressions among them; those of a file are never run, and not compared.
 
-**Other bits for some matrices** are what GPTQModel's ``dynamic`` asks for, by patterns as well. The tensors show the
-bits of each matrix, and `Method.allowed_bits` holds all that may come.
+**Other bits for some matrices** are what GPTQModel's ``dynamic`` and AutoRound's ``extra_config`` ask for, by patterns
+as well. The tensors show the bits of each matrix, and `Method.allowed_bits` holds all that may come.
 
-Source: transformers, ``utils/quantization_config.py``; GPTQModel, ``quantization/config.py`` (``dynamic``).
+Source: transformers, ``utils/quantization_config.py``; GPTQModel, ``quantization/config.py`` (``dynamic``); AutoRound,
+``export/export_to_autoround``.
 """
 
 from collections.abc import Mapping
@@ -44,8 +45,17 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "axis": (("quant_config", "weight_quant_params", "axis"), ("axis",)),
 }
 """Where configurations keep their numbers."""
-LABELS = (("checkpoint_format",), ("version",), ("format",), ("quant_algo",), ("bnb_4bit_quant_type",))
+LABELS = tuple(
+    (key,) for key in ("checkpoint_format", "packing_format", "version", "format", "quant_algo", "bnb_4bit_quant_type")
+)
 """Where they name the layout of their tensors."""
+LAYOUTS = {
+    "auto_round": "gptq_v2",
+    "auto_round:gptqmodel": "gptq_v2",
+    "auto_round:auto_gptq": "gptq",
+    "auto_round:auto_awq": "gemm",
+}
+"""AutoRound's names for the layouts of others."""
 FLOATS = (
     "modules_to_not_convert",
     "ignore",
@@ -57,6 +67,8 @@ FLOATS = (
 """The lists of modules that stay floats."""
 PATTERN = set("*?[]()|^$+\\:")
 """What only an entry that is a pattern has in it."""
+RULES = ("dynamic", "extra_config")
+"""Objects of GPTQModel and AutoRound that give other bits to some matrices."""
 REFUSED = ("transform_config", "sparsity_config")
 """Objects that ask for more than quantised matrices. Groups of matrices are refused where their formats differ."""
 IMPLIED = {"fp8": (8, None), "fbgemm_fp8": (8, None), "mxfp4": (4, 32), "NVFP4": (4, 16), "FP8": (8, None)}
@@ -88,6 +100,15 @@ class Method:
     floats: tuple[str, ...] = ()
     activations: str = ""
     unsupported: str = ""
+
+    @property
+    def layout(self) -> str:
+        """The label in small letters, as the owner of the layout spells it.
+
+        >>> Method("auto-round", label="auto_round:auto_gptq").layout
+        'gptq'
+        """
+        return LAYOUTS.get(self.label.lower(), self.label.lower())
 
     def keeps_float(self, module: str) -> bool:
         """Whether the configuration says that a module stays a float.
@@ -154,9 +175,9 @@ def _method(values: Mapping[str, Any]) -> Method:
 
 def _allowed_bits(values: Mapping[str, Any], bits: int | None) -> tuple[int, ...]:
     """The bits of the method, and those that patterns give to some matrices."""
-    dynamic = values.get("dynamic")
-    rules = dynamic.values() if isinstance(dynamic, dict) else ()
-    other = [each.get("bits") for each in rules if isinstance(each, dict)]
+    rules = [values.get(key) for key in RULES]
+    named = [each for rule in rules if isinstance(rule, dict) for each in rule.values()]
+    other = [each.get("bits") for each in named if isinstance(each, dict)]
     known = [each for each in (bits, *other) if type(each) is int and 1 <= each <= 8]
     return tuple(sorted(set(known)))
 

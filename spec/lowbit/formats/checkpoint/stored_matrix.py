@@ -43,6 +43,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 """Other names of fields in checkpoints; any name may also stand behind ``weight.``."""
 BESIDE = (
     *("input_scale", "activation_scale", "input_global_scale", "weight_shape", "weight.quant_map"),
+    *("k_scale", "v_scale", "q_scale"),
     *("nbits", "group_size", "axis", "shape", "packing", "view_as_float", "unpack_view_dtype", "compute_dtype"),
     *("quant_zero", "quant_scale", "channel_wise", "optimize", "round_zero", "offload_meta", "encoded_state_dict"),
     "stores_quant_config",

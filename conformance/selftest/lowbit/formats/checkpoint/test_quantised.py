@@ -49,15 +49,19 @@ def copied(
     if not tensors:
         shutil.copy(DATA / name / "model.safetensors", folder)
         return folder
-    header, data = dict[str, Any](), b""
-    for key, array in {**held_by(name), **tensors}.items():
-        if array is not None:
-            kind = next(each for each, dtype in TYPES.items() if dtype == array.dtype)
-            place = [len(data), len(data) + array.nbytes]
-            header[key] = {"dtype": kind, "shape": list(array.shape), "data_offsets": place}
-            data += array.tobytes()
-    (folder / "model.safetensors").write_bytes(tiny_checkpoint.crafted(header, data))
+    changed = {key: array for key, array in {**held_by(name), **tensors}.items() if array is not None}
+    (folder / "model.safetensors").write_bytes(written(changed))
     return folder
+
+
+def written(tensors: Mapping[str, Array]) -> bytes:
+    """A file of these tensors, by the definition of the file."""
+    header, data = dict[str, Any](), b""
+    for key, array in tensors.items():
+        kind = next(each for each, dtype in TYPES.items() if dtype == array.dtype)
+        header[key] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [len(data), len(data) + array.nbytes]}
+        data += array.tobytes()
+    return tiny_checkpoint.crafted(header, data)
 
 
 TYPES = {each: np.dtype(dtype) for each, dtype in CODED.items()} | {"I64": np.dtype(np.int64)}
@@ -211,6 +215,32 @@ def test_biases_of_zeros(tmp_path: Path) -> None:
     folder = copied("gptq-v1-3", tmp_path / "n", tensors={"model.layers.0.self_attn.q_proj.bias": bias})
     with pytest.raises(FormatError, match=r"tensor is 'model\.layers\.0\.self_attn\.q_proj\.bias'"):
         open_checkpoint(folder)
+
+
+def test_matrices_in_several_files(tmp_path: Path) -> None:
+    """Even where the tensors of one matrix lie in two of them."""
+    folder = copied("gptq-v1-3", tmp_path / "m")
+    held, listed = held_by("gptq-v1-3"), dict[str, str]()
+    for number in range(2):
+        file = f"model-{number}.safetensors"
+        part = dict(list(held.items())[number::2])
+        (folder / file).write_bytes(written(part))
+        listed |= dict.fromkeys(part, file)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    whole = named(open_checkpoint(DATA / "gptq-v1-3"))
+    for module, matrix in named(open_checkpoint(folder)).items():
+        np.testing.assert_array_equal(matrix.values, whole[module].values)
+
+
+def test_scales_of_a_cache(tmp_path: Path) -> None:
+    """They belong to caches that are cast, which lowbit's is not; a remark says so."""
+    one = np.ones(1, np.float32)
+    scales = {"model.layers.0.self_attn.k_scale": one, f"{Q}.k_scale": one}
+    for name, scale in scales.items():
+        checkpoint = open_checkpoint(copied("ct-fp8-tensor", tmp_path / name, tensors={name: scale}))
+        (remark,) = checkpoint.remarks
+        assert "here the cache is not cast" in remark and checkpoint.layer(0)
 
 
 SCALES: list[tuple[str, str, Any]] = [
@@ -413,7 +443,8 @@ TOKENIZER: dict[str, Any] = {
 
 def run(folder: Path, *arguments: object) -> Any:
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    given = [str(each) for each in (*arguments, "--model", folder, "--backend", "numpy")]
+    model = () if "inspect" in arguments else ("--model", folder)
+    given = [str(each) for each in (*arguments, *model, "--backend", "numpy")]
     return CliRunner().invoke(app, given)
 
 
@@ -421,6 +452,8 @@ def test_generate_logits_and_perplexity(tmp_path: Path) -> None:
     """A directory runs under every command; what it has to remark goes to standard error."""
     folder = copied("gptq-v2-4", tmp_path / "m", {"checkpoint_format": "gptq"})
     (tmp_path / "text").write_text("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    told = json.loads(run(folder, "inspect", folder, "--json").stdout)
+    assert (told["runs"], told["reason"], told["next_step"]) == (True, None, None)
     found = run(folder, "generate", "--prompt", "ABC", "--tokens", 3, "--json")
     assert found.exit_code == 0 and "so this is gptq-v2, although" in found.stderr
     with pytest.warns(UserWarning, match="although the label says gptq-v1"):

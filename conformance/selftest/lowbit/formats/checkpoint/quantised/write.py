@@ -1,8 +1,8 @@
 """Write the directories beside this script: tiny random models, quantised by the tools that own the formats, on a CPU.
 
-Usage: ``python write.py [NAME ...]``. It needs torch, numpy, transformers and each tool: gptqmodel, autoawq,
-compressed-tensors, bitsandbytes, hqq. The files are of torch 2.13.0, transformers 5.24.0, gptqmodel 7.7.0, autoawq
-0.2.9, compressed-tensors 0.20.0, bitsandbytes 0.50.2 and hqq 0.2.8.
+Usage: ``python write.py [NAME ...]``. It needs torch, numpy, transformers and each tool: gptqmodel, auto-round,
+autoawq, compressed-tensors, bitsandbytes, hqq. The files are of torch 2.13.0, transformers 5.24.0, gptqmodel 7.7.0,
+auto-round 0.16.1, autoawq 0.2.9, compressed-tensors 0.20.0, bitsandbytes 0.50.2 and hqq 0.2.8.
 
 Each tool quantises or packs the linear layers of a float model, and dequantises them again with its own code, in
 float32 where it can. ``expected.npz`` holds the SHA-256 of each dequantised matrix (float32, N x K, without negative
@@ -113,6 +113,21 @@ def gptq(bits: int, version: int, *, order: bool = False, symmetric: bool = Fals
         if version == 1:
             to_version_1(packed, config_of(bits=own, group_size=GROUP))
         return {part: getattr(packed, part) for part in ("qweight", "qzeros", "scales", "g_idx")}, values
+
+    return made
+
+
+def auto_round(module: str) -> Tool:
+    kind = import_module(f"auto_round_extension.torch.{module}").QuantLinear
+
+    def made(linear: torch.nn.Linear, name: str) -> Made:
+        scale, zero = drawn(linear.weight, 4, least_zero=1)
+        packed = kind(4, GROUP, linear.in_features, linear.out_features, False)
+        packed.device = "cpu"  # which one of the two classes asks for
+        packed.pack(linear, scale.float(), zero.float())
+        parts = {part: getattr(packed, part) for part in ("qweight", "qzeros", "scales")}
+        packed.scales = packed.scales.float()
+        return parts, packed.forward(torch.eye(linear.in_features)).T
 
     return made
 
@@ -251,6 +266,12 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[], Tool] | Non
     "gptq-v1-3": (SIZES | ONE, {"bits": 3, "checkpoint_format": "gptq"}, lambda: gptq(3, 1)),
     "gptq-v2-2": (SIZES | ONE, {"bits": 2, "checkpoint_format": "gptq_v2"}, lambda: gptq(2, 2)),
     "gptq-v1-8-phi3": (SIZES | PHI3, {"bits": 8, "checkpoint_format": "gptq"}, lambda: gptq(8, 1)),
+    "autoround-v1": (
+        SIZES | ONE,
+        {"packing_format": "auto_round:auto_gptq"},
+        lambda: auto_round("qlinear_torch_zp"),
+    ),
+    "autoround-v2": (SIZES | ONE, {"packing_format": "auto_round"}, lambda: auto_round("qlinear_torch")),
     "awq-gemm": (SIZES | MIXTRAL, {"version": "gemm", "modules_to_not_convert": ["gate"]}, lambda: awq("gemm")),
     "awq-gemv": (SIZES | ONE, {"version": "gemv"}, lambda: awq("gemv")),
     "ct-pack": (SIZES | BF16, of_scheme("pack-quantized", scheme(4, group_size=32)), None),
@@ -281,6 +302,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[], Tool] | Non
 }
 COMMON: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "group_size": 32, "desc_act": False, "sym": False, "lm_head": False},
+    "autoround": {"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "int"},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True},
     "ct": {"quant_method": "compressed-tensors", "quantization_status": "compressed", "ignore": ["lm_head"]},
     "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": ["lm_head"]},
