@@ -52,12 +52,13 @@ from lowbit.cli.options import (
     stops_of,
 )
 from lowbit.cli.progress import changing_bar, note, progress_bar
-from lowbit.contract.checks import check_integer
+from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
 from lowbit.formats.fetch import DEFAULT_TEXT, TABLE, read_text
 from lowbit.formats.tokenizer import Tokenizer, until
 from lowbit.linear.elementary import softmax
 from lowbit.model.decoder import Step
+from lowbit.model.perplexity import DEFAULT_PROTOCOL, PROTOCOLS
 from lowbit.runtime import LanguageModel, Options, StoredModel, load
 from lowbit.text import cleaned, quoted
 
@@ -197,8 +198,18 @@ def perplexity(
         Path | None,
         typer.Option("--text", help=f"A text file in UTF-8. By default {TABLE[DEFAULT_TEXT].file} is fetched."),
     ] = None,
-    window: Annotated[int, typer.Option("--window", help="The number of tokens in a window.")] = 512,
+    window: Annotated[
+        int | None,
+        typer.Option("--window", help="The number of tokens in a window; by default that of the protocol."),
+    ] = None,
     tokens: Annotated[int, typer.Option("--tokens", help="How many tokens of the text are used.")] = 2048,
+    protocol: Annotated[
+        str,
+        typer.Option(
+            "--protocol",
+            help=f"How tokens are counted: by lowbit's own protocol, or that of others: {spoken(tuple(PROTOCOLS))}.",
+        ),
+    ] = DEFAULT_PROTOCOL,
     model: ModelOption = None,
     backend: BackendOption = None,
     bits: BitsOption = None,
@@ -211,7 +222,9 @@ def perplexity(
     device_memory: DeviceMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the perplexity of a text, over windows that do not overlap."""
+    """Measure the perplexity of a text, by the protocol of your choice."""
+    counting = PROTOCOLS[check_choice("--protocol", protocol, tuple(PROTOCOLS))]
+    window = counting.window if window is None else window
     check_integer("--window", window, least=1)
     check_integer("--tokens", tokens, least=1)
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
@@ -227,12 +240,13 @@ def perplexity(
         ready = stack.enter_context(_loaded(stored, engine, options, context))
         start = time.perf_counter()
         with progress_bar("measuring perplexity") as progress:
-            result = ready.perplexity(ids, window, progress)
+            result = ready.perplexity(ids, window, progress, protocol=counting)
         seconds = time.perf_counter() - start
         account = ready.account()
     if as_json:
         answer = dict(account.fields) | {
             "text": path.name,
+            "protocol": protocol,
             "window": window,
             "tokens": len(ids),
             "scored": result.count,
@@ -243,7 +257,9 @@ def perplexity(
         print(json.dumps(answer))
         return
     print(f"{result.value:.4f}")
-    note(f"{result.count} of the first {len(ids)} tokens of {path.name} scored, windows of {window}")
+    note(
+        f"{result.count} of the first {len(ids)} tokens of {path.name} scored, windows of {window}, protocol {protocol}"
+    )
     note(account.sentence)
 
 

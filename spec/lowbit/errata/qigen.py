@@ -6,9 +6,12 @@ Source: QIGen, as printed in the copy at hand.
 """
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
+from lowbit.arrays import F32, F64
+from lowbit.attention.attention import KeyValueCache
 from lowbit.errata import check_refused, ruling
 from lowbit.kernels import layouts
 from lowbit.kernels.blocking import (
@@ -25,6 +28,9 @@ from lowbit.kernels.interpreter import run
 from lowbit.kernels.layouts import ColumnPanels, NestedPanels, ZCurve
 from lowbit.kernels.microkernel import algorithm_3
 from lowbit.linear.linear import equation_2_left, equation_2_right, qgemv
+from lowbit.model.config import LlamaConfig
+from lowbit.model.perplexity import perplexity
+from lowbit.model.weights import Progress
 from lowbit.quantization.affine import dequantize, quantize
 from lowbit.quantization.memory import GROUP_SIZES, LLAMA, model_bytes
 from lowbit.quantization.packing import CODES_PER_UNIT, WORDS_PER_UNIT, pack, unpack
@@ -235,6 +241,35 @@ def table_2_has_no_exception() -> None:
     for column in zip(*(TABLE_2[group_size] for group_size in (128, 64, 32, 16)), strict=True):
         assert all(smaller < larger for larger, smaller in itertools.pairwise(column))
     assert TABLE_2[64][0] > TABLE_2[32][0] > TABLE_2[16][0]  # LLaMA-7B with 4 bits
+
+
+class Recent:
+    """A model to which the tokens that it has seen are likelier than others, so that it predicts late ones better."""
+
+    config = LlamaConfig(1, 8, 8, 1, 1, 8, 16, 64, 1e4, 1e-5)
+
+    def new_state(self, capacity: int = 64) -> list[KeyValueCache]:
+        return []
+
+    def hidden(self, tokens: Sequence[int], state: list[KeyValueCache], progress: Progress | None = None) -> F64:
+        seen = np.eye(self.config.vocabulary)[list(tokens)]
+        return np.cumsum(seen, axis=0)
+
+    def logits(self, hidden: F64) -> F32:
+        return (3 * np.minimum(hidden, 1)).astype(np.float32)
+
+
+@ruling(
+    "Q13",
+    printed="perplexity on wikitext2; window, stride, mark of the beginning and last window are not stated",
+    ruled="protocols are named values; GPTQ's, which QIGen's quantiser has, is one, and ours is another",
+)
+def perplexity_depends_on_the_protocol() -> None:
+    """One model and one text: the protocols differ by more than a tenth, more than 4 bits and 3 do in table 2."""
+    tokens = np.random.default_rng(0).integers(2, 8, 60).tolist()
+    found = [perplexity(Recent(), tokens, 20, bos=1, protocol=name).value for name in ("lowbit", "gptq", "llama.cpp")]
+    assert all(max(a, b) / min(a, b) > 1.1 for a, b in itertools.combinations(found, 2))
+    assert TABLE_2[64][1] / TABLE_2[64][0] < 1.1
 
 
 @ruling(

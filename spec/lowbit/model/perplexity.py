@@ -8,30 +8,131 @@ large where the model gave it a small probability; *e* to the power of its mean 
 A model that gave all tokens the same probability would have the size of its vocabulary as its perplexity. Quantisation
 raises it; the increase is the price of a smaller number of bits.
 
-Perplexities can be compared only if they are counted alike. They are counted here as follows:
+**Protocols.** Perplexities can be compared only if they are counted alike: how long the windows are in which a text is
+read, how far they overlap, where the mark of the beginning (BOS) stands, which tokens of a window are scored, and what
+becomes of a last window that is short. The owners of published numbers decide these differently, and that changes a
+perplexity by more than most quantisers do. So a protocol is a value, `Protocol`, and those of this table have names. W
+is the length of a window:
 
-- The first N tokens of the text are cut into *windows* of W tokens that do not overlap; the last may be shorter.
-- Each window is read on its own, from position 0, with nothing before it.
-- **Without BOS** (the model's tokenizer has no mark for the beginning of a sequence) nothing predicts the first token
-  of a window, so it is not scored: a window of L tokens adds L − 1 terms.
-- **With BOS** the mark is put before each window and every one of its L tokens is scored.
+================ ==== ======= ===================== ================================== ===================
+protocol         W    windows BOS, if the model has which tokens of a window are scored a short last window
+================ ==== ======= ===================== ================================== ===================
+``lowbit``       512  W apart before every window   all; without BOS all but the first read like the others
+``gptq``         2048 W apart before the text       all but the first                  not read
+``llama.cpp``    512  W apart the first token of    those after the first W/2 + 1      not read
+                              every window
+``transformers`` 1024 512     before the text       those in no window before; of the  read like the others
+                      apart                         first window all but its first
+================ ==== ======= ===================== ================================== ===================
+
+Each window is read on its own, from position 0, with nothing before it. Where BOS takes the place of a token, as for
+``llama.cpp``, that token is not seen; it is not scored either. The number is :math:`e` to the power of the mean over
+all scored tokens. GPTQ's code takes the mean of the windows' means, which is the same, since its windows are equal.
+llama.cpp also asks for a text of at least 2 W tokens.
 
 Logarithms are natural and the sums are float64.
+
+Source: GPTQ's ``llama_eval``; ``perplexity`` in llama.cpp's program of that name; the guide *Perplexity of fixed-length
+models* of transformers; errata Q13.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
 from lowbit.arrays import F32, F64
-from lowbit.contract.checks import check_integer
+from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.decoder import AnyDecoder
 from lowbit.model.weights import Progress
 
 LOGIT_ROWS = 64
 """Logits are made for this many positions at a time: a row is as long as the vocabulary."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How the tokens of a text are counted.
+
+    Attributes:
+        window: W, the tokens of a window unless something else is asked for.
+        bos: where a model's mark of the beginning stands: ``windows``, before every window and not counted in W;
+            ``text``, once before the text; ``replaces``, before the text, and in place of the first token of every
+            window.
+        scored: ``all`` that have a token before them in their window; ``half``, those after the first ⌊W/2⌋ + 1.
+        stride: from the beginning of a window to that of the next, less than W; a token is scored in the first window
+            that has it. None for W.
+        short: whether a last window of fewer tokens is read.
+        least: how many windows' worth of tokens a text must have.
+    """
+
+    window: int
+    bos: Literal["windows", "text", "replaces"] = "text"
+    scored: Literal["all", "half"] = "all"
+    stride: int | None = None
+    short: bool = False
+    least: int = 1
+
+    def pieces(self, tokens: Sequence[int], window: int, bos: int | None) -> Iterator[tuple[list[int], int, int]]:
+        """The windows of a text.
+
+        >>> list(PROTOCOLS["llama.cpp"].pieces([5, 6, 7, 8, 9], 4, bos=1))
+        [([1, 5, 6, 7], 3, 3)]
+        >>> list(PROTOCOLS["lowbit"].pieces([5, 6, 7], 2, bos=1))
+        [([1, 5, 6], 1, 2), ([1, 7], 1, 3)]
+
+        Args:
+            tokens: of the text, without BOS.
+            window: W.
+            bos: the mark, or None where the model has none.
+
+        Yields:
+            the tokens of a window, the place in it of the first that is scored, and how many tokens of the text were
+            read with it.
+        """
+        mark = [] if bos is None else [bos]
+        before = mark if self.bos == "windows" else []
+        whole = [*tokens] if self.bos == "windows" else [*mark, *tokens]
+        added, seen = len(whole) - len(tokens), 0
+        for start in range(0, len(whole), self.stride or window):
+            piece = whole[start : start + window]
+            if len(piece) < window and not self.short:
+                return
+            if self.bos == "replaces":
+                piece[: len(mark)] = mark
+            first = max(1, len(before) + seen - start)
+            if self.scored == "half":
+                first = window // 2 + 1
+            seen = start + len(piece)
+            yield [*before, *piece], first, max(0, seen - added)
+            if seen == len(whole):
+                return
+
+
+ProtocolName = Literal["lowbit", "gptq", "llama.cpp", "transformers"]
+PROTOCOLS: Mapping[ProtocolName, Protocol] = MappingProxyType(
+    {
+        "lowbit": Protocol(512, bos="windows", short=True),
+        "gptq": Protocol(2048),
+        "llama.cpp": Protocol(512, bos="replaces", scored="half", least=2),
+        "transformers": Protocol(1024, stride=512, short=True),
+    }
+)
+DEFAULT_PROTOCOL: ProtocolName = "lowbit"
+
+
+def named(protocol: ProtocolName | Protocol) -> Protocol:
+    """The protocol of a name; one that is a value already stays as it is.
+
+    Raises:
+        ArgumentError: there is no such name.
+    """
+    if isinstance(protocol, Protocol):
+        return protocol
+    return PROTOCOLS[check_choice("protocol", protocol, tuple(PROTOCOLS))]
 
 
 @dataclass(frozen=True)
@@ -55,9 +156,10 @@ class Perplexity:
 def perplexity(
     decoder: AnyDecoder,
     tokens: Sequence[int],
-    window: int,
+    window: int | None = None,
     *,
     bos: int | None = None,
+    protocol: ProtocolName | Protocol = DEFAULT_PROTOCOL,
     progress: Progress | None = None,
 ) -> Perplexity:
     """Perplexity of a model on the tokens of a text.
@@ -65,39 +167,53 @@ def perplexity(
     Args:
         decoder: the model.
         tokens: the first N tokens of the text, without BOS.
-        window: W; with BOS at least 1, otherwise at least 2; it fits the model's context.
+        window: W; it fits the model's context and has a token to score. None for the protocol's own.
         bos: the token that begins a sequence, or None where the model has none.
+        protocol: how tokens are counted: the name of one of `PROTOCOLS`, or a value.
         progress: called with the tokens read so far and N.
 
     Raises:
-        ArgumentError: wrong window; too few tokens to score one.
+        ArgumentError: wrong window or protocol; too few tokens to score one.
     """
-    prefix = [] if bos is None else [bos]
-    shortest = 2 - len(prefix)
-    check_integer("window", window, shortest, decoder.config.context - len(prefix))
-    if len(tokens) < shortest:
-        raise ArgumentError("number of tokens", len(tokens), f"at least {shortest}")
-    nll, count = 0.0, 0
-    for start in range(0, len(tokens), window):
-        piece = [*prefix, *tokens[start : start + window]]
-        if len(piece) > 1:
+    chosen = named(protocol)
+    window = chosen.window if window is None else window
+    prefixed = bos is not None and chosen.bos == "windows"
+    shortest = 3 if chosen.scored == "half" else 1 if prefixed else 2
+    if chosen.stride is not None:
+        shortest = max(shortest, chosen.stride + 1)
+    check_integer("window", window, shortest, decoder.config.context - prefixed)
+    _check_length(len(tokens), window, chosen, bos, prefixed)
+    nll, count, read = 0.0, 0, 0
+    for piece, first, end in chosen.pieces(tokens, window, bos):
+        if len(piece) > first:
             state = decoder.new_state(len(piece) - 1)
-            hidden = decoder.hidden(piece[:-1], state, _part_of(progress, start, len(tokens), window))
-            for i in range(0, len(hidden), LOGIT_ROWS):
+            hidden = decoder.hidden(piece[:-1], state, _part_of(progress, read, end, len(tokens)))
+            for i in range(first - 1, len(hidden), LOGIT_ROWS):
                 followers = piece[1:][i : i + LOGIT_ROWS]
                 nll += negative_log_likelihood(decoder.logits(hidden[i : i + LOGIT_ROWS]), followers)
-            count += len(piece) - 1
+            count += len(piece) - first
+        read = end
         if progress is not None:
-            progress(min(start + window, len(tokens)), len(tokens))
+            progress(end, len(tokens))
     return Perplexity(nll, count)
 
 
-def _part_of(progress: Progress | None, start: int, total: int, window: int) -> Progress | None:
+def _check_length(count: int, window: int, protocol: Protocol, bos: int | None, prefixed: bool) -> None:
+    """Refuse a text of too few tokens."""
+    least = 1 if prefixed else 2
+    if not protocol.short:
+        least = protocol.least * window
+    if protocol.bos != "windows" and bos is not None:
+        least -= 1
+    if count < least:
+        raise ArgumentError("number of tokens", count, f"at least {least}")
+
+
+def _part_of(progress: Progress | None, read: int, end: int, total: int) -> Progress | None:
     """Progress inside one window, as tokens of the whole text."""
     if progress is None:
         return None
-    size = min(window, total - start)
-    return lambda done, whole: progress(start + size * done // whole, total)
+    return lambda done, whole: progress(read + (end - read) * done // whole, total)
 
 
 def negative_log_likelihood(logits: F32, followers: Sequence[int]) -> float:

@@ -33,7 +33,7 @@ from lowbit.model import perplexity as perplexities
 from lowbit.model.block import FORMULAS, Linear, MakeLinear
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import AnyDecoder, Decoder, Step
-from lowbit.model.perplexity import Perplexity
+from lowbit.model.perplexity import DEFAULT_PROTOCOL, Perplexity, Protocol, ProtocolName
 from lowbit.model.quantization_plan import Plan
 from lowbit.model.sampling import GREEDY, Sampling
 from lowbit.model.step import step_of
@@ -306,20 +306,28 @@ class LanguageModel:
         """
         return decoders.next_logits(self.decoder, self.tokens_of(prompt), self._interrupts.checked(progress))
 
-    def perplexity(self, text: str | Sequence[int], window: int = 512, progress: Progress | None = None) -> Perplexity:
-        """The perplexity of a text, over windows that do not overlap (`lowbit.model.perplexity`).
+    def perplexity(
+        self,
+        text: str | Sequence[int],
+        window: int | None = None,
+        progress: Progress | None = None,
+        *,
+        protocol: ProtocolName | Protocol = DEFAULT_PROTOCOL,
+    ) -> Perplexity:
+        """The perplexity of a text by a protocol (`lowbit.model.perplexity`).
 
         Args:
             text: text, or tokens without a mark of the beginning.
-            window: tokens of a window.
+            window: tokens of a window; None for the protocol's own.
             progress: called with the tokens read so far and their number.
+            protocol: ``lowbit``, ``gptq``, ``llama.cpp`` or ``transformers``, or a `Protocol`.
 
         Raises:
-            ArgumentError: wrong window; too few tokens to score one.
+            ArgumentError: wrong window or protocol; too few tokens to score one.
         """
         bos = None if self._tokenizer is None else self._tokenizer.bos
         ids, checked = self.tokens_of(text, begin=False), self._interrupts.checked(progress)
-        return perplexities.perplexity(self.decoder, ids, window, bos=bos, progress=checked)
+        return perplexities.perplexity(self.decoder, ids, window, bos=bos, protocol=protocol, progress=checked)
 
     def account(self) -> Account:
         """What was run: model, backend, bytes, and what the device did so far."""

@@ -173,6 +173,18 @@ def test_perplexity(model: Path, text: Path) -> None:
     assert fewer["tokens"] == len(loaded.tokenizer.encode(TEXT.replace("\r\n", "\n")))
 
 
+@pytest.mark.parametrize("protocol", ["gptq", "llama.cpp"])
+def test_perplexity_by_the_protocol_of_others(protocol: Any, model: Path, text: Path) -> None:
+    """The command counts as the library does; what it says names the protocol."""
+    given = ("--model", model, "--text", text, "--window", 9, "--tokens", 40, "--protocol", protocol)
+    found, loaded = answer("perplexity", *given), load(model, "numpy")
+    ids = loaded.tokenizer.encode(TEXT.replace("\r\n", "\n"))[:40]
+    expected = loaded.perplexity(ids, 9, protocol=protocol)
+    assert (found["perplexity"], found["scored"], found["protocol"]) == (expected.value, expected.count, protocol)
+    assert expected.count == {"gptq": 32, "llama.cpp": 16}[protocol]
+    assert f"protocol {protocol}" in run("perplexity", *given).stderr
+
+
 def test_a_model_with_bos_scores_every_token(model: Path, text: Path) -> None:
     """The command reads the file's wish for a BOS."""
     path = write(model.parent / "bos.gguf", metadata={"tokenizer.ggml.add_bos_token": True})
@@ -234,6 +246,7 @@ def test_wrong_arguments(arguments: list[str], message: str, model: Path) -> Non
         (["--window", "1"], "window is 1; allowed: an integer from 2 to 64"),
         (["--window", "65"], "window is 65; allowed: an integer from 2 to 64"),
         (["--tokens", "1"], "number of tokens is 1; allowed: at least 2"),
+        (["--protocol", "mine"], "--protocol is 'mine'; allowed: lowbit, gptq, llama.cpp or transformers"),
         (["--text", "absent.txt"], "text is 'absent.txt'; allowed: the path of a text file that exists"),
     ],
 )
