@@ -88,6 +88,7 @@ COMMANDS = {
     "generate --prompt x --model absent": 2,
     "logits --prompt x --model absent --backend cppyy": 2,
     "perplexity --text absent --model absent --backend lowbit_numpy:NumpyBackend": 2,
+    "compare absent absent --text absent": 2,
     "demo --model absent --text absent": 2,
 }
 

@@ -35,6 +35,7 @@ OWN = {
     "chat": "lowbit.cli.chat:chat",
     "logits": "lowbit.cli.model:logits",
     "perplexity": "lowbit.cli.model:perplexity",
+    "compare": "lowbit.cli.compare:compare",
     "step": "lowbit.cli.step:step",
     "inspect": "lowbit.cli.inspection:inspect",
     "new-weights": "lowbit.cli.new_weights:new_weights",

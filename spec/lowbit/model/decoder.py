@@ -16,7 +16,7 @@ Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Mistral 
 Qwen2 (arXiv 2407.10671) §2.2; Qwen3 (arXiv 2505.09388) §2; Gemma 3 (arXiv 2503.19786) §2.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -46,6 +46,9 @@ from lowbit.model.weights import LlamaWeights, Progress
 
 PREFILL_TOKENS = 256
 """A prompt goes through the blocks this many tokens at a time, so that its scores stay small in memory."""
+
+Watch = Callable[[int, F64], None]
+"""Called with the number of a block and the residual stream behind it: float64, T × hidden."""
 
 
 # **The decoder** is the table, the blocks, the last norm and the head.
@@ -105,13 +108,20 @@ class Decoder:
         config = self.config
         return [self.ops.cache(config.kv_heads, config.head_dim, capacity) for _ in range(config.layers)]
 
-    def hidden(self, tokens: Sequence[int], state: list[KeyValueCache], progress: Progress | None = None) -> F64:
+    def hidden(
+        self,
+        tokens: Sequence[int],
+        state: list[KeyValueCache],
+        progress: Progress | None = None,
+        watch: Watch | None = None,
+    ) -> F64:
         """Send T tokens through the blocks, after the ones that `state` holds, and add them to it.
 
         Args:
             tokens: at least one.
             state: from `new_state`, of this decoder.
             progress: called after each block, with tokens times blocks.
+            watch: called after each block with its number and the residual stream of the tokens that it read.
 
         Returns:
             float64, T × hidden, after the last norm: what the head reads.
@@ -124,8 +134,10 @@ class Decoder:
             part = ids[start : start + PREFILL_TOKENS]
             rotations = self._rotations(start=len(state[0]), count=len(part))
             x = embedded(self.embedding, part, self.config.embedding_scale).astype(self.ops.dtype)
-            for block, cache in zip(self.blocks, state, strict=True):
+            for number, (block, cache) in enumerate(zip(self.blocks, state, strict=True)):
                 x = block(x, Place(rotations, [cache]))
+                if watch is not None:
+                    watch(number, x)
                 work += len(part)
                 if progress is not None:
                     progress(work, len(ids) * len(state))

@@ -1,0 +1,102 @@
+"""Two models on one backend and one text (`lowbit.model.comparison`): open both, check that they can be compared.
+
+Two models can be compared where they make the same tokens of the text. Both are run layer by layer with the formulas of
+the specification in float64 between their products, so that nothing differs but the weights, and so that the stream
+behind each block can be seen.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from lowbit.backend.base import Backend
+from lowbit.contract.checks import check_integer
+from lowbit.errors import ArgumentError
+from lowbit.formats.fetch import Report, silent
+from lowbit.model.comparison import Comparison, Pair, compare
+from lowbit.model.decoder import Decoder
+from lowbit.runtime.language_model import Account, LanguageModel, Options, load
+from lowbit.runtime.stored import StoredModel, part_of
+
+BY_FORMULAS = Options(step="formulas", by_layer=True)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two models and what was measured.
+
+    Attributes:
+        comparison: the numbers.
+        tokens: how many tokens of the text were used.
+        accounts: how A and B were run.
+    """
+
+    comparison: Comparison
+    tokens: int
+    accounts: tuple[Account, Account]
+
+
+def compare_models(
+    models: tuple[StoredModel, StoredModel],
+    backend: Backend,
+    text: str,
+    *,
+    most_tokens: int,
+    window: int,
+    report: Report = silent,
+) -> Compared:
+    """Compare two models on the beginning of a text.
+
+    Args:
+        models: A, which is trusted, and B.
+        backend: multiplies by the matrices of both.
+        text: what they read.
+        most_tokens: how many tokens of the text are used, if it has as many.
+        window: tokens of a window.
+        report: called while models are read and compared.
+
+    Raises:
+        LowbitError: models that make other tokens of the text; a wrong window; too little memory.
+    """
+    ids = shared_tokens(models, text)[:most_tokens]
+    bos = models[0].tokenizer.bos
+    check_window(models, len(ids), window)
+    with ExitStack() as opened:
+        a, b = (opened.enter_context(load(model, backend, BY_FORMULAS, report)) for model in models)
+        found = compare(_decoders(a, b), ids, window, bos=bos, progress=part_of(report, "comparing"))
+        return Compared(found, len(ids), (a.account(), b.account()))
+
+
+def shared_tokens(models: tuple[StoredModel, StoredModel], text: str) -> list[int]:
+    """The tokens that both models make of a text.
+
+    Raises:
+        ArgumentError: they make different ones, or have vocabularies of different sizes.
+    """
+    a, b = models
+    if a.config.vocabulary != b.config.vocabulary:
+        sentence = (
+            f"{a.name} has a vocabulary of {a.config.vocabulary} tokens and {b.name} one of {b.config.vocabulary}; "
+            "only models with the same vocabulary can be compared"
+        )
+        raise ArgumentError("B", b.name, "a model with the vocabulary of A", sentence)
+    ids, others = (model.tokenizer.encode(text, begin=False) for model in models)
+    if ids != others or a.tokenizer.bos != b.tokenizer.bos:
+        what = "different tokens of the text" if ids != others else "sequences that begin differently"
+        sentence = f"{a.name} and {b.name} make {what}; only models with the same tokenizer can be compared"
+        raise ArgumentError("B", b.name, "a model with the tokenizer of A", sentence)
+    return ids
+
+
+def check_window(models: tuple[StoredModel, StoredModel], tokens: int, window: int) -> None:
+    """Refuse a window that does not fit, or a text too short to score a token, before any weight is read."""
+    begins = models[0].tokenizer.bos is not None
+    shortest = 1 if begins else 2
+    check_integer("window", window, shortest, min(model.config.context for model in models) - begins)
+    if tokens < shortest:
+        raise ArgumentError("number of tokens", tokens, f"at least {shortest}")
+
+
+def _decoders(*models: LanguageModel) -> Pair:
+    a, b = (model.decoder for model in models)
+    assert isinstance(a, Decoder) and isinstance(b, Decoder)  # that is how BY_FORMULAS runs a model
+    return a, b
