@@ -14,16 +14,18 @@ becomes of a last window that is short. The owners of published numbers decide t
 perplexity by more than most quantisers do. So a protocol is a value, `Protocol`, and those of this table have names. W
 is the length of a window:
 
-================ ==== ======= ===================== ================================== ===================
-protocol         W    windows BOS, if the model has which tokens of a window are scored a short last window
-================ ==== ======= ===================== ================================== ===================
-``lowbit``       512  W apart before every window   all; without BOS all but the first read like the others
-``gptq``         2048 W apart before the text       all but the first                  not read
-``llama.cpp``    512  W apart the first token of    those after the first W/2 + 1      not read
+================ ==== ======= ===================== ================================= ===================
+protocol         W    windows BOS, if the model has which tokens of a window are      a short last window
+                                                    scored
+================ ==== ======= ===================== ================================= ===================
+``lowbit``       512  W apart before every window   all; without BOS all but the      read like the others
+                                                    first
+``gptq``         2048 W apart before the text       all but the first                 not read
+``llama.cpp``    512  W apart the first token of    those after the first W/2 + 1     not read
                               every window
-``transformers`` 1024 512     before the text       those in no window before; of the  read like the others
+``transformers`` 1024 512     before the text       those in no window before; of the read like the others
                       apart                         first window all but its first
-================ ==== ======= ===================== ================================== ===================
+================ ==== ======= ===================== ================================= ===================
 
 Each window is read on its own, from position 0, with nothing before it. Where BOS takes the place of a token, as for
 ``llama.cpp``, that token is not seen; it is not scored either. The number is :math:`e` to the power of the mean over
