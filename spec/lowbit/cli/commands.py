@@ -38,6 +38,7 @@ OWN = {
     "compare": "lowbit.cli.compare:compare",
     "step": "lowbit.cli.step:step",
     "inspect": "lowbit.cli.inspection:inspect",
+    "quantize": "lowbit.cli.quantize:quantize",
     "new-weights": "lowbit.cli.new_weights:new_weights",
 }
 """The commands of this package, which no other package can replace."""

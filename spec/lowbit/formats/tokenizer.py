@@ -75,6 +75,21 @@ class Tokenizer:
             yield piece
         yield self.decode(seen, special=special)[written:]
 
+    def to_json(self) -> str:
+        """The vocabulary and the rules as the content of a ``tokenizer.json``, without what begins a sequence."""
+        return self._library.to_str()
+
+    def text_of(self, token: int) -> str:
+        """How the vocabulary spells a token.
+
+        Raises:
+            ArgumentError: there is no such token.
+        """
+        text = self._library.id_to_token(token)
+        if text is None:
+            raise ArgumentError("token", token, "one of the vocabulary")
+        return text
+
 
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
     """A text in pieces, up to the first of some strings, which is left out; nothing more is read after it.

@@ -298,7 +298,7 @@ def quantize(
             begin, at_begin = k, goals.copy()
         if k % group_size == 0:
             free = unrounded(at_begin, rows, triangle, slice(begin, k + group_size))[k - begin :]
-            scale, zero = _grid(_of_live(free, live[k : k + group_size]), bits, convention, symmetric, scale_dtype)
+            scale, zero = grid(of_live(free, live[k : k + group_size]), bits, convention, symmetric, scale_dtype)
             scales.append(scale)
             zeros.append(zero)
         codes[k] = group_codes(goals[k].astype(np.float32), scale, zero, bits, convention)
@@ -309,12 +309,12 @@ def quantize(
     return ActOrderMatrix(matrix, order)
 
 
-def _of_live(group: F32, live: npt.NDArray[np.bool_]) -> F32:
+def of_live(group: F32, live: npt.NDArray[np.bool_]) -> F32:
     """The rows of a group whose inputs are not dead, or all where every one is."""
     return group[live] if live.any() else group
 
 
-def _grid(
+def grid(
     group: F32, bits: int, convention: Convention, symmetric: bool, scale_dtype: ScaleDtype
 ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.generic]]:
     """Scale and zero of a group, by `affine`; of its mirrored range where the grid is symmetric."""

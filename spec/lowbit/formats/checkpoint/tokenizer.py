@@ -95,6 +95,29 @@ def byte_tokenizer() -> bytes:
     return (json.dumps(json.loads(library.to_str()), indent=1, ensure_ascii=False) + "\n").encode()
 
 
+def written_tokenizer(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """The files of a tokenizer, for `read_tokenizer` and any other reader: their content by name."""
+    content, bos = json.loads(tokenizer.to_json()), tokenizer.bos
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": bos is not None}
+    if bos is not None:
+        text = tokenizer.text_of(bos)
+        begins, own = {"SpecialToken": {"id": text, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+        content["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [begins, own],
+            "pair": [begins, own, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {text: {"id": text, "ids": [bos], "tokens": [text]}},
+        }
+        settings["bos_token"] = text
+    files = {FILE: content, SETTINGS: settings}
+    if tokenizer.stop:
+        settings["eos_token"] = tokenizer.text_of(tokenizer.stop[0])
+        files[GENERATION] = {"eos_token_id": list(tokenizer.stop)}
+    if tokenizer.chat is not None:
+        settings |= dict(tokenizer.chat.tokens) | {"chat_template": tokenizer.chat.source}
+    return {name: (json.dumps(each, indent=1, ensure_ascii=False) + "\n").encode() for name, each in files.items()}
+
+
 # **The chain.**
 
 

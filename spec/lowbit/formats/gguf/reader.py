@@ -315,11 +315,11 @@ def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeigh
             architecture does not have.
     """
     check_model(source)
-    config, architecture = source.config, ARCHITECTURES[source.architecture]
+    config = source.config
     table = source.tensor("token_embd.weight")
     layers = []
     for number in range(config.layers):
-        layers.append(_layer(source, architecture, f"blk.{number}"))
+        layers.append(read_layer(source, number))
         if progress is not None:
             progress(number + 1, config.layers)
     try:
@@ -366,7 +366,14 @@ def _working_bytes(info: TensorInfo) -> int:
     return 2 * info.nbytes if _stays_small(info) else info.nbytes + 8 * weights
 
 
-def _layer(source: GGUFFile, architecture: Architecture, prefix: str) -> LayerWeights:
+def read_layer(source: GGUFFile, number: int) -> LayerWeights:
+    """One block of a file that `check_model` found right.
+
+    Raises:
+        FormatError: a tensor missing, of the wrong shape, or not decodable.
+    """
+    architecture, prefix = ARCHITECTURES[source.architecture], f"blk.{number}"
+
     def matrices(names: dict[str, str]) -> dict[str, Matrix]:
         return {name: source.tensor(f"{prefix}.{stored}.weight") for name, stored in names.items()}
 

@@ -1,0 +1,445 @@
+"""``lowbit quantize``: directories that load as what was meant, after an interrupt too, and errors in words."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_checkpoint
+import tiny_gguf
+from gguf import GGMLQuantizationType
+from paths import SUPPORT
+from typer.testing import CliRunner, Result
+
+from lowbit.arrays import F32, F64, Array
+from lowbit.attention.rope import Scaling
+from lowbit.cli import app
+from lowbit.errors import ArgumentError, FormatError, UnavailableError
+from lowbit.formats.checkpoint import tensors
+from lowbit.formats.checkpoint.reader import open_checkpoint
+from lowbit.model.decoder import Decoder
+from lowbit.model.weights import LlamaWeights, Matrix, to_float
+from lowbit.quantization import affine, gptq
+from lowbit.quantization.hqq import HqqMatrix, dequantize
+from lowbit.quantization.hqq import quantize as by_solver
+from lowbit.rewriting import quantizing, writing
+from lowbit.rewriting.layouts import LAYOUTS, Layout
+from lowbit.runtime import open_model
+from lowbit.system.interpreters import python_command
+from lowbit.tensor_formats.stored import Stored
+
+TEXT = "hello hall 12 of the hill, he said; hello.\n" * 8
+GROUP = ["--group-size", 16]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("sources")
+    (folder / "text").write_text(TEXT)
+    return {
+        "gguf": tiny_gguf.write(folder / "model.gguf"),
+        "sparse": tiny_checkpoint.write(folder / "sparse"),
+        "dense": tiny_checkpoint.write(folder / "dense", tiny_checkpoint.published(tiny_checkpoint.DENSE)),
+        "text": folder / "text",
+    }
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["quantize", *map(str, arguments)])
+
+
+def answer(*arguments: object) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def floats(weights: LlamaWeights) -> dict[str, F32]:
+    """All matrices of the blocks, and routers."""
+    return {
+        f"layers[{number}].{name}": to_float(matrix)
+        for number, layer in enumerate(weights.layers)
+        for name, matrix in layer.linears().items()
+    }
+
+
+def ends(weights: LlamaWeights) -> list[Array]:
+    """Embedding, norm and head."""
+    return [np.asarray(weights.embedding), weights.norm, to_float(weights.head)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+# **What is written.**
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "gptq-v1"])
+@pytest.mark.parametrize("kind", ["gguf", "sparse", "dense"])
+def test_every_layout_holds_what_affine_gives(kind: str, layout: str, sources: dict[str, Path], tmp_path: Path) -> None:
+    """Matrices are those of `affine.quantize` on the source's weights; everything else is as it was."""
+    found = answer(sources[kind], "-o", tmp_path / "new", "--format", layout, *GROUP)
+    before, after = open_model(sources[kind]), open_model(tmp_path / "new")
+    for name, values in floats(after.weights).items():
+        expected = floats(before.weights)[name]
+        if not name.endswith("router"):
+            rounded = affine.quantize(expected, bits=4, group_size=16, convention="zero_point", scale_dtype="float16")
+            expected = affine.dequantize(rounded)
+            assert found["matrices"][name]["bits"] == 4
+        np.testing.assert_array_equal(values, expected, err_msg=name)
+    for one, other in zip(ends(after.weights), ends(before.weights), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert after.config == before.config
+    assert after.tokenizer.encode(TEXT) == before.tokenizer.encode(TEXT)
+    assert (after.tokenizer.bos, after.tokenizer.stop) == (before.tokenizer.bos, before.tokenizer.stop)
+    assert after.remarks == ()
+    assert {type(m) for m in after.weights.layers[0].feed_forward.linears().values()} <= {Stored, np.ndarray}
+
+
+def test_gptq_is_that_of_the_chapter(sources: dict[str, Path], tmp_path: Path) -> None:
+    """The first block is calibrated on the source, and the second on what the quantised first gives."""
+    common = ["--method", "gptq", "--calibration", sources["text"], "--window", 32, "--calibration-tokens", 200]
+    told = answer(sources["gguf"], "-o", tmp_path / "new", *common, "--act-order", *GROUP)
+    before, after = open_model(sources["gguf"]), open_model(tmp_path / "new")
+    tokens = before.tokenizer.encode(TEXT, begin=False)[:200]
+    assert told["calibration"] == {"text": "text", "tokens": 200, "window": 32}
+    partly = replace(before.weights, layers=(after.weights.layers[0], *before.weights.layers[1:]))
+    for number, model in enumerate((before.weights, partly)):
+        squares = hessians(model, tokens, 32)
+        for name, matrix in before.weights.layers[number].linears().items():
+            found = gptq.quantize(
+                to_float(matrix),
+                squares[f"layers[{number}].{name}"],
+                bits=4,
+                group_size=16,
+                act_order=True,
+                scale_dtype="float16",
+            )
+            written = to_float(after.weights.layers[number].linears()[name])
+            np.testing.assert_array_equal(written, found.dequantize(), err_msg=f"{number} {name}")
+    assert all(each["calibrated"] for each in told["matrices"].values())
+
+
+def hessians(weights: LlamaWeights, tokens: list[int], window: int) -> dict[str, F64]:
+    """X^T X of what every matrix reads, by the whole decoder."""
+    names = {id(matrix): name for number, layer in enumerate(weights.layers) for name, matrix in _named(number, layer)}
+    sums: dict[str, F64] = {}
+
+    def watched(matrix: Matrix) -> Callable[[F32], F32]:
+        plain, name = to_float(matrix), names.get(id(matrix), "head")
+
+        def linear(x: F32) -> F32:
+            wide = x.astype(np.float64)
+            sums[name] = sums.get(name, np.zeros(())) + wide.T @ wide
+            return x @ plain
+
+        return linear
+
+    decoder = Decoder(weights, watched)
+    for start in range(0, len(tokens), window):
+        decoder.hidden(tokens[start : start + window], decoder.new_state())
+    return sums
+
+
+def _named(number: int, layer: Any) -> list[tuple[str, Matrix]]:
+    return [(f"layers[{number}].{name}", matrix) for name, matrix in layer.linears().items()]
+
+
+def test_gptq_beats_rounding_where_it_was_calibrated(sources: dict[str, Path], tmp_path: Path) -> None:
+    """The squared error of the outputs of the first block is smaller, matrix by matrix."""
+    seen = ["--calibration", sources["text"], "--window", 32]
+    answer(sources["gguf"], "-o", tmp_path / "gptq", "--method", "gptq", "--bits", 3, "--group-size", 32, *seen)
+    answer(sources["gguf"], "-o", tmp_path / "rtn", "--bits", 3, "--group-size", 32)
+    before = open_model(sources["gguf"])
+    squares = hessians(before.weights, before.tokenizer.encode(TEXT, begin=False), 32)
+    linears = {name: open_model(tmp_path / name).weights.layers[0].linears() for name in ("gptq", "rtn")}
+    for name, matrix in before.weights.layers[0].linears().items():
+        square = squares[f"layers[0].{name}"]
+        errors = {
+            method: gptq.layer_error(to_float(matrix), to_float(found[name]), square)
+            for method, found in linears.items()
+        }
+        assert errors["gptq"] < errors["rtn"], name
+
+
+def test_hqq_keeps_its_real_zeros(sources: dict[str, Path], tmp_path: Path) -> None:
+    """In the layout hqq the numbers are the solver's."""
+    answer(sources["dense"], "-o", tmp_path / "new", "--method", "hqq", "--format", "hqq", "--bits", 3, *GROUP)
+    before, after = open_model(sources["dense"]).weights, open_model(tmp_path / "new").weights
+    for name, values in floats(after).items():
+        found: HqqMatrix = by_solver(floats(before)[name], bits=3, group_size=16, scale_dtype="float16")
+        step = np.asarray(found.scales, np.float64).max()
+        assert np.abs(values - dequantize(found)).max() <= 2**-20 * 8 * step, name
+
+
+def test_experts_without_tokens_are_rounded_and_named(sources: dict[str, Path], tmp_path: Path) -> None:
+    """One token goes to two of four experts; the others are rounded to the nearest, and the answer says so."""
+    (tmp_path / "text").write_text("h")
+    common = ["--method", "gptq", "--calibration", tmp_path / "text", *GROUP]
+    found = answer(sources["sparse"], "-o", tmp_path / "new", *common)
+    missed = [name for name, each in found["matrices"].items() if not each["calibrated"]]
+    assert len(missed) == 2 * 2 * 3
+    weights, before = floats(open_model(tmp_path / "new").weights), floats(open_model(sources["sparse"]).weights)
+    name = missed[0]
+    expected = affine.quantize(before[name], bits=4, group_size=16, convention="zero_point", scale_dtype="float16")
+    np.testing.assert_array_equal(weights[name], affine.dequantize(expected))
+    said = run(sources["sparse"], "-o", tmp_path / "again", *common)
+    assert "12 matrices saw no token of the calibration" in said.stderr
+
+
+def test_parts_may_have_other_bits(sources: dict[str, Path], tmp_path: Path) -> None:
+    """Attention in 8 bits and the rest in 2, and the configuration says so."""
+    common = ["--bits", 2, "--attention-bits", 8, *GROUP]
+    found = answer(sources["sparse"], "-o", tmp_path / "new", *common)
+    assert found["bits"] == {"attention": 8, "experts": 2}
+    config = json.loads((tmp_path / "new/config.json").read_text())["quantization_config"]
+    assert config["bits"] == 2 and {"bits": 8} in config["dynamic"].values()
+    layer = open_model(tmp_path / "new").weights.layers[0]
+    bits = {name: dict(m.options)["bits"] for name, m in layer.linears().items() if isinstance(m, Stored)}
+    assert bits["query"] == 8 and bits["feed_forward.experts[3].down"] == 2 and len(bits) == 16
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "gemma3"])
+def test_other_architectures_of_gguf(architecture: str, tmp_path: Path) -> None:
+    """Biases, norms of heads, gains that a directory stores less one, and windows get through."""
+    config = tiny_gguf.CONFIG
+    if architecture == "gemma3":
+        config = replace(config, window=8, full_every=2, local_rope_base=10000.0)
+    model = tiny_gguf.published(config=config, architecture=architecture, tied=architecture == "gemma3")
+    source = tiny_gguf.write(tmp_path / "a.gguf", model)
+    answer(source, "-o", tmp_path / "new", *GROUP, "--bits", 8)
+    before, after = open_model(source), open_model(tmp_path / "new")
+    assert after.config == before.config
+    for name in ("attention_norm", "feed_forward_norm", "query_bias", "query_norm", "attention_post_norm"):
+        expected, found = (getattr(each.weights.layers[1], name) for each in (before, after))
+        assert (expected is None and found is None) or np.array_equal(expected, found), name
+
+
+def test_several_matrices_in_one_tensor(tmp_path: Path, sources: dict[str, Path]) -> None:
+    """Phi-3's queries, keys and values are one tensor of codes."""
+    folder = Path(__file__).parent.parent / "formats/checkpoint/quantised/gptq-v1-8-phi3"
+    source = tmp_path / "source"
+    source.mkdir()
+    for file in folder.glob("*.*"):
+        (source / file.name).write_bytes(file.read_bytes())
+    config = json.loads((source / "config.json").read_text())
+    tokenizer = {**tiny_checkpoint.TOKENIZER, "added_tokens": [], "post_processor": None}
+    letters = {chr(97 + number): number for number in range(26)}
+    tokenizer["model"] = {**tokenizer["model"], "vocab": letters, "merges": []}
+    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert config["model_type"] == "phi3"
+    answer(source, "-o", tmp_path / "new", *GROUP)
+    names = open_checkpoint(tmp_path / "new").packed
+    assert any("qkv_proj" in name for name in names)
+    before, after = open_checkpoint(source).layer(0), open_checkpoint(tmp_path / "new").layer(0)
+    for name, matrix in before.linears().items():
+        expected = affine.quantize(
+            to_float(matrix), bits=4, group_size=16, convention="zero_point", scale_dtype="float16"
+        )
+        np.testing.assert_array_equal(to_float(after.linears()[name]), affine.dequantize(expected), err_msg=name)
+
+
+# **Interrupts and failures.**
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = {path!r}
+from lowbit.rewriting import quantizing
+made = quantizing.commit_layer
+def commit(parts, source, number, *rest):
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    made(parts, source, number, *rest)
+quantizing.commit_layer = commit
+sys.argv = ["lowbit", "quantize", *{arguments!r}]
+from lowbit.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_a_killed_run_is_resumed(method: str, sources: dict[str, Path], tmp_path: Path) -> None:
+    """Nothing is under the final name; the same command keeps the first block and gives the same bytes."""
+    seen = ["--calibration", sources["text"], "--window", 32] if method == "gptq" else []
+    options = ["--method", method, *seen, *GROUP]
+    answer(sources["gguf"], "-o", tmp_path / "whole", *options)
+    arguments = [str(each) for each in (sources["gguf"], "-o", tmp_path / "new", *options)]
+    program = KILLED.format(path=[str(SUPPORT)], arguments=arguments)
+    done = subprocess.run(python_command("-c", program), capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir())[1:] == ["whole"]
+    (left,) = tmp_path.glob(".new.*.rewriting")
+    (left / "half").mkdir()
+    found = answer(sources["gguf"], "-o", tmp_path / "new", *options)
+    assert found["resumed"] == 1
+    assert contents(tmp_path / "new") == contents(tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "whole"]
+
+
+def interrupted(sources: dict[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch, *options: object) -> Path:
+    """What a run leaves that is interrupted after its first block."""
+    with monkeypatch.context() as patch:
+        made = writing.commit_layer
+
+        def commit(parts: Any, source: Any, number: int, *rest: Any) -> None:
+            if number == 1:
+                raise KeyboardInterrupt
+            made(parts, source, number, *rest)
+
+        patch.setattr(quantizing, "commit_layer", commit)
+        result = run(sources["gguf"], "-o", folder / "new", *GROUP, *options)
+    assert result.exit_code == 130 and "run the same command again to resume" in result.stderr
+    (left,) = folder.glob(".new.*.rewriting")
+    return left
+
+
+def test_ctrl_c(sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit status is 130, a remark says how to resume, and only this user can enter the folder."""
+    left = interrupted(sources, tmp_path, monkeypatch)
+    assert not (tmp_path / "new").exists() and left.stat().st_mode & 0o777 == 0o700
+    said = run(sources["gguf"], "-o", tmp_path / "new", *GROUP)
+    assert said.exit_code == 0 and "1 blocks were there from an interrupted run" in said.stderr
+
+
+def test_damaged_parts_are_made_again(
+    sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A changed byte in a finished part counts as no part."""
+    left = interrupted(sources, tmp_path, monkeypatch)
+    part = left / "model-00001-of-00003.safetensors"
+    octets = bytearray(part.read_bytes())
+    octets[-1] ^= 1
+    part.write_bytes(octets)
+    assert answer(sources["gguf"], "-o", tmp_path / "new", *GROUP)["resumed"] == 0
+    answer(sources["gguf"], "-o", tmp_path / "whole", *GROUP)
+    assert contents(tmp_path / "new") == contents(tmp_path / "whole")
+
+
+def test_another_command_begins_anew(sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of other bits is removed; one that others can write to is neither taken up nor removed."""
+    left = interrupted(sources, tmp_path, monkeypatch, "--bits", 8)
+    left.chmod(0o777)
+    assert answer(sources["gguf"], "-o", tmp_path / "new", *GROUP, "--bits", 8)["resumed"] == 0
+    assert left.exists()
+    left.chmod(0o700)
+    (tmp_path / "new").rename(tmp_path / "old")
+    assert answer(sources["gguf"], "-o", tmp_path / "new", *GROUP, "--bits", 4)["resumed"] == 0
+    assert not left.exists()
+
+
+def test_a_full_disk(sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in words, and nothing under the final name."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(tensors, "save_file", full)
+    result = run(sources["gguf"], "-o", tmp_path / "new", *GROUP)
+    assert isinstance(result.exception, UnavailableError) and "No space left" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    result = run(sources["gguf"], "-o", tmp_path / "new", *GROUP)
+    assert "are needed and" in str(result.exception)
+
+
+def test_what_loads_otherwise_is_not_published(
+    sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If scales were written in another order, the final check would find it."""
+    made = Layout.tensors
+
+    def turned(self: Layout, module: str, matrix: Stored) -> Iterator[tuple[str, Array]]:
+        for name, array in made(self, module, matrix):
+            yield name, array[::-1] if name.endswith("scales") else array
+
+    monkeypatch.setattr(Layout, "tensors", turned)
+    result = run(sources["gguf"], "-o", tmp_path / "new", *GROUP)
+    assert isinstance(result.exception, FormatError)
+    assert "other numbers when it is loaded" in str(result.exception)
+    assert not (tmp_path / "new").exists()
+
+
+# **What is refused.**
+
+REFUSED: list[tuple[list[object], str]] = [
+    (["--bits", 5], "--bits is 5; allowed: 2, 3, 4 or 8"),
+    (["--method", "best"], "--method is 'best'; allowed: rtn, gptq or hqq"),
+    (["--format", "exl2"], "--format is 'exl2'; allowed: gptq-v2, gptq-v1, awq,"),
+    (["--format", "awq", "--bits", 8], "--bits is 8; allowed: 4"),
+    (["--format", "hqq", "--attention-bits", 8], "--format is hqq with 8 and 4 bits; allowed: gptq-v2"),
+    (["--format", "gptq-v1"], "gptq-v1 holds no zero of 0, which some groups have; give --symmetric"),
+    (["--act-order"], "--act-order is given; allowed: only with --method gptq and a layout of GPTQ"),
+    (["--method", "hqq", "--symmetric"], "--symmetric is given; allowed: only with rtn or gptq"),
+    (["--group-size", 0], "--group-size is 0"),
+    (["--group-size", 24, "--format", "awq"], "does not fit the layout awq: group_size is 24; allowed: a divisor"),
+    (["--group-size", 24, "--method", "hqq"], "--group-size is 24; allowed: a divisor of 64"),
+    (["--group-size", 96], "group_size is 96; allowed: at most its 64 rows"),
+    (["--calibration", "text"], "--calibration applies only to --method gptq"),
+    (["--damping", 0.1], "--damping applies only to --method gptq"),
+    (["--method", "gptq", "--damping", -1], "--damping is -1.0; allowed: a finite number of at least 0"),
+    (["--method", "gptq", "--window", 0], "--window is 0"),
+    (["--method", "gptq", "--window", 65, "--calibration", "TEXT"], "--window is 65; allowed: at most 64"),
+    (["--gptq-version", "v1"], "GPTQ version v1 was asked for"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_wrong_arguments(arguments: list[object], message: str, sources: dict[str, Path], tmp_path: Path) -> None:
+    """Each gets a line that names the option, what it was and what is allowed, and nothing is written."""
+    given = [sources["text"] if each == "TEXT" else each for each in arguments]
+    result = run(sources["gguf"], "-o", tmp_path / "new", *given)
+    assert isinstance(result.exception, ArgumentError)
+    assert message in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_places(sources: dict[str, Path], tmp_path: Path) -> None:
+    """A destination that is taken, one in no folder, an empty text, and a source that is no model."""
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/file").touch()
+    (tmp_path / "empty").touch()
+    for out, message in ((tmp_path / "taken", "a name that is free"), (tmp_path / "a/b", "in a folder that exists")):
+        assert message in str(run(sources["gguf"], "-o", out, *GROUP).exception)
+    seen = ["--method", "gptq", "--calibration", tmp_path / "empty"]
+    said = str(run(sources["gguf"], "-o", tmp_path / "new", *seen, *GROUP).exception)
+    assert "--calibration is 0 tokens" in said
+    assert isinstance(run(tmp_path / "absent", "-o", tmp_path / "new").exception, ArgumentError)
+    (tmp_path / "ready").mkdir()
+    assert answer(sources["gguf"], "-o", tmp_path / "ready", *GROUP)["bytes"] > 0  # an empty directory is free
+
+
+def test_a_model_that_no_directory_describes(tmp_path: Path) -> None:
+    """The rotary factors of a Llama 3.1 do not say by which rule they were made."""
+    config = replace(tiny_gguf.CONFIG, rope_scaling=Scaling((1.0,) * 4 + (8.0,) * 4))
+    source = tiny_gguf.write(tmp_path / "a.gguf", tiny_gguf.published(config=config))
+    said = str(run(source, "-o", tmp_path / "new", *GROUP).exception)
+    assert "config.json does not say of a.gguf: rope_scaling" in said
+
+
+def test_what_is_said(sources: dict[str, Path], tmp_path: Path) -> None:
+    """One line on standard output."""
+    said = run(sources["sparse"], "-o", tmp_path / "new", *GROUP, "--attention-bits", 8)
+    assert said.stdout.count("\n") == 1
+    assert (
+        "32 matrices in 8 bits in attention and 4 elsewhere, groups of 16, by rtn; mean relative error" in said.stdout
+    )
+
+
+def test_quantised_sources_are_dequantised_first(tmp_path: Path) -> None:
+    """A file in Q8_0 and its weights as floats give the same directory's weights."""
+    model = tiny_gguf.published(kind=GGMLQuantizationType.Q8_0)
+    plain = replace(model, types=dict.fromkeys(model.types, GGMLQuantizationType.F32))
+    for name, each in (("coded", model), ("plain", plain)):
+        answer(tiny_gguf.write(tmp_path / f"{name}.gguf", each), "-o", tmp_path / name, *GROUP)
+    found = [floats(open_model(tmp_path / name).weights) for name in ("coded", "plain")]
+    for name, values in found[0].items():
+        np.testing.assert_array_equal(values, found[1][name])

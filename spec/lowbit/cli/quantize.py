@@ -1,0 +1,223 @@
+"""``lowbit quantize``: write a model with quantised matrices as a directory that other tools load.
+
+The JSON answer is one object.
+
+===================== =================================================================================================
+field                 holds
+===================== =================================================================================================
+``source``            the name of the file or directory that was read
+``directory``         what was written
+``format``            its layout
+``method``            ``rtn``, ``gptq`` or ``hqq``
+``bits``              ``attention`` and ``experts``
+``group_size``        weights in a group
+``symmetric``         whether every zero is the middle of the codes
+``act_order``         whether groups may be other than runs of rows
+``calibration``       ``text``, ``tokens`` and ``window``; ``null`` without calibration
+``bytes``             of all tensors
+``resumed``           the number of blocks that an interrupted run had finished
+``mean_error``        the mean of the relative errors of the matrices: norm of the error over norm of the weights
+``matrices``          of each matrix its ``bits``, its relative ``error``, the ``digest`` of its float32 numbers and,
+                      with calibration, whether it was ``calibrated``; an expert that no token was sent to is not
+===================== =================================================================================================
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lowbit.backend.whole_model import spoken_bytes
+from lowbit.cli.options import DEFAULT_GROUP_SIZE, GPTQOption, JsonOption, file_of
+from lowbit.cli.progress import changing_bar, note
+from lowbit.contract.checks import check_choice, check_integer, spoken
+from lowbit.errors import ArgumentError
+from lowbit.formats.checkpoint.gptq_version import VERSIONS, Version
+from lowbit.formats.fetch import DEFAULT_TEXT, TABLE, read_text
+from lowbit.quantization.gptq import DAMPING
+from lowbit.rewriting.journal import RESUME, check_destination
+from lowbit.rewriting.layouts import LAYOUTS, layout_of
+from lowbit.rewriting.methods import METHODS, Rounding
+from lowbit.rewriting.quantizing import Request
+from lowbit.rewriting.quantizing import quantize as carried_out
+from lowbit.rewriting.source import Source, open_source
+from lowbit.text import one_line
+
+DEFAULT_TOKENS, DEFAULT_WINDOW = 4096, 512
+
+SourceArgument = Annotated[
+    Path, typer.Argument(metavar="SOURCE", help="A GGUF file or a checkpoint directory, quantised or not.")
+]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="The directory to write: a free name.")]
+
+
+def quantize(
+    source: SourceArgument,
+    out: OutOption,
+    method: Annotated[str, typer.Option("--method", help=f"How to quantise: {spoken(METHODS)}.")] = METHODS[0],
+    bits: Annotated[int, typer.Option("--bits", help="Bits of a weight: 2, 3, 4 or 8.")] = 4,
+    group_size: Annotated[
+        int, typer.Option("--group-size", help="The number of weights in a group.")
+    ] = DEFAULT_GROUP_SIZE,
+    layout: Annotated[
+        str, typer.Option("--format", help=f"The layout of the directory: {spoken(list(LAYOUTS))}.")
+    ] = next(iter(LAYOUTS)),
+    attention_bits: Annotated[
+        int | None, typer.Option("--attention-bits", help="Bits of the matrices of attention; by default as --bits.")
+    ] = None,
+    experts_bits: Annotated[
+        int | None,
+        typer.Option(
+            "--experts-bits", help="Bits of the experts (or of the dense feed-forward part); by default as --bits."
+        ),
+    ] = None,
+    symmetric: Annotated[
+        bool, typer.Option("--symmetric", help="Make every zero the middle of the codes (rtn and gptq).")
+    ] = False,
+    act_order: Annotated[
+        bool, typer.Option("--act-order", help="With gptq: round the most important inputs first.")
+    ] = False,
+    calibration: Annotated[
+        Path | None,
+        typer.Option("--calibration", help=f"With gptq: a text in UTF-8. By default {TABLE[DEFAULT_TEXT].file}."),
+    ] = None,
+    calibration_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--calibration-tokens", help=f"With gptq: the most tokens of the text to read; {DEFAULT_TOKENS} by default."
+        ),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option("--window", help=f"With gptq: the tokens that are read together; {DEFAULT_WINDOW} by default."),
+    ] = None,
+    damping: Annotated[
+        float | None,
+        typer.Option(
+            "--damping", help=f"With gptq: the part of the mean of the Hessian's diagonal that is added; {DAMPING}."
+        ),
+    ] = None,
+    gptq_version: GPTQOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Quantise a model into a directory that other tools load; after an interrupt the same command resumes."""
+    chosen, by = layout_of(layout), check_choice("--method", method, METHODS)
+    seen = Calibration(by, calibration, calibration_tokens, window, damping)
+    rounding = Rounding(by, group_size, symmetric, act_order, seen.part, real_zeros=chosen.has_real_zeros)
+    request = Request(rounding, chosen, attention_bits or bits, experts_bits or bits)
+    request.check()
+    check_destination(out)
+    opened = opened_source(source, gptq_version)
+    text, request = seen.read(opened, request)
+    with interrupts_told(out), changing_bar() as report:
+        told = carried_out(opened, out, request, report)
+    _print(_answer(opened, out, request, text, told), as_json)
+
+
+class Calibration:
+    """The options of calibration, of which none applies to a method other than GPTQ.
+
+    Raises:
+        ArgumentError: one that does not apply, or a wrong number.
+    """
+
+    def __init__(
+        self, method: str, text: Path | None, tokens: int | None, window: int | None, damping: float | None
+    ) -> None:
+        given = {"--calibration": text, "--calibration-tokens": tokens, "--window": window, "--damping": damping}
+        for option, value in given.items():
+            if value is not None and method != "gptq":
+                sentence = f"{option} applies only to --method gptq"
+                raise ArgumentError(option, value, "only with --method gptq", sentence)
+        for option, number in (("--calibration-tokens", tokens), ("--window", window)):
+            if number is not None:
+                check_integer(option, number, least=1)
+        if damping is not None and not 0 <= damping < float("inf"):
+            raise ArgumentError("--damping", damping, "a finite number of at least 0")
+        self.text, self.window, self.is_needed = text, window, method == "gptq"
+        self.tokens = DEFAULT_TOKENS if tokens is None else tokens
+        self.part = DAMPING if damping is None else damping
+
+    def read(self, source: Source, request: Request) -> tuple[Path | None, Request]:
+        """The file of the text, and the request with its tokens; unchanged for other methods.
+
+        Raises:
+            LowbitError: the text cannot be read or fetched.
+        """
+        if not self.is_needed:
+            return None, request
+        text = file_of(self.text, DEFAULT_TEXT)
+        tokens = source.tokenizer.encode(read_text(text), begin=False)[: self.tokens]
+        window = min(DEFAULT_WINDOW, source.config.context) if self.window is None else self.window
+        return text, replace(request, tokens=tuple(tokens), window=window)
+
+
+def opened_source(path: Path, gptq_version: str | None) -> Source:
+    """The model that is rewritten; remarks on how it is read are printed.
+
+    Raises:
+        LowbitError: it cannot be read, or a directory cannot describe it.
+    """
+    version: Version | None = None
+    if gptq_version is not None:
+        version = check_choice("--gptq-version", gptq_version, VERSIONS)
+    found = open_source(path, version)
+    for remark in found.remarks:
+        note(remark)
+    return found
+
+
+@contextmanager
+def interrupts_told(out: Path) -> Iterator[None]:
+    """Say how to resume, where the block is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"{out.name} is not finished; {RESUME}")
+        raise
+
+
+def _answer(source: Source, out: Path, request: Request, text: Path | None, told: dict[str, Any]) -> dict[str, Any]:
+    matrices = told["matrices"]
+    seen = {"text": text.name, "tokens": len(request.tokens), "window": request.window} if text else None
+    return {
+        "source": source.name,
+        "directory": str(out),
+        "format": request.layout.name,
+        "method": request.rounding.method,
+        "bits": {"attention": request.attention_bits, "experts": request.experts_bits},
+        "group_size": request.rounding.group_size,
+        "symmetric": request.rounding.symmetric,
+        "act_order": request.rounding.act_order,
+        "calibration": seen,
+        "bytes": told["bytes"],
+        "resumed": told["resumed"],
+        "mean_error": sum(each["error"] for each in matrices.values()) / len(matrices),
+        "matrices": matrices,
+    }
+
+
+def _print(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(answer))
+        return
+    bits = answer["bits"]
+    told = f"{bits['experts']} bits"
+    if bits["attention"] != bits["experts"]:
+        told = f"{bits['attention']} bits in attention and {bits['experts']} elsewhere"
+    print(
+        one_line(
+            f"{answer['directory']}: {spoken_bytes(answer['bytes'])} in layout {answer['format']}; "
+            f"{len(answer['matrices'])} matrices in {told}, groups of {answer['group_size']}, by {answer['method']}; "
+            f"mean relative error {answer['mean_error']:.4f}"
+        )
+    )
+    missed = [name for name, each in answer["matrices"].items() if not each.get("calibrated", True)]
+    if missed:
+        note(f"{len(missed)} matrices saw no token of the calibration and were rounded to the nearest: {missed[0]} …")
+    if answer["resumed"]:
+        note(f"{answer['resumed']} blocks were there from an interrupted run")

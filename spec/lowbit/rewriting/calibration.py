@@ -1,0 +1,136 @@
+"""Calibration: the inputs that the matrices of a block see while the model reads a text.
+
+GPTQ needs them. The text is cut into windows, and their residual streams go through the model one block at a time. A
+block first runs with its weights as they are, and the inputs of its matrices are kept; then it is quantised; then it
+runs again with its quantised weights, so that the next block is calibrated on what it will see. No more than the
+weights of one block are in memory, with its inputs: tokens × (3 hidden + feed-forward) float32 numbers.
+
+Matrices that read the same value, such as query, key and value, share their inputs. An expert sees the tokens that are
+sent to it.
+
+Source: GPTQ (arXiv 2210.17323) §4, Setup: a block at a time, on the inputs of the partly quantised model.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lowbit.arrays import F32, F64
+from lowbit.attention.rope import half_split, rotation
+from lowbit.model.block import FORMULAS, Interpreter, Linear, Place, check_scores, parameters_of
+from lowbit.model.config import LlamaConfig
+from lowbit.model.decoder import embedded
+from lowbit.model.step import block_of
+from lowbit.model.weights import Embedding, LayerWeights, Matrix, to_float
+
+SHARED = {"key": "query", "value": "query", "up": "gate"}
+"""Matrices that read what another one reads."""
+
+
+def source_of(name: str) -> str:
+    """The matrix whose inputs are kept for this one.
+
+    >>> source_of("feed_forward.experts[3].up"), source_of("value")
+    ('feed_forward.experts[3].gate', 'query')
+    """
+    before, dot, part = name.rpartition(".")
+    return before + dot + SHARED.get(part, part)
+
+
+@dataclass
+class Seen:
+    """The inputs of the matrices of a block.
+
+    Attributes:
+        parts: for a matrix of `source_of`, the inputs of its calls: float32, T × K each.
+    """
+
+    parts: dict[str, list[F32]] = field(default_factory=dict)
+
+    def hessian(self, name: str) -> F64 | None:
+        """X^T X of a matrix: float64, K × K, symmetric; None where it saw nothing but zeros."""
+        found = self.parts.get(source_of(name), [])
+        if not any(part.any() for part in found):
+            return None
+        total = np.zeros((found[0].shape[1],) * 2)
+        for part in found:
+            wide = part.astype(np.float64)
+            total += wide.T @ wide  # numpy multiplies a matrix by itself symmetrically
+        return total
+
+
+class Streams:
+    """The residual streams of the windows of a text, in front of one block.
+
+    Attributes:
+        config: of the model.
+        windows: float64, T × hidden each.
+    """
+
+    def __init__(self, config: LlamaConfig, windows: Sequence[F64]) -> None:
+        self.config, self.windows = config, list(windows)
+
+    @classmethod
+    def of(cls, config: LlamaConfig, embedding: F32 | Embedding, tokens: Sequence[int], window: int) -> "Streams":
+        """In front of the first block.
+
+        Args:
+            config: of the model.
+            embedding: of the model.
+            tokens: of the text.
+            window: tokens of a window; the last may be short.
+        """
+        ids = np.array(tokens, np.int64)
+        parts = [ids[start : start + window] for start in range(0, len(ids), window)]
+        return cls(config, [embedded(embedding, part, config.embedding_scale) for part in parts])
+
+    def seen(self, number: int, layer: LayerWeights) -> Seen:
+        """What the matrices of a block see."""
+        seen = Seen()
+
+        def watch(name: str, matrix: F32) -> Linear:
+            if source_of(name) != name:
+                return lambda x: x @ matrix
+            kept = seen.parts.setdefault(name, [])
+
+            def linear(x: F32) -> F32:
+                kept.append(x)
+                return x @ matrix
+
+            return linear
+
+        self._run(number, layer, watch)
+        return seen
+
+    def through(self, number: int, layer: LayerWeights) -> "Streams":
+        """Behind a block."""
+        return Streams(self.config, self._run(number, layer, lambda name, matrix: lambda x: x @ matrix))
+
+    def _run(self, number: int, layer: LayerWeights, make: Callable[[str, F32], Linear]) -> list[F64]:
+        """The streams behind a block.
+
+        Raises:
+            ArgumentError: a number is not finite, because the weights are too large.
+        """
+        names = {id(matrix): name for name, matrix in layer.linears().items()}
+
+        def linear(matrix: Matrix) -> Linear:
+            return make(names[id(matrix)], to_float(matrix))
+
+        block = Interpreter(block_of(self.config, number, layer), parameters_of(layer), linear, FORMULAS)
+        results = []
+        for x in self.windows:
+            results.append(block(x, self._place(len(x))))
+            check_scores(results[-1], "a number of the residual stream")
+        return results
+
+    def _place(self, count: int) -> Place:
+        config = self.config
+        layout = half_split(config.head_dim)
+        rotations = {each: rotation(layout, each.base, 0, count, each.scaling) for each in config.frequencies}
+        return Place(rotations, [FORMULAS.cache(config.kv_heads, config.head_dim, count)])
+
+    def tensors(self) -> Mapping[str, F64]:
+        """The windows by name, to be kept in a file."""
+        return {f"window{number:06}": x for number, x in enumerate(self.windows)}

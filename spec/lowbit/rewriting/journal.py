@@ -1,0 +1,252 @@
+"""Journals: a directory that is written part by part, and gets its name when all of it is there.
+
+Quantising a model takes minutes to hours. Its parts are written into a folder beside the destination, whose name nobody
+can guess. Each finished part is a file, and the journal, a file of that folder, holds its digest. A process that is
+killed leaves the folder. The same command then takes it up: parts whose digest still holds are kept, and the others are
+made again. A folder of another command, for the same destination, is removed. While a process works in a folder it
+holds a lock on it (``flock``), so two processes never share one.
+
+When all parts are there, everything is written out to the disk and the folder is renamed to the destination. So under
+the final name there is a whole directory or nothing.
+
+**Trust.** A folder is taken up only if it belongs to this user and no other user can write to it.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from lowbit.arrays import F64, Array
+from lowbit.errors import ArgumentError, FormatError, UnavailableError
+from lowbit.formats.checkpoint.tensors import write_tensors
+from lowbit.system.json_files import parsed, read_bytes
+from lowbit.system.scratch import LOCK_NOW
+from lowbit.system.storage import SHARED, write_whole
+from lowbit.text import quoted
+
+RECORD, SUFFIX = "journal.json", ".rewriting"
+MOST_RECORD_BYTES = 2**26
+RESUME = "run the same command again to resume"
+
+
+@dataclass
+class Journal:
+    """A directory that is being written.
+
+    Attributes:
+        folder: where its parts are.
+        destination: what the folder will be called.
+        call: what is written; JSON.
+        parts: of each finished part, by the name of its file, its digest and what was noted of it.
+    """
+
+    folder: Path
+    destination: Path
+    call: Mapping[str, Any]
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def note_of(self, file: str) -> Any:
+        """What was noted of a finished part; None if it is not finished."""
+        return self.parts[file]["note"] if file in self.parts else None
+
+    def commit(self, file: str, tensors: Mapping[str, Array], note: Any) -> None:
+        """Write a part, and note that it is finished.
+
+        Args:
+            file: its name, that of a safetensors file.
+            tensors: what it holds.
+            note: JSON that `note_of` gives back.
+
+        Raises:
+            UnavailableError: the disk is full, or cannot be written.
+        """
+        with self._told():
+            contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+            write_tensors(self.folder / file, contiguous, {"format": "pt"})
+            self.parts[file] = {"sha256": _digest(self.folder / file), "note": note}
+            self._record()
+
+    def discard(self, file: str) -> None:
+        """Remove a part that is not needed any longer, if it is there.
+
+        Raises:
+            UnavailableError: as `commit`.
+        """
+        with self._told():
+            if self.parts.pop(file, None) is not None:
+                self._record()
+                (self.folder / file).unlink(missing_ok=True)
+
+    def write(self, file: str, content: bytes) -> None:
+        """Write a small file.
+
+        Raises:
+            UnavailableError: as `commit`.
+        """
+        with self._told():
+            write_whole(self.folder / file, content)
+
+    def finish(self) -> None:
+        """Give the directory its name.
+
+        Raises:
+            UnavailableError: as `commit`; something has got the name meanwhile.
+        """
+        with self._told():
+            (self.folder / RECORD).unlink(missing_ok=True)
+            for path in sorted(self.folder.iterdir()):
+                _synchronise(path)
+            self.folder.chmod(0o777 & ~_umask())
+            _synchronise(self.folder)
+            os.rename(self.folder, self.destination)
+            _synchronise(self.destination.parent)
+
+    def _record(self) -> None:
+        write_whole(self.folder / RECORD, json.dumps({"call": self.call, "parts": self.parts}).encode())
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = f"it cannot be written: {error.strerror or error}"
+            remedy = f"free disk space or make the folder writeable, and {RESUME}"
+            raise UnavailableError(f"directory {quoted(str(self.destination))}", reason, remedy) from error
+
+
+def check_destination(destination: Path) -> None:
+    """Refuse a destination that is taken, or in a folder that does not exist.
+
+    Raises:
+        ArgumentError: something other than an empty directory is there, or there is no such folder.
+    """
+    if not destination.absolute().parent.is_dir():
+        raise ArgumentError("--out", quoted(str(destination)), "a name in a folder that exists")
+    taken = destination.is_symlink() or destination.exists()
+    if taken and not (destination.is_dir() and not destination.is_symlink() and not any(destination.iterdir())):
+        raise ArgumentError("--out", quoted(str(destination)), "a name that is free, or an empty directory")
+
+
+@contextmanager
+def journal(destination: Path, call: Mapping[str, Any]) -> Iterator[Journal]:
+    """The folder of an interrupted process for the same call, or a new one.
+
+    A folder in which no part is finished is removed at the end of the block, unless it was given its name.
+
+    Args:
+        destination: what the folder is called in the end.
+        call: all that determines what is written; JSON.
+
+    Raises:
+        ArgumentError: the destination is taken.
+        UnavailableError: its folder cannot be written.
+    """
+    check_destination(destination)
+    destination = destination.absolute()
+    for folder, descriptor in _left(destination):
+        try:
+            parts = _parts(folder, call)
+            if parts:
+                yield Journal(folder, destination, call, parts)
+                return
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+    folder = destination.with_name(f".{destination.name[:50]}.{secrets.token_hex(8)}{SUFFIX}")
+    try:
+        folder.mkdir(mode=0o700)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        reason = f"{folder.parent} cannot be written: {error.strerror}"
+        raise UnavailableError("a folder for the new directory", reason, "name another folder") from error
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        made = Journal(folder, destination, call)
+        yield made
+    finally:
+        os.close(descriptor)
+        if not made.parts:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _left(destination: Path) -> Iterator[tuple[Path, int]]:
+    """The folders that processes which have ended left for a destination, each locked by an open descriptor."""
+    own = f".{destination.name[:50]}."
+    for path in sorted(destination.parent.iterdir()):
+        name = path.name
+        middle = name.removeprefix(own).removesuffix(SUFFIX)
+        if not (name.startswith(own) and name.endswith(SUFFIX) and len(middle) == 16):
+            continue
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:  # gone, or not a folder
+            continue
+        status = os.fstat(descriptor)
+        is_ours = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & SHARED
+        if is_ours and _is_free(descriptor):
+            yield path, descriptor
+        else:
+            os.close(descriptor)
+
+
+def _is_free(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, LOCK_NOW)
+    except OSError:
+        return False
+    return True
+
+
+def _parts(folder: Path, call: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The finished parts of a folder, if it is for this call; files that are none are removed."""
+    try:
+        record = parsed(RECORD, read_bytes(folder / RECORD, MOST_RECORD_BYTES))
+        if record.value("call", dict) != json.loads(json.dumps(call)):
+            return {}
+        told = record.value("parts", dict)
+        parts = {file: told[file] for file in told if told[file]["sha256"] == _digest(folder / file)}
+    except (ArgumentError, FormatError, OSError, LookupError, TypeError):
+        return {}
+    for path in folder.iterdir():
+        if path.name not in (*parts, RECORD):
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    return parts
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _synchronise(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def read_windows(path: Path) -> list[F64]:
+    """The float64 matrices of a part, in the order of their names."""
+    found = load_file(path)
+    return [found[name] for name in sorted(found)]

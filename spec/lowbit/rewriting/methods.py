@@ -1,0 +1,112 @@
+"""Methods: from float32 weights to codes.
+
+==== ===============================================================================================================
+name what it does
+==== ===============================================================================================================
+rtn  round each weight to the nearest, on the grid of the range of its group (`lowbit.quantization.affine`)
+gptq round rows one after another, where later rows make up for the errors of earlier ones, on inputs that the model
+     sees (`lowbit.quantization.gptq`)
+hqq  move the zero of each group until its weights lie closer to the grid (`lowbit.quantization.hqq_solver`)
+==== ===============================================================================================================
+
+Scales are float16. Zeros are codes, whole numbers from 0 to 2^bits − 1, except that HQQ's are float16 numbers where the
+layout stores such. Where it does not, HQQ's zeros are rounded to codes, and the codes of the weights are found anew.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from lowbit.arrays import F32, F64
+from lowbit.errors import ArgumentError
+from lowbit.quantization import hqq, hqq_solver
+from lowbit.quantization.affine import group_codes
+from lowbit.quantization.gptq import DAMPING, grid
+from lowbit.rewriting import gptq_blocks
+from lowbit.rewriting.coded import CodedMatrix, runs
+
+Method = Literal["rtn", "gptq", "hqq"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How weights become codes.
+
+    Attributes:
+        method: one of `METHODS`.
+        group_size: rows of a group.
+        symmetric: whether every zero is the middle of the codes.
+        act_order: whether GPTQ takes the most important inputs first.
+        damping: of GPTQ's Hessian.
+        real_zeros: whether zeros may be any float16 number.
+    """
+
+    method: Method
+    group_size: int
+    symmetric: bool = False
+    act_order: bool = False
+    damping: float = DAMPING
+    real_zeros: bool = False
+
+    def of_inputs(self, hessian: F64) -> gptq_blocks.Inputs:
+        """What GPTQ has to know of the inputs of a matrix."""
+        return gptq_blocks.Inputs.of(hessian, act_order=self.act_order, damping=self.damping)
+
+    def __call__(self, weights: F32, bits: int, inputs: gptq_blocks.Inputs | None = None) -> CodedMatrix:
+        """Quantise a matrix.
+
+        Args:
+            weights: float32, K × N, finite.
+            bits: 2, 3, 4 or 8.
+            inputs: for ``gptq``; where it is None, as for an expert that no token of the calibration was sent to, the
+                matrix is rounded to the nearest.
+
+        Raises:
+            ArgumentError: weights that the method cannot quantise, such as a range beyond float16.
+        """
+        if self.method == "hqq":
+            return by_hqq(weights, bits, self.group_size, real_zeros=self.real_zeros)
+        if self.method == "gptq" and inputs is not None:
+            return gptq_blocks.rounded(weights, inputs, bits, self.group_size, symmetric=self.symmetric)
+        return to_nearest(weights, bits, self.group_size, symmetric=self.symmetric)
+
+
+def to_nearest(weights: F32, bits: int, group_size: int, *, symmetric: bool) -> CodedMatrix:
+    """Round each weight to the nearest.
+
+    >>> weights = np.array([[-1], [0], [0.5], [2]], np.float32)
+    >>> to_nearest(weights, 2, 4, symmetric=False).codes[:, 0]
+    array([0, 1, 2, 3], dtype=uint8)
+    """
+    codes, scales, zeros = np.empty(weights.shape, np.uint8), [], []
+    for begin in range(0, len(weights), group_size):
+        group = weights[begin : begin + group_size]
+        scale, zero = grid(group, bits, "zero_point", symmetric, "float16")
+        codes[begin : begin + group_size] = group_codes(group, scale, zero, bits, "zero_point")
+        scales.append(scale)
+        zeros.append(zero)
+    offsets = np.stack(zeros).astype(np.float64)
+    return CodedMatrix(codes, np.stack(scales), offsets, runs(len(weights), group_size), bits, group_size)
+
+
+def by_hqq(weights: F32, bits: int, group_size: int, *, real_zeros: bool) -> CodedMatrix:
+    """Codes with the zeros that HQQ's solver finds, along axis 1."""
+    rows, columns = weights.shape
+    found = hqq.quantize(weights, bits=bits, group_size=group_size, axis=1, scale_dtype="float16")
+    scales, zeros = (np.asarray(each) for each in (found.scales, found.zeros))
+    if not np.isfinite(zeros).all():
+        raise ArgumentError("zero of a group of weights", "beyond float16", "what float16 can hold")
+    wide = zeros.astype(np.float32)
+    if not real_zeros:
+        wide = np.clip(np.rint(wide), 0, 2**bits - 1)
+    blocks = hqq.to_blocks(weights, group_size, 1)
+    codes = hqq_solver.codes(blocks, scales.astype(np.float32), wide, bits)
+
+    def by_group(numbers: F32) -> F32:  # one after another along K, then along N
+        return np.ascontiguousarray(numbers.reshape(columns, -1).T)
+
+    back = hqq.from_blocks(codes, rows, 1)
+    offsets = by_group(wide).astype(np.float64)
+    return CodedMatrix(back, by_group(scales), offsets, runs(rows, group_size), bits, group_size)
