@@ -1,6 +1,6 @@
-"""Rewriting models: quantise a model into a directory that other tools load, or convert one without a loss.
+"""Rewriting models: quantise a model into a directory that other tools load.
 
 `lowbit.rewriting.source` opens what is rewritten, `lowbit.rewriting.methods` turns weights into codes,
 `lowbit.rewriting.layouts` turns codes into the tensors of a published format, `lowbit.rewriting.journal` keeps finished
-parts until all are there, and `lowbit.rewriting.checking` loads the result and compares it with what was meant.
+parts until all are there, and `lowbit.rewriting.writing` loads the result and compares it with what was meant.
 """
