@@ -76,7 +76,7 @@ class Rounding:
 def to_nearest(weights: F32, bits: int, group_size: int, *, symmetric: bool) -> CodedMatrix:
     """Round each weight to the nearest.
 
-    >>> weights = np.array([[-1], [0], [0.5], [2]], np.float32)
+    >>> weights = np.array([[-1], [0], [0.75], [2]], np.float32)
     >>> to_nearest(weights, 2, 4, symmetric=False).codes[:, 0]
     array([0, 1, 2, 3], dtype=uint8)
     """
