@@ -171,7 +171,10 @@ def quantize(source: Source, destination: Path, request: Request, report: Report
         resumed = sum(parts.note_of(shard_of(number, layers)) is not None for number in range(layers))
         _quantize_layers(source, request, parts, part_report(report, f"quantising {source.name}"))
         commit_ends(parts, source)
-        told = finish(parts, source, request.layout, request.description(source), part_of(report, "checking"))
+        description = request.description(source)
+        config = {"quantization_config": request.layout.config(description)}
+        files = {name: make(description) for name, make in request.layout.files.items()}
+        told = finish(parts, source, config, files, part_of(report, "checking"))
     return told | {"resumed": resumed}
 
 

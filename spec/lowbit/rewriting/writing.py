@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,15 @@ import numpy as np
 from lowbit.arrays import Array
 from lowbit.backend.whole_model import spoken_bytes
 from lowbit.errors import FormatError, UnavailableError
-from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM
+from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, matrix_names
 from lowbit.formats.checkpoint.reader import CONFIG, Checkpoint, open_checkpoint
 from lowbit.formats.checkpoint.tensors import INDEX
 from lowbit.formats.checkpoint.tokenizer import read_tokenizer
 from lowbit.model.weights import LayerWeights, Progress, to_float, vector_sizes
 from lowbit.rewriting.coded import CodedMatrix, digest
 from lowbit.rewriting.journal import Journal
-from lowbit.rewriting.layouts import Description, Layout
-from lowbit.rewriting.source import Source
+from lowbit.rewriting.layouts import Layout
+from lowbit.rewriting.source import Source, smallest
 from lowbit.tensor_formats.stored import Stored
 
 Floats = Mapping[str, Array]
@@ -95,16 +96,39 @@ def commit_layer(
         tensors |= dict(layout.tensors(module, each.stored))
         for name, part in each.parts():
             notes[name] = {"digest": digest(part.floats), "bits": part.bits, **each.notes}
-    tensors |= source.vectors(number)
-    for name in vector_sizes(source.config):
-        if (vector := getattr(layer, name)) is not None:
-            notes[name] = {"digest": digest(vector)}
     sparse = source.architecture.sparse
     if sparse is not None:
         router = layer.linears()["feed_forward.router"]
         tensors[f"model.layers.{number}.{sparse.router}.weight"] = np.ascontiguousarray(to_float(router).T)
         notes["feed_forward.router"] = {"digest": digest(to_float(router))}
-    _commit(journal, shard_of(number, source.config.layers), tensors, notes)
+    _commit_block(journal, source, number, layer, tensors, notes)
+
+
+def commit_floats(journal: Journal, source: Source, number: int, layer: LayerWeights) -> None:
+    """Write the shard of a block whose matrices are floats, each tensor in the smallest type that holds it exactly.
+
+    Args:
+        journal: of the directory.
+        source: the model, as it is to be written.
+        number: of the block.
+        layer: the block.
+    """
+    tensors, notes, linears = dict[str, Array](), dict[str, Any](), layer.linears()
+    for stored, names in matrix_names(source.architecture, source.config, number).items():
+        parts = [to_float(linears[name]) for name in names]
+        tensors[stored] = smallest(np.concatenate([np.ascontiguousarray(part.T) for part in parts]))
+        notes |= {name: {"digest": digest(part)} for name, part in zip(names, parts, strict=True)}
+    _commit_block(journal, source, number, layer, tensors, notes)
+
+
+def _commit_block(
+    journal: Journal, source: Source, number: int, layer: LayerWeights, tensors: Floats, notes: Mapping[str, Any]
+) -> None:
+    """Write a block's matrices with its vectors."""
+    found = {name: getattr(layer, name) for name in vector_sizes(source.config)}
+    own = {name: {"digest": digest(vector)} for name, vector in found.items() if vector is not None}
+    file = shard_of(number, source.config.layers)
+    _commit(journal, file, {**tensors, **source.vectors(number)}, {**notes, **own})
 
 
 def commit_ends(journal: Journal, source: Source) -> None:
@@ -128,15 +152,19 @@ def _commit(journal: Journal, file: str, tensors: Floats, notes: Mapping[str, An
 
 
 def finish(
-    journal: Journal, source: Source, layout: Layout, description: Description, progress: Progress | None = None
+    journal: Journal,
+    source: Source,
+    more: Mapping[str, Any] = MappingProxyType({}),
+    files: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write the small files, load the directory, compare it with what was meant, and give it its name.
 
     Args:
         journal: in which every part is finished.
         source: the model.
-        layout: of the directory.
-        description: of its matrices.
+        more: what the configuration says beside the shape of the model, such as ``quantization_config``.
+        files: further files of JSON, by name.
         progress: called after each block that was compared.
 
     Returns:
@@ -147,26 +175,22 @@ def finish(
         UnavailableError: the disk is full.
     """
     layers = source.config.layers
-    files = [shard_of(number, layers) for number in range(layers + 1)]
-    sizes = {file: journal.note_of(file)["tensors"] for file in files}
-    weight_map = {name: file for file in files for name in sizes[file]}
-    total = sum(size for file in files for size in sizes[file].values())
-    config = source.described() | {"quantization_config": layout.config(description)}
-    texts = {
-        INDEX: {"metadata": {"total_size": total}, "weight_map": weight_map},
-        CONFIG: config,
-        **{name: make(description) for name, make in layout.files.items()},
-    }
+    shards = [shard_of(number, layers) for number in range(layers + 1)]
+    sizes = {file: journal.note_of(file)["tensors"] for file in shards}
+    weight_map = {name: file for file in shards for name in sizes[file]}
+    total = sum(size for file in shards for size in sizes[file].values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    texts = {INDEX: index, CONFIG: {**source.described(), **more}, **files}
     for name, content in texts.items():
         journal.write(name, _as_json(content))
     for name, octets in source.files().items():
         journal.write(name, octets)
     _compare(open_checkpoint(journal.folder), journal, source, progress)
-    for file in set(journal.parts) - set(files):
+    for file in set(journal.parts) - set(shards):
         (journal.folder / file).unlink(missing_ok=True)
     noted = {
         f"layers[{number}].{name}": note
-        for number, file in enumerate(files[:-1])
+        for number, file in enumerate(shards[:-1])
         for name, note in journal.note_of(file)["numbers"].items()
         if "bits" in note
     }

@@ -1,0 +1,151 @@
+"""Changed attention: a model whose queries, keys or values are rewritten, written as a directory of floats.
+
+A `Changed` source is read like the one that it was made from, and its blocks come out changed. `write_floats` writes
+any source as a directory of floats. Each tensor has the smallest of float16, bfloat16 and float32 that holds it
+exactly, and the configuration says float32, so a tool that follows it rounds nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version as version_of
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from lowbit.arrays import F32, Array
+from lowbit.formats.checkpoint.architectures import Architecture
+from lowbit.formats.checkpoint.names import tensor_shapes, vector_names
+from lowbit.formats.fetch import Report, silent
+from lowbit.model.config import LlamaConfig
+from lowbit.model.weights import Embedding, LayerWeights, Matrix, to_float
+from lowbit.rewriting.journal import check_destination, journal
+from lowbit.rewriting.source import Source
+from lowbit.rewriting.writing import check_room, commit_ends, commit_floats, finish, shard_of
+from lowbit.runtime.stored import part_of
+
+VERSION = 1
+"""Of what is written; a folder that another version left is not taken up."""
+DTYPE, OTHER_DTYPE = "torch_dtype", "dtype"
+
+
+@dataclass(frozen=True)
+class Change:
+    """How one block is changed; what is not named stays.
+
+    Attributes:
+        matrices: by the names of `LayerWeights.linears`, from float32 weights, K × N, to what takes their place.
+        vectors: by the names of `LayerWeights`, from a vector as it is stored, in its type.
+        added: vectors that the block did not have.
+    """
+
+    matrices: Mapping[str, Callable[[F32], F32]] = field(default_factory=dict)
+    vectors: Mapping[str, Callable[[Array], Array]] = field(default_factory=dict)
+    added: Mapping[str, F32] = field(default_factory=dict)
+
+    def of(self, layer: LayerWeights) -> LayerWeights:
+        """The block, changed."""
+
+        def changed(name: str, matrix: Matrix) -> Matrix:
+            return self.matrices[name](to_float(matrix)) if name in self.matrices else matrix
+
+        found = {name: getattr(layer, name) for name in self.vectors}
+        vectors = {name: self.vectors[name](vector) for name, vector in found.items() if vector is not None}
+        parts: dict[str, Any] = {**vectors, **self.added}
+        return replace(layer.changed(changed), **parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Changed(Source):
+    """A source whose blocks are changed.
+
+    Attributes:
+        original: what it was made from.
+        change: from the number of a block, and the block, to how it is changed.
+        fields: what ``config.json`` says otherwise.
+        made: the changes of the blocks that were read.
+    """
+
+    original: Source
+    change: Callable[[int, LayerWeights], Change]
+    fields: Mapping[str, Any]
+    made: dict[int, Change] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        original: Source,
+        config: LlamaConfig,
+        architecture: Architecture,
+        change: Callable[[int, LayerWeights], Change],
+        fields: Mapping[str, Any],
+    ) -> "Changed":
+        """A changed source with another configuration; all else is that of the original."""
+        about = (original.tied, original.tokenizer, original.remarks)
+        return cls(original.name, config, architecture, *about, original, change, fields)
+
+    def layer(self, number: int) -> LayerWeights:
+        layer = self.original.layer(number)
+        return self.made.setdefault(number, self.change(number, layer)).of(layer)
+
+    def vectors(self, number: int) -> Mapping[str, Array]:
+        if number not in self.made:
+            self.layer(number)
+        change, found = self.made[number], dict(self.original.vectors(number))
+        for name, stored in vector_names(self.architecture, number).items():
+            if name in change.vectors:
+                found[stored] = change.vectors[name](found[stored])
+            if name in change.added:
+                found[stored] = change.added[name]
+        return found
+
+    def ends(self) -> Any:
+        return self.original.ends()
+
+    def rows(self) -> F32 | Embedding:
+        return self.original.rows()
+
+    def described(self) -> dict[str, Any]:
+        own = {key: value for key, value in self.original.described().items() if key != OTHER_DTYPE}
+        return own | {DTYPE: "float32"} | dict(self.fields)
+
+    def files(self) -> dict[str, bytes]:
+        return self.original.files()
+
+    def identity(self) -> str:
+        return self.original.identity()
+
+
+def write_floats(
+    source: Source, destination: Path, request: Mapping[str, Any], report: Report = silent
+) -> dict[str, Any]:
+    """Write a source as a directory of floats, or what an interrupted process has left to do.
+
+    Args:
+        source: the model as it is to be written.
+        destination: the directory; a free name, or an empty directory.
+        request: JSON that says how the source was changed.
+        report: called while it works.
+
+    Returns:
+        ``bytes`` of the tensors, and ``resumed``, the number of blocks that were there already.
+
+    Raises:
+        ArgumentError: a destination that is taken.
+        UnavailableError: too little memory or disk space.
+        FormatError: a damaged source; a result that is not what was meant.
+    """
+    check_destination(destination)
+    shapes = tensor_shapes(source.config, source.tied, source.architecture)
+    check_room(destination, 4 * sum(prod(shape) for _, shape in shapes))
+    call = {"version": [VERSION, version_of("lowbit")], "source": source.identity(), **request}
+    with journal(destination, call) as parts:
+        layers, resumed = source.config.layers, 0
+        for number in range(layers):
+            report(f"writing {source.name}", number, layers)
+            if parts.note_of(shard_of(number, layers)) is None:
+                commit_floats(parts, source, number, source.layer(number))
+            else:
+                resumed += 1
+        commit_ends(parts, source)
+        told = finish(parts, source, progress=part_of(report, "checking"))
+    return {"bytes": told["bytes"], "resumed": resumed}
