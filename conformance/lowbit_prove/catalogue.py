@@ -13,8 +13,12 @@ from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.names import kernel_of
 from lowbit_cppyy.recipe import METHODS, PURPOSES, Recipe
+from lowbit_cppyy.stored.formats import PARTS, structure_of
+from lowbit_cppyy.stored.kernel import StoredKernel
+from lowbit_cppyy.stored.recipe import default_recipe as default_stored
+from lowbit_cppyy.stored.recipe import separate_recipe
 from lowbit_cppyy.tuning.choices import PANEL, default_recipe
-from lowbit_prove import formats, layouts, places, products, storage
+from lowbit_prove import formats, layouts, memory, places, products, storage
 from lowbit_prove.theorem import KINDS, Theorem
 
 ROWS, COLUMNS, GROUP = 4096, 11008, 128
@@ -35,15 +39,23 @@ def kernels() -> Iterator[Kernel]:
                 yield Kernel(recipe, table)
 
 
+def stored_kernels() -> Iterator[StoredKernel]:
+    """The default kernel of every format, instruction set and purpose, and that for activations with other scales."""
+    for table, name, bits in product(TABLES.values(), PARTS, BITS):
+        structure = structure_of(name, bits)
+        recipes = [default_stored(structure, table, purpose, PANEL) for purpose in PURPOSES]
+        for recipe in (*recipes, separate_recipe(structure, PANEL)):
+            yield StoredKernel(recipe, table)
+
+
 def theorems() -> Iterator[Theorem]:
     """All theorems, each once."""
-    for chapter in (places, layouts, formats, storage):
+    for chapter in (places, layouts, formats, storage, memory):
         yield from chapter.theorems()
-    seen = set[str]()
-    for kernel in kernels():
-        if kernel.name not in seen:
-            seen.add(kernel.name)
-            yield products.of_kernel(kernel)
+    matrices = {kernel.name: kernel for kernel in kernels()}.values()
+    yield from (products.of_kernel(kernel) for kernel in matrices)
+    yield from (memory.of_kernel(kernel) for kernel in matrices)
+    yield from (memory.of_stored(kernel) for kernel in {each.name: each for each in stored_kernels()}.values())
 
 
 def names_of(theorem: Theorem) -> set[str]:
@@ -70,9 +82,17 @@ def chosen(names: list[str]) -> list[Theorem]:
     found = dict[str, Theorem]()
     for name in names:
         matching = [each for each in theorems() if name in names_of(each)]
-        if not matching and name.removeprefix("products/").startswith(("gemv_", "gemm_")):
-            matching = [products.of_kernel(kernel_of(name.removeprefix("products/")))]
+        if not matching:
+            matching = _of_another_kernel(*name.rpartition("/")[::2])
         if not matching:
             check_choice("name", name, (*KINDS, "the name of a kernel", "the name of a format"))
         found |= {each.id: each for each in matching}
     return list(found.values())
+
+
+def _of_another_kernel(kind: str, name: str) -> list[Theorem]:
+    """The theorems of this kind, or of all, about a kernel that is not listed."""
+    if not name.startswith(("gemv_", "gemm_")):
+        return []
+    kernel = kernel_of(name)
+    return [each for each in (products.of_kernel(kernel), memory.of_kernel(kernel)) if kind in ("", each.kind)]

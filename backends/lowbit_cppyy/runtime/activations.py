@@ -45,6 +45,13 @@ class Segment:
     back: bool
     ends: bool
 
+    @classmethod
+    def of(cls, first: int, length: int, before: int, unit: int, ends: bool) -> "Segment":
+        """The segment whose first row has so many rows of its group before it, in units of so many codes."""
+        start = before % unit
+        stop = start + length
+        return cls(first, length, start, -(-stop // unit), not ends and stop % unit > 0, ends)
+
 
 @dataclass(frozen=True)
 class ActivationStream:
@@ -88,11 +95,9 @@ class ActivationStream:
         layout, found = self.layout, []
         for run in segments(layout.rows, SEGMENT, layout.group_size):
             first, stop = run.rows.start, run.rows.stop
-            start = (first - run.group * layout.group_size) % layout.unit_codes
-            units = -(-(start + stop - first) // layout.unit_codes)
             ends = stop == min((run.group + 1) * layout.group_size, layout.rows)
-            back = not ends and (start + stop - first) % layout.unit_codes > 0
-            found.append(Segment(first, stop - first, start, units, back, ends))
+            before = first - run.group * layout.group_size
+            found.append(Segment.of(first, stop - first, before, layout.unit_codes, ends))
         return tuple(found)
 
     # Arguments of the kernel: lists with an entry for each group, or for each segment.

@@ -19,6 +19,14 @@ from lowbit_cppyy.stored.parts import UNIT, Parts
 from lowbit_cppyy.stored.recipe import HEAD, StoredRecipe
 
 
+def elements_of(recipe: StoredRecipe) -> tuple[int, int]:
+    """Elements of the stream for each unit, and besides for each group, of one row of x."""
+    each, runs = UNIT // 4 if recipe.integer else UNIT, UNIT // recipe.run if recipe.run else 0
+    offset = recipe.structure.offset
+    unit = each + runs * (recipe.centered + recipe.integer + (offset == "minimum"))
+    return unit, (recipe.centered and not recipe.run) + (offset in ("number", "zero"))
+
+
 @dataclass(frozen=True, eq=False)
 class StoredActivations:
     """The stream for the kernel of a recipe and a matrix."""
@@ -49,11 +57,7 @@ class StoredActivations:
     @property
     def group_elements(self) -> list[int]:
         """Elements of each group, for one row of x."""
-        recipe, structure = self.recipe, self.recipe.structure
-        each = UNIT // 4 if recipe.integer else UNIT
-        runs = UNIT // recipe.run if recipe.run else 0
-        unit = each + runs * (recipe.centered + recipe.integer + (structure.offset == "minimum"))
-        group = (recipe.centered and not recipe.run) + (structure.offset in ("number", "zero"))
+        unit, group = elements_of(self.recipe)
         return [units * unit + group for units in self.layout.units]
 
     @cached_property

@@ -1,0 +1,206 @@
+r"""The theorem of memory: every load and store of a kernel lies inside the arrays that its caller passes.
+
+The program is the one that is lowered. `lowbit_prove.accesses` gives its accesses as linear expressions over the
+counters of its loops and the sizes, `lowbit_prove.arrays` what callers pass. The solver shows of each access, for all
+integers that the loops and the caller admit,
+
+.. math:: 0 \le \mathrm{first} \quad\text{and}\quad \mathrm{last} < \mathrm{length} .
+
+Sizes are unknowns: rows, columns, groups and their sizes, panels, blocks, and the column at which a tile begins. Only
+head sizes and the shapes of blocks, which are constants of their programs, are enumerated.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from inspect import getsource
+from itertools import product
+from typing import Any
+
+import numpy as np
+import z3
+
+from lowbit.errors import ArgumentError
+from lowbit.kernels.interpreter import Machine
+from lowbit.kernels.program import Instruction, Program
+from lowbit_cppyy.codegen import attention, block_products, elementwise
+from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
+from lowbit_cppyy.codegen.kernels import Kernel
+from lowbit_cppyy.stored.kernel import StoredKernel
+from lowbit_prove import arrays
+from lowbit_prove.accesses import Access, Walk
+from lowbit_prove.arrays import Arrays, Call, segments_hold
+from lowbit_prove.terms import UndecidedError
+from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem, Undecided
+
+STATEMENT = "every load and store lies inside the arrays that the caller passes, for all sizes"
+HEAD_DIMS = range(1, 257)
+"""Channels of heads whose programs are looked at, one by one."""
+BLOCKS = tuple(2**power for power in range(2, 13))
+"""Elements of blocks of Block Floating Point whose programs are looked at."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A program with the arrays of its calls.
+
+    Attributes:
+        program: as it is lowered.
+        arrays: what callers pass.
+        unit: codes of a unit, if the program goes through segments; otherwise 0.
+    """
+
+    program: Program
+    arrays: Arrays
+    unit: int = 0
+
+
+def of_kernel(kernel: Kernel, program: Program | None = None) -> Theorem:
+    """The theorem about a kernel of a prepared matrix, or about a program in the place of its own."""
+    unit = kernel.recipe.unit_codes if kernel.recipe.integer else 0
+    subject = Subject(program or kernel.program, arrays.of_matrix(kernel), unit)
+    text = partial(repr, (kernel.recipe, subject.program))
+    return Theorem("memory", kernel.name, STATEMENT, text, partial(decide, subject))
+
+
+def of_stored(kernel: StoredKernel) -> Theorem:
+    """The theorem about a kernel of a stored matrix."""
+    subject = Subject(kernel.program, arrays.of_stored(kernel))
+    return Theorem(
+        "memory", kernel.name, STATEMENT, partial(repr, (kernel.recipe, subject.program)), partial(decide, subject)
+    )
+
+
+def theorems() -> Iterator[Theorem]:
+    """Those of passes, heads and blocks, of each instruction set."""
+    kinds: tuple[tuple[str, str, Any, Callable[[InstructionSet], Iterator[Subject]]], ...] = (
+        ("passes", "", elementwise, passes),
+        ("scores", f"; heads of {HEAD_DIMS[0]} to {HEAD_DIMS[-1]} channels", attention, scores),
+        ("mixed", f"; heads of {HEAD_DIMS[0]} to {HEAD_DIMS[-1]} channels", attention, mixes),
+        ("block_products", f"; blocks of {BLOCKS[0]} to {BLOCKS[-1]} elements", block_products, blocks),
+    )
+    for table, (name, which, module, subjects) in product(TABLES.values(), kinds):
+        text = f"{name} {table.name}"
+        yield Theorem(
+            *("memory", f"{name}_{table.name}", STATEMENT + which),
+            partial("{}\n{}".format, text, getsource(module)),
+            partial(decide_all, partial(subjects, table)),
+        )
+
+
+def passes(table: InstructionSet) -> Iterator[Subject]:
+    """Every pass over rows."""
+    for name in elementwise.PASSES:
+        yield Subject(elementwise.pass_kernel(name, table).program, arrays.of_pass(name))
+
+
+def scores(table: InstructionSet) -> Iterator[Subject]:
+    """Scores of heads of every size."""
+    for head_dim in HEAD_DIMS:
+        yield Subject(attention.scores(head_dim, table).program, arrays.of_scores(head_dim, table.lanes))
+
+
+def mixes(table: InstructionSet) -> Iterator[Subject]:
+    """Mixes of heads of every size."""
+    for head_dim in HEAD_DIMS:
+        yield Subject(attention.mixed(head_dim, table).program, arrays.of_mixed(head_dim, table.lanes))
+
+
+def blocks(table: InstructionSet) -> Iterator[Subject]:
+    """Products of blocks of every size, with every number of them in a row."""
+    for block, each in product(BLOCKS, range(1, table.lanes + 1)):
+        if block_products.fits(block * each, block, table.lanes):
+            kernel = block_products.block_products(block * each, block, table)
+            yield Subject(kernel.program, arrays.of_block_products(block * each, block, table.lanes))
+
+
+# **The decision.**
+
+
+def decide(subject: Subject) -> Outcome:
+    """Whether every access is inside; a mistake is shown by a call."""
+    steps = 0
+    if subject.unit:
+        found = segments_hold(subject.unit)
+        if isinstance(found, str):
+            return Refutation(found)
+        steps += found
+    try:
+        for access in Walk(subject.program, subject.arrays.known).accesses:
+            if (why := _outside(access, subject.arrays)) is not None:
+                return _shown(subject, why)
+            steps += 1
+    except UndecidedError as error:
+        return _shown(subject, str(error))
+    return Proof(steps)
+
+
+def decide_all(subjects: Callable[[], Iterable[Subject]]) -> Outcome:
+    """Whether that holds of each of several programs."""
+    steps = 0
+    for subject in subjects():
+        outcome = decide(subject)
+        if not isinstance(outcome, Proof):
+            return outcome
+        steps += outcome.steps
+    return Proof(steps)
+
+
+def _outside(access: Access, arrays: Arrays) -> str | None:
+    """In words, an access that may lie outside its array; None if none can."""
+    pointer = access.pointer
+    if pointer not in arrays.lengths:
+        return f"{pointer} is no array of its caller"
+    start, length = access.base + arrays.starts.get(pointer, 0), arrays.lengths[pointer]
+    solver = z3.Solver()
+    solver.add(*arrays.facts, *access.facts)
+    solver.add(z3.Or(start + access.first < 0, start + access.last >= length))
+    answer = solver.check()
+    if answer == z3.unknown:
+        raise UndecidedError(f"the solver gave up: {solver.reason_unknown()}")
+    if answer == z3.unsat:
+        return None
+    place = solver.model().eval(start + access.first, model_completion=True)
+    return f"an access at {pointer} may begin at element {place}, outside its array"
+
+
+def _shown(subject: Subject, why: str) -> Outcome:
+    """A call in which a program leaves its memory; if there is none among a few, the theorem is undecided."""
+    for call in subject.arrays.calls:
+        if (error := ran(subject, call)) is not None:
+            return Refutation(f"the program leaves its memory: {error}", flat(call))
+    return Undecided(why)
+
+
+def flat(call: Call) -> dict[str, int]:
+    """The sizes of a call, each by a name of its own."""
+    found = dict(call.others)
+    for name, size in call.sizes.items():
+        found |= {name: size} if isinstance(size, int) else {f"{name}[{n}]": each for n, each in enumerate(size)}
+    return found
+
+
+class Walker(Machine):
+    """The interpreter without arithmetic: it looks at every address, and at nothing else."""
+
+    def execute(self, step: Instruction, operands: list[Any]) -> Any:
+        return None
+
+
+def ran(subject: Subject, call: Call) -> str | None:
+    """Run a program with arrays of one call's lengths: what it does outside of them, if anything."""
+    numbers = call.integers
+    memory = {name: np.zeros(_valued(each, numbers), np.float32) for name, each in subject.arrays.lengths.items()}
+    machine = Walker(subject.program, memory, call.sizes)
+    machine.pointers |= {name: _valued(each, numbers) for name, each in subject.arrays.starts.items()}
+    try:
+        machine.block(subject.program.body)
+    except ArgumentError as error:
+        return str(error)
+    return None
+
+
+def _valued(expression: Any, numbers: Mapping[str, int]) -> int:
+    """A linear expression for given integers."""
+    chosen = [(z3.Int(name), z3.IntVal(number)) for name, number in numbers.items()]
+    return int(z3.simplify(z3.substitute(expression, *chosen)).as_long())
