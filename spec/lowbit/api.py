@@ -62,6 +62,7 @@ def load_model(
     group_size: int = 64,
     options: Options = AS_STORED,
     gptq_version: Version | None = None,
+    context: int | None = None,
 ) -> LanguageModel:
     """A language model on a backend, ready to generate; leaving it as a context manager closes it.
 
@@ -74,6 +75,8 @@ def load_model(
         options: further choices (`lowbit.runtime.Options`).
         gptq_version: ``v1`` or ``v2`` for a directory of GPTQ, whatever its label and its zeros say; None to go by
             them.
+        context: the longest text, in tokens; None for the usual one of the model. Where the rotary embedding depends on
+            the length of the text, as that of Phi-3, this decides it (`lowbit.formats.checkpoint.rope`).
 
     Raises:
         LowbitError: no such model or backend, or wrong options; the message says what to do.
@@ -83,4 +86,5 @@ def load_model(
             sentence = "bits and options.plan both say how to quantise the model; give one of them"
             raise ArgumentError("bits", bits, "None, where options has a plan", sentence)
         options = replace(options, plan=Plan.uniform(bits, group_size))
-    return load(fetch(DEFAULT_MODEL) if model is None else model, backend, options, gptq_version=gptq_version)
+    opened = fetch(DEFAULT_MODEL) if model is None else model
+    return load(opened, backend, options, gptq_version=gptq_version, context=context)

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from lowbit.arrays import F32, F64, U64, Array
-from lowbit.attention.rope import Frequencies, half_split, rotation
+from lowbit.attention.rope import Frequencies
 from lowbit.contract.checks import check_integer, check_view
 from lowbit.errors import ArgumentError
 from lowbit.model.block import check_scores
@@ -236,7 +236,7 @@ class _Angles:
     """Cosines and sines of positions for all frequencies, as ``rotate_head`` reads them."""
 
     def __init__(self, config: LlamaConfig, parts: AnyParts) -> None:
-        self._layout, self._frequencies, self._parts = half_split(config.head_dim), config.frequencies, parts
+        self._head_dim, self._frequencies, self._parts = config.head_dim, config.frequencies, parts
         self._made: tuple[int, list[F32], U64] = 0, [], np.zeros(MOST_FREQUENCIES, np.uint64)
 
     def up_to(self, positions: int) -> U64:
@@ -252,8 +252,8 @@ class _Angles:
         return self._made[2]
 
     def _table(self, frequencies: Frequencies, positions: int) -> F32:
-        turned = rotation(self._layout, frequencies.base, 0, positions, frequencies.scaling)
-        d = self._layout.head_dim
+        turned = frequencies.rotation(self._head_dim, 0, positions)
+        d = self._head_dim
         padded = -(-d // CHUNK) * CHUNK
         table = np.zeros((positions, padded // CHUNK, 2, CHUNK), np.float32)
         for half, numbers in enumerate((turned.cos, turned.sin)):

@@ -48,6 +48,8 @@ class StepParts:
         self.source = StepSource(decoder.step, table)
         if (kinds := len(self.source.frequencies)) > MOST_FREQUENCIES:
             raise NotDeclaredError(backend, f"a compiled step with {kinds} kinds of rotations")
+        if len({None if each.scaling is None else each.scaling.channels for each in self.source.frequencies}) > 1:
+            raise NotDeclaredError(backend, "a compiled step with rotations of several numbers of channels")
         matrices = [
             _linear(backend, block.linears[name])
             for program, block in zip(decoder.step.blocks, decoder.blocks, strict=True)
@@ -109,7 +111,8 @@ class _Model(Made):
             passes = [("squares", "normed"), (GATES[config.activation],), ("rotated",)]
             sets = [KernelSet([pass_kernel(name, table) for name in names], pool) for names in passes]
             step = compiled.kernel(source)
-        partners = np.ascontiguousarray(half_split(config.head_dim).partner, np.int64)
+        layout = source.frequencies[0].layout(config.head_dim) if source.frequencies else half_split(config.head_dim)
+        partners = np.ascontiguousarray(layout.partner, np.int64)
         vectors = [
             np.ascontiguousarray(block.parameters[name], np.float32)
             for program, block in zip(decoder.step.blocks, decoder.blocks, strict=True)

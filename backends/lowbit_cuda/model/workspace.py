@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowbit.attention.rope import Frequencies, half_split, rotation
+from lowbit.attention.rope import Frequencies
 from lowbit.backend.whole_model import Keys
 from lowbit.model.config import LlamaConfig
 from lowbit_cuda.kernels.attention import BFP_BLOCK
@@ -141,5 +141,5 @@ def allocate(arena: Arena, sizes: Sizes) -> Workspace:
 def rotary_table(sizes: Sizes, frequencies: Frequencies) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     """Float32, context × d_h: for each position the cosines of d_h/2 pairs, then their sines, rounded once."""
     head_dim, half = sizes.config.head_dim, sizes.config.head_dim // 2
-    turned = rotation(half_split(head_dim), frequencies.base, 0, sizes.context, frequencies.scaling)
+    turned = frequencies.rotation(head_dim, 0, sizes.context)
     return np.concatenate([turned.cos[:, half:], turned.sin[:, half:]], axis=1).astype(np.float32)

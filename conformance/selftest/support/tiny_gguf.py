@@ -141,7 +141,7 @@ def write(
     values |= {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.bos_token_id": 1}
     writer = GGUFWriter(path, architecture)
     for key, value in (values | (metadata or {})).items():
-        _add(writer, key, value)
+        add(writer, key, value)
     for name, weights in model.tensors.items():
         kind = model.types[name]
         stored = weights
@@ -161,8 +161,9 @@ def write(
     return path
 
 
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    add: dict[type, Callable[[str, Any], None]] = {
+def add(writer: GGUFWriter, key: str, value: Any) -> None:
+    """Add a number, a text or a list to the metadata; None for nothing."""
+    kinds: dict[type, Callable[[str, Any], None]] = {
         bool: writer.add_bool,
         int: writer.add_uint32,
         float: writer.add_float32,
@@ -170,4 +171,4 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
         list: writer.add_array,
     }
     if value is not None:
-        add[type(value)](key, value)
+        kinds[type(value)](key, value)

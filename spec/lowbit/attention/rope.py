@@ -45,13 +45,29 @@ its training. A slower rotation keeps more positions inside that range: pair :ma
             \alpha_i = 1 - \mathrm{clip}\Bigl(\frac{(i - 1) - \lfloor i(h) \rfloor}
             {\lceil i(l) \rceil - \lfloor i(h) \rfloor}, 0, 1\Bigr).
 
-  It also multiplies cosines and sines by :math:`1 + \ln(s)/10`, and so every score by the square of that.
+  It also multiplies cosines and sines by :math:`1 + \ln(s)/10`, and so every score by the square of that;
+- *dynamic* scaling takes a larger base for a text of :math:`n > L` tokens, and leaves a shorter one as it is:
+
+  .. math:: f_i = \bigl(s\,n/L - (s - 1)\bigr)^{2(i-1)/(d_h - 2)};
+
+- *LongRoPE* has two lists of factors, which a search has found: short ones for texts of at most :math:`L` tokens and
+  long ones for longer texts. It multiplies cosines and sines by :math:`\sqrt{1 + \ln s/\ln L}`.
+
+The last two depend on the length of the text. Keys in a cache have been rotated already, so the length has to be known
+before the first token is read: here it is the context with which a model is opened.
+
+**Rotating a part of a head.** Some models rotate a part of their channels and leave the others as they are. *Partial*
+rotation rotates the first :math:`r` channels as if they were the whole head: they are half-split among themselves, and
+:math:`r` stands for :math:`d_h` above. *Proportional* rotation pairs the channels of the whole head and rotates the
+first :math:`r/2` pairs with the frequencies that they have there. A pair that is not rotated has :math:`f_i = \infty`.
 
 Source: RoFormer (arXiv 2104.09864) §3.2.2 and §3.4.2; K-sort §II.D, equation 4; errata B5, B8. Scaling: Position
-Interpolation (arXiv 2306.15595) §3.2; the reference implementation of Llama 3.1; YaRN (arXiv 2309.00071) §3.
+Interpolation (arXiv 2306.15595) §3.2; the reference implementation of Llama 3.1; YaRN (arXiv 2309.00071) §3, whose §2.3
+describes dynamic scaling; LongRoPE (arXiv 2402.13753) §3; the ``transformers`` library for the last three rules.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -147,35 +163,78 @@ def interleaved(head_dim: int) -> Layout:
     return Layout(channel ^ 1, np.where(channel % 2 == 0, -1.0, 1.0), channel // 2)
 
 
+def front_split(head_dim: int, channels: int) -> Layout:
+    """The first channels are half-split among themselves, and so are those behind them.
+
+    >>> layout = front_split(6, channels=4)
+    >>> layout.partner, layout.pair
+    (array([2, 3, 0, 1, 5, 4]), array([0, 1, 0, 1, 2, 2]))
+
+    Raises:
+        ArgumentError: a number of channels that is not even, or not from 2 to `head_dim`.
+    """
+    _check_head_dim(head_dim)
+    check_integer("channels", channels, 2, head_dim)
+    front = half_split(channels)
+    if channels == head_dim:
+        return front
+    back = half_split(head_dim - channels)
+    return Layout(
+        np.concatenate([front.partner, back.partner + channels]),
+        np.concatenate([front.sign, back.sign]),
+        np.concatenate([front.pair, back.pair + channels // 2]),
+    )
+
+
 # **A scaling** is the factors of all pairs, whatever rule gave them.
 
 
 @dataclass(frozen=True)
 class Scaling:
-    r"""How a rotation is slowed down for a longer context.
+    r"""How a rotation is slowed down for a longer context, and which pairs it leaves as they are.
 
-    >>> print(Scaling((1.0, 2.5, 8.0)))
-    1 to 8
+    >>> print(Scaling((1.0, 2.5, 8.0)), "and", Scaling((1.0, math.inf), channels=2))
+    1 to 8 and 1 for 2 channels
 
     Attributes:
-        factors: :math:`d_h/2` numbers, :math:`f_i`, each above 0.
-        magnitude: by which cosines and sines are multiplied.
+        factors: :math:`d_h/2` numbers, :math:`f_i`, each above 0; infinite for a pair that is not rotated.
+        magnitude: by which cosines and sines of the pairs that are rotated are multiplied.
+        channels: how many channels, the first of a head, are half-split among themselves and set the frequencies; None
+            for all of the head.
 
     Raises:
-        ArgumentError: a number that is not finite or not above 0.
+        ArgumentError: a number that is not above 0, a magnitude that is not finite, a number of channels that is not
+            even or exceeds the head, a pair behind these channels that is rotated, or no pair that is.
     """
 
     factors: tuple[float, ...]
     magnitude: float = 1.0
+    channels: int | None = None
 
     def __post_init__(self) -> None:
         for number in (*self.factors, self.magnitude):
-            if not (math.isfinite(number) and number > 0):
+            if not number > 0:
                 raise ArgumentError("scaling of the rotation", number, "finite numbers above 0")
+        if not math.isfinite(self.magnitude) or not self.rotated:
+            raise ArgumentError("scaling of the rotation", math.inf, "finite numbers above 0")
+        if self.channels is None:
+            return
+        check_integer("channels", self.channels, 2, 2 * len(self.factors))
+        if self.channels % 2 or any(map(math.isfinite, self.factors[self.channels // 2 :])):
+            allowed = f"an even number, at least twice the {len(self.rotated)} pairs that are rotated"
+            raise ArgumentError("channels", self.channels, allowed)
+
+    @property
+    def rotated(self) -> tuple[float, ...]:
+        """The factors of the pairs that are rotated."""
+        return tuple(factor for factor in self.factors if math.isfinite(factor))
 
     def __str__(self) -> str:
-        spread = f"{min(self.factors):g} to {max(self.factors):g}"
-        return spread if self.magnitude == 1 else f"{spread} times {self.magnitude:g}"
+        least, most = min(self.rotated), max(self.rotated)
+        spread = f"{least:g}" if least == most and len(self.rotated) < len(self.factors) else f"{least:g} to {most:g}"
+        times = "" if self.magnitude == 1 else f" times {self.magnitude:g}"
+        still = len(self.rotated) < len(self.factors)
+        return f"{spread}{times}{f' for {2 * len(self.rotated)} channels' if still else ''}"
 
 
 @dataclass(frozen=True)
@@ -191,15 +250,26 @@ class Frequencies:
         >>> Frequencies(100.0, Scaling((1.0, 4.0))).of(np.array([0, 1]), head_dim=4)
         array([1.   , 0.025])
         """
-        theta: F64 = self.base ** (-2 * pair / head_dim)
+        channels = self.scaling.channels if self.scaling is not None else None
+        theta: F64 = self.base ** (-2 * pair / (channels or head_dim))
         return theta if self.scaling is None else theta / np.array(self.scaling.factors)[pair]
+
+    def layout(self, head_dim: int) -> Layout:
+        """Which channels of a head are pairs: `half_split`, or `front_split` where the scaling has channels."""
+        if self.scaling is None or self.scaling.channels is None:
+            return half_split(head_dim)
+        return front_split(head_dim, self.scaling.channels)
+
+    def rotation(self, head_dim: int, start: int, count: int) -> "Rotation":
+        """The `rotation` of positions from `start` on, for the layout of these frequencies."""
+        return rotation(self.layout(head_dim), self.base, start, count, self.scaling)
 
 
 def linear_scaling(head_dim: int, factor: float) -> Scaling:
     """All frequencies divided by the same factor.
 
     >>> linear_scaling(4, 8.0)
-    Scaling(factors=(8.0, 8.0), magnitude=1.0)
+    Scaling(factors=(8.0, 8.0), magnitude=1.0, channels=None)
 
     Source: Position Interpolation §3.2.
     """
@@ -272,6 +342,95 @@ def yarn_scaling(
     ramp = np.clip((np.arange(head_dim // 2) - begin) / (end - begin if end != begin else 0.001), 0, 1)
     paper = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
     return Scaling(_mixed(factor, 1 - ramp).factors, paper if magnitude is None else magnitude)
+
+
+def dynamic_scaling(head_dim: int, factor: float, original: int, length: int) -> Scaling:
+    r"""Dynamic scaling for texts of up to `length` tokens.
+
+    >>> [round(each, 3) for each in dynamic_scaling(6, 2.0, original=8, length=16).factors]
+    [1.0, 1.732, 3.0]
+
+    Args:
+        head_dim: :math:`d_h`, above 2.
+        factor: :math:`s`, at least 1.
+        original: :math:`L`, the positions that the model was first trained on.
+        length: :math:`n`.
+
+    Raises:
+        ArgumentError: a number out of range.
+
+    Source: YaRN §2.3, with the exponent of the ``transformers`` library.
+    """
+    check_integer("head_dim", head_dim, 4, MOST_CHANNELS)
+    check_integer("original", original, 1, MOST_POSITIONS)
+    if not (math.isfinite(factor) and factor >= 1):
+        raise ArgumentError("factor", factor, "a finite number of at least 1")
+    growth = factor * max(length, original) / original - (factor - 1)
+    return Scaling(tuple((growth ** (2 * np.arange(head_dim // 2) / (head_dim - 2))).tolist()))
+
+
+def long_scaling(factors: Sequence[float], factor: float, original: int, magnitude: float | None = None) -> Scaling:
+    r"""LongRoPE's scaling by one of its two lists.
+
+    >>> print(long_scaling([1.0, 1.5, 4.0], 4.0, original=16))
+    1 to 4 times 1.22474
+
+    Args:
+        factors: :math:`f_i`, short or long.
+        factor: :math:`s`, how many times longer than `original` the model's context is.
+        original: :math:`L`, the positions that the model was first trained on.
+        magnitude: of cosines and sines; by default :math:`\sqrt{1 + \ln s/\ln L}`, or 1 where s is at most 1.
+
+    Raises:
+        ArgumentError: a number out of range.
+
+    Source: the ``transformers`` library.
+    """
+    check_integer("original", original, 2, MOST_POSITIONS)
+    for number in (*factors, factor):
+        if not (math.isfinite(number) and number > 0):
+            raise ArgumentError("factor", number, "finite numbers above 0")
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return Scaling(tuple(factors), usual if magnitude is None else magnitude)
+
+
+def partial_scaling(head_dim: int, channels: int, scaling: Scaling | None = None) -> Scaling:
+    """Partial rotation: the first channels rotate as if they were the whole head.
+
+    >>> partial_scaling(8, 4)
+    Scaling(factors=(1.0, 1.0, inf, inf), magnitude=1.0, channels=4)
+
+    Args:
+        head_dim: d_h.
+        channels: how many rotate; an even number from 2 to d_h.
+        scaling: of a head of as many channels; None for none.
+
+    Raises:
+        ArgumentError: a number out of range, or a scaling of other heads.
+    """
+    check_integer("channels", channels, 2, head_dim)
+    if channels % 2 != 0 or head_dim % 2 != 0:
+        raise ArgumentError("channels", channels, "an even number: channels rotate in pairs")
+    factors = (1.0,) * (channels // 2) if scaling is None else scaling.factors
+    if len(factors) != channels // 2:
+        raise ArgumentError("number of factors", len(factors), f"{channels // 2}, one for each pair that is rotated")
+    still = (math.inf,) * ((head_dim - channels) // 2)
+    return Scaling(factors + still, 1.0 if scaling is None else scaling.magnitude, channels)
+
+
+def proportional_scaling(head_dim: int, pairs: int, factor: float = 1.0) -> Scaling:
+    """Proportional rotation: the first pairs of a head rotate, with frequencies divided by a factor.
+
+    >>> proportional_scaling(8, 2).factors
+    (1.0, 1.0, inf, inf)
+
+    Raises:
+        ArgumentError: a number of pairs that a head of d_h channels does not have, or a wrong factor.
+    """
+    check_integer("pairs", pairs, 1, head_dim // 2)
+    if not (math.isfinite(factor) and factor > 0):
+        raise ArgumentError("factor", factor, "a finite number above 0")
+    return Scaling((factor,) * pairs + (math.inf,) * (head_dim // 2 - pairs))
 
 
 def _mixed(factor: float, unchanged: F64) -> Scaling:
@@ -350,7 +509,7 @@ def rotation(layout: Layout, base: float, start: int, count: int, scaling: Scali
         raise ArgumentError("number of factors", len(scaling.factors), f"{layout.head_dim // 2}, one for each pair")
     theta = Frequencies(base, scaling).of(layout.pair, layout.head_dim)
     angle = np.arange(start, start + count)[:, np.newaxis] * theta
-    size = 1.0 if scaling is None else scaling.magnitude
+    size = 1.0 if scaling is None else np.where(theta > 0, scaling.magnitude, 1.0)  # pairs that stand still keep theirs
     return Rotation(layout, size * np.cos(angle), layout.sign * size * np.sin(angle))
 
 

@@ -13,6 +13,7 @@ from lowbit.backend import registry
 from lowbit.cli.options import (
     BackendOption,
     BitsOption,
+    ContextOption,
     ContractOption,
     DeviceMemoryOption,
     DeviceOptions,
@@ -57,6 +58,7 @@ def chat(
     group_size: GroupOption = None,
     experts_bits: ExpertsBitsOption = None,
     gptq_version: GPTQOption = None,
+    context: ContextOption = None,
     contract: ContractOption = "float32",
     temperature: TemperatureOption = None,
     top_k: TopKOption = None,
@@ -77,7 +79,7 @@ def chat(
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
         options = options_for(engine, plan, DeviceOptions(device_memory), contract)
-        stored = opened(model, gptq_version, identified=engine.keeps_steps)
+        stored = opened(model, gptq_version, context, identified=engine.keeps_steps)
         if stored.tokenizer.chat is None:
             sentence = f"{stored.name} has no chat template; continue a text with lowbit generate"
             raise ArgumentError("--model", stored.name, "a model with a chat template", sentence)

@@ -23,6 +23,7 @@ from lowbit.cli.options import (
     BitsOption,
     BuffersOption,
     ColdOption,
+    ContextOption,
     ContractOption,
     DeviceMemoryOption,
     DeviceOptions,
@@ -77,6 +78,7 @@ def generate(
     experts_group_size: ExpertsGroupOption = None,
     method: MethodOption = None,
     gptq_version: GPTQOption = None,
+    context: ContextOption = None,
     contract: ContractOption = "float32",
     step: StepOption = "auto",
     temperature: TemperatureOption = None,
@@ -101,7 +103,7 @@ def generate(
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
         options = options_for(engine, plan, device, contract, step)
-        stored = opened(model, gptq_version, identified=engine.keeps_steps)
+        stored = opened(model, gptq_version, context, identified=engine.keeps_steps)
         tokenizer = stored.tokenizer
         ids = _encoded(stored, prompt)
         if tokens > (most := stored.config.context - len(ids) + 1):  # the last token is not read
@@ -153,6 +155,7 @@ def logits(
     experts_group_size: ExpertsGroupOption = None,
     method: MethodOption = None,
     gptq_version: GPTQOption = None,
+    context: ContextOption = None,
     device_memory: DeviceMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -162,7 +165,7 @@ def logits(
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
         options = options_for(engine, plan, DeviceOptions(device_memory))
-        stored = opened(model, gptq_version, identified=engine.keeps_steps)
+        stored = opened(model, gptq_version, context, identified=engine.keeps_steps)
         tokenizer = stored.tokenizer
         check_integer("--top", top, 1, stored.config.vocabulary)
         ids = _encoded(stored, prompt)
@@ -218,6 +221,7 @@ def perplexity(
     experts_group_size: ExpertsGroupOption = None,
     method: MethodOption = None,
     gptq_version: GPTQOption = None,
+    context: ContextOption = None,
     contract: ContractOption = "float32",
     device_memory: DeviceMemoryOption = None,
     as_json: JsonOption = False,
@@ -233,7 +237,7 @@ def perplexity(
         options = options_for(engine, plan, DeviceOptions(device_memory), contract)
         path = file_of(text, DEFAULT_TEXT)
         words = read_text(path)
-        stored = opened(model, gptq_version, identified=engine.keeps_steps)
+        stored = opened(model, gptq_version, context, identified=engine.keeps_steps)
         tokenizer = stored.tokenizer
         ids = tokenizer.encode(words, begin=False)[:tokens]
         context = max(1, min(window, len(ids))) + (tokenizer.bos is not None)

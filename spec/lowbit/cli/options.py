@@ -164,6 +164,14 @@ GPTQOption = Annotated[
         "default the zeros show it, or the label says it.",
     ),
 ]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        help="The longest text, in tokens. A model whose rotary embedding depends on the length of the text, such as "
+        "Phi-3, opens with its short context unless a longer one is asked for.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 
 
@@ -182,14 +190,17 @@ def file_of(path: Path | None, default: str) -> Path:
         return fetch(default, report)
 
 
-def opened(path: Path | None, gptq_version: str | None = None, *, identified: bool = False) -> StoredModel:
+def opened(
+    path: Path | None, gptq_version: str | None = None, context: int | None = None, *, identified: bool = False
+) -> StoredModel:
     """The model that was given, or the default; `identified` as for `open_model`. Its remarks are printed.
 
     Raises:
         LowbitError: it cannot be fetched or read.
     """
     version = None if gptq_version is None else check_choice("--gptq-version", gptq_version, VERSIONS)
-    found = open_model(file_of(path, DEFAULT_MODEL), identified=identified, gptq_version=version)
+    file = file_of(path, DEFAULT_MODEL)
+    found = open_model(file, identified=identified, gptq_version=version, context=context)
     for remark in found.remarks:
         note(remark)
     return found

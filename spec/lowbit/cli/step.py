@@ -1,12 +1,14 @@
 """``lowbit step``: the program of a model's step."""
 
 import json
+import math
 from dataclasses import asdict
 
 import typer
 
+from lowbit.attention.rope import Scaling
 from lowbit.cli.options import JsonOption, ModelOption, opened
-from lowbit.model.step import OPERATIONS, Line, Program, Step, step_of, widths
+from lowbit.model.step import OPERATIONS, Line, Program, Setting, Step, step_of, widths
 from lowbit.model.weights import in_memory
 
 WIDTH = 80
@@ -34,13 +36,20 @@ def described(step: Step) -> dict[str, object]:
     """A step for a JSON answer: the lines of each part, and the blocks that share them."""
 
     def lines(program: Program) -> list[dict[str, object]]:
-        return [(given := asdict(line)) | {"settings": dict(given["settings"])} for line in program]
+        return [asdict(line) | {"settings": {name: _setting(each) for name, each in line.settings}} for line in program]
 
     blocks = [
         {"blocks": [run.start, run.stop], "lines": lines(program), "widths": widths(program, step.config)}
         for run, program in step.alike
     ]
     return {"first": lines(step.first), "blocks": blocks, "last": lines(step.last)}
+
+
+def _setting(given: Setting) -> object:
+    """A setting for JSON, which has no infinity: the factor of a pair that is not rotated is null."""
+    if not isinstance(given, Scaling):
+        return given
+    return asdict(given) | {"factors": [factor if math.isfinite(factor) else None for factor in given.factors]}
 
 
 def told(name: str, step: Step) -> list[str]:

@@ -6,6 +6,7 @@ default, so one decoder class serves them all:
 ========= ==========================================================================================================
 Mixtral   experts (`routing`), in some versions a window
 Llama 3.1 scaled rotary frequencies
+Phi-3     the same, and a rotation of a part of each head
 Qwen2     nothing here; its biases are weights, and so are the norms of heads in Qwen3
 Gemma 3   a window in five layers of six and a rotary base for them, a GELU in the gates, a scaled embedding
 SmolLM3   no rotation in every fourth layer
@@ -81,6 +82,7 @@ class LlamaConfig:
         embedding_scale: the factor of a token's row of the embedding.
         rope_scaling: of the rotary frequencies (`lowbit.attention.rope`), not of those with a base of their own; None
             where they are not scaled.
+        local_rope_scaling: of the rotary frequencies in local layers that have a base of their own; None likewise.
         unrotated: the layers whose queries and keys are not rotated, from 0, ascending.
         heads_normed_together: whether the norms of queries and keys are of all heads of a token, not of each head.
 
@@ -105,6 +107,7 @@ class LlamaConfig:
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     rope_scaling: Scaling | None = None
+    local_rope_scaling: Scaling | None = None
     unrotated: tuple[int, ...] = ()
     heads_normed_together: bool = False
 
@@ -123,9 +126,13 @@ class LlamaConfig:
             if value is not None and not (np.isfinite(value) and value > 0):
                 raise ArgumentError(name, value, "a finite number above 0")
         check_choice("activation", self.activation, ACTIVATIONS)
-        if self.rope_scaling is not None and len(self.rope_scaling.factors) != self.head_dim // 2:
-            allowed = f"{self.head_dim // 2}, one for each pair of channels"
-            raise ArgumentError("number of factors in rope_scaling", len(self.rope_scaling.factors), allowed)
+        for name in ("rope_scaling", "local_rope_scaling"):
+            scaling = getattr(self, name)
+            if scaling is not None and len(scaling.factors) != self.head_dim // 2:
+                allowed = f"{self.head_dim // 2}, one for each pair of channels"
+                raise ArgumentError(f"number of factors in {name}", len(scaling.factors), allowed)
+        if self.local_rope_scaling is not None and self.local_rope_base is None:
+            raise ArgumentError("local_rope_scaling", self.local_rope_scaling, "None without local_rope_base")
         between = (-1, *self.unrotated, self.layers)
         if not all(before < after for before, after in pairwise(between)):
             raise ArgumentError("unrotated", self.unrotated, f"layers from 0 to {self.layers - 1}, ascending")
@@ -143,7 +150,7 @@ class LlamaConfig:
         if layer in self.unrotated:
             return None
         if self.local_rope_base is not None and self.is_local(layer):
-            return Frequencies(self.local_rope_base)
+            return Frequencies(self.local_rope_base, self.local_rope_scaling)
         return Frequencies(self.rope_base, self.rope_scaling)
 
     @property

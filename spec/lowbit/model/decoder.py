@@ -25,7 +25,7 @@ import numpy as np
 
 from lowbit.arrays import F32, F64, I64
 from lowbit.attention.attention import KeyValueCache
-from lowbit.attention.rope import Frequencies, Rotation, half_split, rotation
+from lowbit.attention.rope import Frequencies, Rotation
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.block import (
@@ -100,7 +100,6 @@ class Decoder:
         ]
         self.norm_gain, self._norm = weights.norm, ops.norm(weights.norm, config.rms_epsilon)
         self.head = linear(weights.head)
-        self._layout = half_split(config.head_dim)
         self._frequencies = config.frequencies
 
     def new_state(self, capacity: int = 64) -> list[KeyValueCache]:
@@ -181,7 +180,7 @@ class Decoder:
 
     def _rotations(self, start: int, count: int) -> dict[Frequencies, Rotation]:
         """The rotation of these positions for all frequencies that a block asks for; a Llama has one kind."""
-        return {each: rotation(self._layout, each.base, start, count, each.scaling) for each in self._frequencies}
+        return {each: each.rotation(self.config.head_dim, start, count) for each in self._frequencies}
 
 
 class Rows(Protocol):

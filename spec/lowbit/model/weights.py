@@ -411,6 +411,25 @@ def linear_shapes(config: LlamaConfig) -> dict[str, tuple[int, int]]:
     return attention | {"feed_forward.router": (config.hidden, config.routing.experts)} | experts
 
 
+def assembled(config: LlamaConfig, vectors: dict[str, F32], linears: dict[str, Matrix]) -> LayerWeights:
+    """A block made of its vectors and of its linear layers, by the names of `LayerWeights.linears`."""
+
+    def gated(prefix: str) -> GatedWeights:
+        return GatedWeights(*(linears[f"{prefix}.{name}"] for name in ("gate", "up", "down")))
+
+    feed_forward: GatedWeights | SparseWeights
+    if config.routing is None:
+        feed_forward = gated("feed_forward")
+    else:
+        router = linears["feed_forward.router"]
+        if not isinstance(router, np.ndarray):
+            raise ArgumentError("router", "quantised", "float32 weights")
+        experts = tuple(gated(f"feed_forward.experts[{number}]") for number in range(config.routing.experts))
+        feed_forward = SparseWeights(router, experts)
+    parts: dict[str, Any] = dict.fromkeys(NORMS) | vectors | {name: linears[name] for name in ATTENTION}
+    return LayerWeights(**parts, feed_forward=feed_forward)
+
+
 def _check_layer(where: str, layer: LayerWeights, config: LlamaConfig) -> None:
     linears, shapes = layer.linears(), linear_shapes(config)
     if linears.keys() != shapes.keys():

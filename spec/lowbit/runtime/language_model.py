@@ -356,6 +356,7 @@ def load(
     report: Report = silent,
     *,
     gptq_version: Version | None = None,
+    context: int | None = None,
 ) -> LanguageModel:
     """Put a model on a backend.
 
@@ -370,6 +371,7 @@ def load(
         options: how it is run.
         report: called while files are read, and weights quantised and prepared.
         gptq_version: as in `lowbit.runtime.stored.open_model`, for a path.
+        context: likewise.
 
     Raises:
         LowbitError: no such model or backend, options that do not apply, weights that cannot be quantised so, too
@@ -379,12 +381,14 @@ def load(
         engine = backend if isinstance(backend, Backend) else opened.enter_context(registry.load(backend))
         options.check(engine)
         if isinstance(model, str | Path):
-            found = open_model(Path(model), identified=engine.keeps_steps, gptq_version=gptq_version)
+            found = open_model(Path(model), identified=engine.keeps_steps, gptq_version=gptq_version, context=context)
             for remark in found.remarks:
                 warnings.warn(remark, stacklevel=2)
             stored: StoredModel | LayeredWeights = found
         elif gptq_version is not None:
             raise ArgumentError("gptq_version", gptq_version, "None, where the model is open already")
+        elif context is not None:
+            raise ArgumentError("context", context, "None, where the model is open already")
         else:
             stored = model
         if isinstance(stored, StoredModel):

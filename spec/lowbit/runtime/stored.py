@@ -59,7 +59,9 @@ class StoredModel:
         return in_memory(self.layered)
 
 
-def open_model(path: Path, *, identified: bool = False, gptq_version: Version | None = None) -> StoredModel:
+def open_model(
+    path: Path, *, identified: bool = False, gptq_version: Version | None = None, context: int | None = None
+) -> StoredModel:
     """Open a GGUF file or a checkpoint directory.
 
     Args:
@@ -67,19 +69,21 @@ def open_model(path: Path, *, identified: bool = False, gptq_version: Version | 
         identified: whether the digest of a file will be asked for; it is then computed meanwhile.
         gptq_version: ``v1`` or ``v2`` for a directory of GPTQ, whatever its label and its zeros say; None to go by
             them.
+        context: the longest text, in tokens; None for the usual one of the model.
 
     Raises:
-        ArgumentError: there is no such file or directory; a version of GPTQ for another model.
+        ArgumentError: there is no such file or directory; a version of GPTQ for another model; a context that the
+            model does not have.
         FormatError: its architecture is not supported, or it is damaged.
     """
     if path.is_dir():
-        checkpoint = open_checkpoint(path, gptq_version)
+        checkpoint = open_checkpoint(path, gptq_version, context)
         tokenizer = checkpoint_tokenizer.read_tokenizer(checkpoint)
         return StoredModel(checkpoint.file, checkpoint, tokenizer, checkpoint.remarks)
     if gptq_version is not None:
         sentence = f"GPTQ version {gptq_version} was asked for, and {quoted(path.name)} is no directory of GPTQ"
         raise ArgumentError("gptq_version", gptq_version, "None", sentence)
-    source = open_gguf(path)
+    source = open_gguf(path, context)
     check_model(source)  # before the tokenizer, whose error would say less about the cause
     digest = _begun(source.digest) if identified else source.digest
     tokenizer = gguf_tokenizer.read_tokenizer(source)

@@ -1,5 +1,8 @@
 """The rotary embedding against the matrix that is never built, and against what it is for."""
 
+import math
+from collections.abc import Callable
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -7,11 +10,16 @@ from hypothesis import given
 
 from lowbit.arrays import F64
 from lowbit.attention.rope import (
+    Frequencies,
     Scaling,
+    dynamic_scaling,
     half_split,
     interleaved,
     linear_scaling,
     llama3_scaling,
+    long_scaling,
+    partial_scaling,
+    proportional_scaling,
     rotate,
     rotation,
     yarn_scaling,
@@ -142,6 +150,59 @@ def test_a_magnitude_scales_both_cosines_and_sines() -> None:
     large, plain = rotation(layout, BASE, 3, 2, Scaling((1.0, 1.0), 1.5)), rotation(layout, BASE, 3, 2)
     np.testing.assert_array_equal(large.cos, 1.5 * plain.cos)
     np.testing.assert_array_equal(large.sin, 1.5 * plain.sin)
+
+
+def test_partial_rotation_is_that_of_a_smaller_head() -> None:
+    """The first channels rotate as a head of their own, with its scaling; the others are left as they are."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(3, 2, 16))
+    for inner in (None, Scaling((1.0, 2.0, 3.0), 1.5)):
+        frequencies = Frequencies(BASE, partial_scaling(16, 6, inner))
+        small = rotation(half_split(6), BASE, 5, 3, inner)
+        found = rotate(x, frequencies.rotation(16, 5, 3))
+        np.testing.assert_array_equal(found[..., :6], rotate(np.ascontiguousarray(x[..., :6]), small))
+        np.testing.assert_array_equal(found[..., 6:], x[..., 6:])
+
+
+def test_proportional_rotation_leaves_the_last_pairs() -> None:
+    """The first pairs rotate as they do in the whole head, and both channels of the others are left as they are."""
+    whole, part = rotation(half_split(8), BASE, 5, 3), Frequencies(BASE, proportional_scaling(8, 3)).rotation(8, 5, 3)
+    np.testing.assert_array_equal(part.cos[:, [0, 1, 2, 4, 5, 6]], whole.cos[:, [0, 1, 2, 4, 5, 6]])
+    np.testing.assert_array_equal(part.cos[:, [3, 7]], 1.0)
+    np.testing.assert_array_equal(part.sin[:, [3, 7]], 0.0)
+
+
+def test_dynamic_scaling_raises_the_base() -> None:
+    """The factors are those of a base that grows with the length; up to the original length they are 1."""
+    base = BASE * (4.0 * 48 / 16 - 3.0) ** (16 / 14)
+    raised, plain = Frequencies(BASE, dynamic_scaling(16, 4.0, 16, 48)), Frequencies(base)
+    np.testing.assert_allclose(raised.of(np.arange(8), 16), plain.of(np.arange(8), 16), rtol=1e-12)
+    assert dynamic_scaling(16, 4.0, 16, 16) == dynamic_scaling(16, 4.0, 16, 3) == Scaling((1.0,) * 8)
+
+
+PARTS: list[tuple[str, Callable[[], object]]] = [
+    ("channels is 3; allowed: an even number", lambda: partial_scaling(8, 3)),
+    ("channels is 10; allowed: an integer from 2 to 8", lambda: partial_scaling(8, 10)),
+    ("number of factors is 3; allowed: 2", lambda: partial_scaling(8, 4, Scaling((1.0,) * 3))),
+    ("channels is 2; allowed: an even number, at least twice the 2 pairs", lambda: Scaling((1.0, 1.0), channels=2)),
+    ("scaling of the rotation is inf", lambda: Scaling((math.inf, math.inf))),
+    (r"scaling of the rotation is inf; allowed: finite", lambda: Scaling((1.0,), math.inf)),
+    ("scaling of the rotation is nan", lambda: Scaling((1.0, math.nan))),
+    ("pairs is 5; allowed: an integer from 1 to 4", lambda: proportional_scaling(8, 5)),
+    ("factor is inf", lambda: proportional_scaling(8, 1, math.inf)),
+    (r"factor is 0\.5; allowed: a finite number of at least 1", lambda: dynamic_scaling(8, 0.5, 16, 32)),
+    ("head_dim is 2", lambda: dynamic_scaling(2, 2.0, 16, 32)),
+    ("factor is inf; allowed: finite", lambda: long_scaling([1.0, math.inf], 2.0, 16)),
+    ("factor is nan; allowed: finite", lambda: long_scaling([1.0], math.nan, 16)),
+    ("original is 1; allowed", lambda: long_scaling([1.0], 2.0, 1)),
+]
+
+
+@pytest.mark.parametrize(("message", "make"), PARTS)
+def test_parts_and_lengths_that_are_refused(message: str, make: Callable[[], object]) -> None:
+    """Numbers out of range are named."""
+    with pytest.raises(ArgumentError, match=message):
+        make()
 
 
 def test_scalings_that_are_refused() -> None:

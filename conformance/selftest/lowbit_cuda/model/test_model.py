@@ -11,7 +11,7 @@ from cuda_models import CONFIG, DENSE, PROMPT, bits_of, model
 
 from lowbit.arrays import F64
 from lowbit.attention.attention import KeyValueCache
-from lowbit.attention.rope import llama3_scaling
+from lowbit.attention.rope import llama3_scaling, partial_scaling, proportional_scaling
 from lowbit.backend import load
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.errors import ArgumentError, NotDeclaredError
@@ -274,6 +274,7 @@ def test_keys_are_rounded_as_the_specification_rounds_them(keys: str, cache: typ
         replace(CONFIG, window=4),
         replace(CONFIG, window=4, full_every=2, local_rope_base=100.0),
         replace(CONFIG, rope_scaling=llama3_scaling(CONFIG.head_dim, CONFIG.rope_base, 8.0, 1.0, 4.0, 64)),
+        replace(CONFIG, rope_scaling=proportional_scaling(CONFIG.head_dim, CONFIG.head_dim // 4)),
         replace(CONFIG, unrotated=(0,)),
         replace(CONFIG, embedding_scale=8.0),
         replace(CONFIG, kv_heads=4, head_dim=8, routing=replace(CONFIG.routing, softmax="before", top_k=3)),  # type: ignore[type-var]  # the model is sparse
@@ -284,6 +285,7 @@ def test_keys_are_rounded_as_the_specification_rounds_them(keys: str, cache: typ
         "window",
         "two bases",
         "scaled rotation",
+        "proportional rotation",
         "no rotation",
         "embedding scale",
         "softmax before",
@@ -331,7 +333,12 @@ def test_cold_experts_run_on_the_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"), [({"activation": "gelu"}, "gelu"), ({"hidden": 68, "heads": 2}, "hidden 68")]
+    ("changes", "word"),
+    [
+        ({"activation": "gelu"}, "gelu"),
+        ({"hidden": 68, "heads": 2}, "hidden 68"),
+        ({"rope_scaling": partial_scaling(CONFIG.head_dim, 4)}, "rotations of a part of each head"),
+    ],
 )
 def test_other_shapes_are_refused(changes: dict[str, Any], word: str) -> None:
     """What the kernels do not do is refused in words, before anything is taken."""

@@ -12,7 +12,8 @@ has, matrices that are stored as one tensor, the fields that mean a window, the 
 - **SmolLM3** does not rotate queries and keys in every fourth layer, or in those that ``no_rope_layers`` marks with 0.
 - **OLMo 2** norms the result of each part of a block and not what goes in, and all heads of a token together.
   **OLMo 3** also alternates between local and full layers, and scales the rotation of full ones alone.
-- **Phi-3** stores queries, keys and values as one tensor, and gate and up projections as another.
+- **Phi-3** stores queries, keys and values as one tensor, and gate and up projections as another; it may rotate a part
+  of each head.
 
 Source: the published checkpoints of each kind; the ``transformers`` library.
 """
@@ -89,6 +90,7 @@ class Architecture:
         heads_normed_together: whether one norm is of all heads (`lowbit.model.config`).
         fields: further fields, each with the only value that is supported; absent is the same.
         needed: the same of fields that have to be there.
+        partial: whether a part of a head may be rotated under every rule (`lowbit.formats.checkpoint.rope`).
         rope_base: the base where no field gives it; None where one must.
         divides_width: whether an absent ``head_dim`` is the width of the stream over the heads.
         one_each: whether an absent number of key-value heads is that of the query heads.
@@ -111,6 +113,7 @@ class Architecture:
     heads_normed_together: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
     needed: Mapping[str, Any] = field(default_factory=dict)
+    partial: bool = False
     rope_base: float | None = None
     divides_width: bool = True
     one_each: bool = False
@@ -165,7 +168,9 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             heads_normed_together=True,
             one_each=True,
         ),
-        "phi3": Architecture("Phi3ForCausalLM", matrices=ATTENTION | DENSE | FUSED, window="always", one_each=True),
+        "phi3": Architecture(
+            "Phi3ForCausalLM", matrices=ATTENTION | DENSE | FUSED, window="always", partial=True, one_each=True
+        ),
     }
 )
 """The kinds of model by ``model_type``."""

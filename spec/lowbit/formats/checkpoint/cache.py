@@ -40,10 +40,10 @@ from lowbit.backend.whole_model import spoken_bytes
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint.digests import with_digests
 from lowbit.formats.checkpoint.quantized_file import Origin, check_origin, read_matrices, write_quantized
-from lowbit.formats.checkpoint.reader import Checkpoint, assembled
+from lowbit.formats.checkpoint.reader import Checkpoint
 from lowbit.model.config import LlamaConfig
 from lowbit.model.quantization_plan import HEAD, Plan
-from lowbit.model.weights import LayerWeights, Matrix, Progress, linear_shapes, shape_of, vector_sizes
+from lowbit.model.weights import LayerWeights, Matrix, Progress, assembled, linear_shapes, shape_of, vector_sizes
 from lowbit.system.memory import check_memory
 from lowbit.system.scratch import sweep
 from lowbit.system.storage import CACHE_VARIABLE, cache_folder, make_folder, opened_own, own_folder

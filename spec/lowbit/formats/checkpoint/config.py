@@ -49,7 +49,6 @@ SHAPE = tuple(name for name in KEYS if name not in ("rope_base", "rms_epsilon", 
 SUPPORTED: dict[str, Any] = {
     "attention_bias": False,
     "mlp_bias": False,
-    "partial_rotary_factor": 1.0,
     "is_encoder_decoder": False,
     "add_cross_attention": False,
 }
@@ -80,10 +79,15 @@ def kind_of(fields: Fields) -> str:
     return kind
 
 
-def read_config(fields: Fields) -> LlamaConfig:
+def read_config(fields: Fields, context: int | None = None) -> LlamaConfig:
     """The shape of the model.
 
+    Args:
+        fields: of ``config.json``.
+        context: the longest text that a caller asks for; None for the usual one (`lowbit.formats.checkpoint.rope`).
+
     Raises:
+        ArgumentError: a context that the model does not have.
         FormatError: another kind of model, a number that is missing or out of range, or a feature that is not
             understood.
     """
@@ -92,7 +96,7 @@ def read_config(fields: Fields) -> LlamaConfig:
     layers, heads, hidden = (fields.value(KEYS[name], int) for name in ("layers", "heads", "hidden"))
     head_dim = fields.value(KEYS["head_dim"], int, hidden // max(1, heads) if architecture.divides_width else None)
     _refuse_other_features(fields, architecture, head_dim)
-    rotary = read_rotary(fields, head_dim, architecture.rope_base)
+    rotary = read_rotary(fields, head_dim, architecture.rope_base, context, partial=architecture.partial)
     window, full_every = _window(fields, architecture)
     local_base = rotary.local_base
     if local_base is None and architecture.local_base_is_base:
@@ -109,7 +113,7 @@ def read_config(fields: Fields) -> LlamaConfig:
             kv_heads=fields.value(KEYS["kv_heads"], int, heads if architecture.one_each else None),
             head_dim=head_dim,
             vocabulary=fields.value(KEYS["vocabulary"], int),
-            context=fields.value(KEYS["context"], int),
+            context=rotary.context,
             rope_base=rotary.base,
             rms_epsilon=fields.value(KEYS["rms_epsilon"], float),
             routing=Routing(fields.value(keys["experts"], int), fields.value(keys["top_k"], int))
@@ -118,6 +122,7 @@ def read_config(fields: Fields) -> LlamaConfig:
             window=window,
             full_every=full_every,
             local_rope_base=local_base,
+            local_rope_scaling=rotary.local_scaling,
             activation=architecture.activation,
             embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
             rope_scaling=rotary.scaling,

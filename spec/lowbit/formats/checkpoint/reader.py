@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -43,12 +42,9 @@ from lowbit.formats.checkpoint.quantization_config import method_of
 from lowbit.formats.checkpoint.tensors import INDEX, MOST_INDEX_BYTES, STORED, WIDTHS, Table, read_floats, read_table
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import (
-    ATTENTION,
-    NORMS,
-    GatedWeights,
     LayerWeights,
     Matrix,
-    SparseWeights,
+    assembled,
     linear_shapes,
     to_float,
 )
@@ -179,26 +175,9 @@ class Checkpoint:
         return vector + np.float32(offset) if offset and name.endswith("norm") else vector
 
 
-def assembled(config: LlamaConfig, vectors: dict[str, F32], linears: dict[str, Matrix]) -> LayerWeights:
-    """A block made of its vectors and of its linear layers, by the names of `LayerWeights.linears`."""
-
-    def gated(prefix: str) -> GatedWeights:
-        return GatedWeights(*(linears[f"{prefix}.{name}"] for name in ("gate", "up", "down")))
-
-    feed_forward: GatedWeights | SparseWeights
-    if config.routing is None:
-        feed_forward = gated("feed_forward")
-    else:
-        router = linears["feed_forward.router"]
-        if not isinstance(router, np.ndarray):
-            raise ArgumentError("router", "quantised", "float32 weights")
-        experts = tuple(gated(f"feed_forward.experts[{number}]") for number in range(config.routing.experts))
-        feed_forward = SparseWeights(router, experts)
-    parts: dict[str, Any] = dict.fromkeys(NORMS) | vectors | {name: linears[name] for name in ATTENTION}
-    return LayerWeights(**parts, feed_forward=feed_forward)
-
-
-def open_checkpoint(folder: str | os.PathLike[str], gptq_version: Version | None = None) -> Checkpoint:
+def open_checkpoint(
+    folder: str | os.PathLike[str], gptq_version: Version | None = None, context: int | None = None
+) -> Checkpoint:
     """Open a checkpoint directory and check its configuration and table of tensors.
 
     No weights are read, but a few zeros of GPTQ, by which its version shows.
@@ -206,10 +185,11 @@ def open_checkpoint(folder: str | os.PathLike[str], gptq_version: Version | None
     Args:
         folder: the directory.
         gptq_version: ``v1`` or ``v2``, whatever label and zeros of a GPTQ checkpoint say; None to go by them.
+        context: the longest text; None for the usual one (`lowbit.formats.checkpoint.rope`).
 
     Raises:
         ArgumentError: there is no such directory, or it lacks a file; a version of GPTQ that does not exist, or for
-            another checkpoint.
+            another checkpoint; a context that the model does not have.
         FormatError: a kind of model or a feature that is not supported; a tensor that is missing, unknown, or of
             another shape or type than the configuration asks for; a damaged file.
     """
@@ -218,7 +198,7 @@ def open_checkpoint(folder: str | os.PathLike[str], gptq_version: Version | None
         raise ArgumentError("model", quoted(str(path)), "a checkpoint directory that exists")
     described = read_bytes(path / CONFIG, MOST_CONFIG_BYTES)
     fields = parsed(CONFIG, described)
-    architecture, config, tied = ARCHITECTURES[kind_of(fields)], read_config(fields), is_tied(fields)
+    architecture, config, tied = ARCHITECTURES[kind_of(fields)], read_config(fields, context), is_tied(fields)
     method = method_of(path, fields)
     table = read_table(path, tuple(STORED if method is None else WIDTHS))
     packing = read_packing(table, method, gptq_version)

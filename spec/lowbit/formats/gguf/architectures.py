@@ -2,8 +2,7 @@ r"""Architectures in GGUF: the names of the parts of each kind of decoder, and w
 
 A GGUF file names its *architecture*; the keys of its numbers begin with that name, and its tensors have names that most
 architectures share. The differences are values here: the vectors that a block has, whether query and key rows are
-permuted, and what a reader has to know because no file says it. The four matrices of attention and the three of the
-feed-forward part are the same everywhere.
+permuted, which matrices are stored as one tensor, and what a reader has to know because no file says it.
 
 **What files of Gemma 3 omit.** The gate is a GELU in its tanh form; the embedding is scaled by
 :math:`\sqrt{\mathrm{hidden}}`; and, in the files at hand, every sixth layer is full, and local layers rotate with base
@@ -11,18 +10,26 @@ feed-forward part are the same everywhere.
 as everywhere; the larger models of Gemma 3 divide by another number, and are refused because they also scale their
 rotary embedding.
 
-Source: the GGUF specification of the ggml project and its model definitions ``llama``, ``qwen2``, ``qwen3`` and
-``gemma3``.
+**What files of SmolLM3, OLMo 2 and Phi-3 omit.** Every fourth layer of SmolLM3 is not rotated. OLMo 2 norms all query
+heads together, and all key heads; OLMo 3 is written as ``olmo2`` with a window, and every fourth layer is full, unless
+a list says which layers are not. Its local layers rotate with the base of full ones and without their scaling. Phi-3
+stores queries, keys and values as one tensor, and gate above up as another. Its window is part of the model; llama.cpp
+ignores it.
+
+Source: the GGUF specification of the ggml project and its model definitions ``llama``, ``qwen2``, ``qwen3``,
+``gemma3``, ``smollm3``, ``olmo2`` and ``phi3``, and its converter.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from lowbit.model.config import Activation
 
-ATTENTION_MATRICES = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "output": "attn_output"}
-FEED_FORWARD_MATRICES = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
+ATTENTION = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "output": "attn_output"}
+FEED_FORWARD = {f"feed_forward.{part}": f"ffn_{part}" for part in ("gate", "up", "down")}
+FUSED = dict.fromkeys(("query", "key", "value"), "attn_qkv") | {"feed_forward.gate": "ffn_up"}
 
 NORMS = {"attention_norm": "attn_norm.weight", "feed_forward_norm": "ffn_norm.weight"}
 BIASES = {"query_bias": "attn_q.bias", "key_bias": "attn_k.bias", "value_bias": "attn_v.bias"}
@@ -31,6 +38,8 @@ POST_NORMS = {"attention_post_norm": "post_attention_norm.weight", "feed_forward
 
 ROTARY_FACTORS = "rope_freqs.weight"
 """The factors by which the frequencies of all pairs are divided, as for Llama 3.1 (`lowbit.attention.rope`)."""
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+"""Those of Phi-3 for texts up to the context of the first training, and for longer ones."""
 
 
 class Number(NamedTuple):
@@ -47,33 +56,75 @@ class Architecture:
 
     Attributes:
         vectors: the vectors of a block, by their names in `lowbit.model.weights.LayerWeights`; a file has all of them.
+        matrices: the matrices of a block, by the names of `lowbit.model.weights.linear_shapes`; several may be the rows
+            of one tensor, in this order.
         interleaved: rows of query and key projections are stored with the channels of each rotary pair side by side.
         numbers: those that only this architecture has, by their names in `lowbit.model.config.LlamaConfig`.
+        alternating: whether layers alternate between local and full ones where there is a window.
+        full_every: every n-th layer is full where they alternate and no key says which.
+        unrotated_every: every n-th layer is not rotated; 0 where all are.
+        heads_normed_together: whether one norm is of all heads.
         activation: of the gate.
         scaled_embedding: whether the embedding is multiplied by the root of the width of the stream.
-        rotary_factors: whether a file may hold the tensor `ROTARY_FACTORS`.
+        rotary_factors: the tensors of rotary factors that a file may hold.
+        partial: whether a part of a head may be rotated.
+        rules: the rules by which metadata may scale the rotary frequencies.
     """
 
     vectors: Mapping[str, str]
+    matrices: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(ATTENTION | FEED_FORWARD))
     interleaved: bool = False
     numbers: Mapping[str, Number] = field(default_factory=dict)
+    alternating: bool = False
+    full_every: int = 4
+    unrotated_every: int = 0
+    heads_normed_together: bool = False
     activation: Activation = "silu"
     scaled_embedding: bool = False
-    rotary_factors: bool = False
+    rotary_factors: tuple[str, ...] = ()
+    partial: bool = False
+    rules: tuple[str, ...] = ("none", "linear", "yarn")
 
+    @property
+    def held(self) -> dict[str, list[str]]:
+        """The names of the matrices by the tensor that holds them."""
+        found: dict[str, list[str]] = {}
+        for name, stored in self.matrices.items():
+            found.setdefault(stored, []).append(name)
+        return found
+
+
+WINDOW = {"window": Number("attention.sliding_window", int, 0)}
+"""Where 0 is no window."""
 
 ARCHITECTURES = {
-    "llama": Architecture(NORMS, interleaved=True, rotary_factors=True),
+    "llama": Architecture(NORMS, interleaved=True, rotary_factors=(ROTARY_FACTORS,)),
     "qwen2": Architecture(NORMS | BIASES),
     "qwen3": Architecture(NORMS | HEAD_NORMS),
     "gemma3": Architecture(
         NORMS | HEAD_NORMS | POST_NORMS,
         numbers={
             "window": Number("attention.sliding_window", int),
-            "full_every": Number("attention.sliding_window_pattern", int, 6),
             "local_rope_base": Number("rope.freq_base_swa", float, 10000.0),
         },
+        alternating=True,
+        full_every=6,
         activation="gelu",
         scaled_embedding=True,
+        rules=("none",),
+    ),
+    "smollm3": Architecture(NORMS, interleaved=True, unrotated_every=4),
+    "olmo2": Architecture(
+        HEAD_NORMS | POST_NORMS,
+        numbers=WINDOW | {"local_rope_base": Number("rope.freq_base", float, 10000.0)},
+        alternating=True,
+        heads_normed_together=True,
+    ),
+    "phi3": Architecture(
+        NORMS,
+        ATTENTION | FEED_FORWARD | FUSED,
+        numbers=WINDOW,
+        rotary_factors=(SHORT_FACTORS, LONG_FACTORS),
+        partial=True,
     ),
 }

@@ -11,8 +11,10 @@ by side, unlike the published weights; half-split channels (see `rope`) are rest
 first and then the odd ones. Rows of the file are columns here, and moving whole columns moves codes, scales and zeros
 together: nothing is decoded and nothing is rounded.
 
-Unsupported features are refused: a tensor that would be left out, a rotary embedding that metadata scales or a layer of
-experts would silently make it another model. A Llama 3.1 holds the factors of its rotary frequencies as a tensor.
+Unsupported features are refused: a tensor that would be left out, another rule by which metadata scale the rotary
+embedding, or a layer of experts would silently make it another model. A Llama 3.1 holds the factors of its rotary
+frequencies as a tensor, and a Phi-3 two lists of them, between which the context decides as
+`lowbit.formats.checkpoint.rope` says.
 
 Source: the GGUF specification of the ggml project.
 """
@@ -22,27 +24,35 @@ import math
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from lowbit.arrays import F32, I64, U8
-from lowbit.attention.rope import Scaling
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.architectures import (
     ARCHITECTURES,
-    ATTENTION_MATRICES,
-    FEED_FORWARD_MATRICES,
-    ROTARY_FACTORS,
     Architecture,
 )
 from lowbit.formats.gguf.header import Header, TensorInfo, Value, walk
+from lowbit.formats.gguf.rope import read_rotary
 from lowbit.formats.gguf.tensors import CODE_BITS, floats, format_of, matrix
 from lowbit.formats.known_file import KnownFile, opened
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import Embedding, GatedWeights, LayerWeights, LlamaWeights, Matrix, Progress, select_columns
+from lowbit.model.weights import (
+    Embedding,
+    LayerWeights,
+    LlamaWeights,
+    Matrix,
+    Progress,
+    assembled,
+    linear_shapes,
+    select_columns,
+    shape_of,
+)
 from lowbit.system.memory import check_memory
 from lowbit.text import kind_of, quoted
 
@@ -59,10 +69,12 @@ class GGUFFile:
     Attributes:
         on_disk: the file.
         header: its metadata and its table of tensors.
+        context: the longest text that a caller asks for; None for the usual one of the model.
     """
 
     on_disk: KnownFile
     header: Header
+    context: int | None = None
 
     @property
     def file(self) -> str:
@@ -176,8 +188,12 @@ _KIND_NAMES: dict[type, str] = {
 }
 
 
-def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+def open_gguf(path: str | os.PathLike[str], context: int | None = None) -> GGUFFile:
     """Open a GGUF file and check its header.
+
+    Args:
+        path: of the file.
+        context: the longest text; None for the usual one of the model, which is checked when its `config` is read.
 
     Raises:
         ArgumentError: there is no readable file at `path`.
@@ -186,7 +202,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     path = Path(path)
     with opened(path, "GGUF file") as stream:
         on_disk = KnownFile.of(path, os.fstat(stream.fileno()))
-        return GGUFFile(on_disk, walk(stream, on_disk.size, path.name))
+        return GGUFFile(on_disk, walk(stream, on_disk.size, path.name), context)
 
 
 def half_split_order(heads: int, head_dim: int) -> I64:
@@ -216,33 +232,38 @@ def _config(source: GGUFFile) -> LlamaConfig:
     hidden = integer("embedding_length")
     head_dim = integer("attention.key_length", hidden // max(1, heads))
     _refuse_other_features(source, name, head_dim)
+    layers = integer("block_count")
+    rotary = read_rotary(source, name, architecture, head_dim, source.context)
+    if layers > len(source.header.tensors):
+        allowed = f"at most the {len(source.header.tensors)} tensors of the file"
+        raise FormatError(source.file, f"{name}.block_count", layers, allowed)
     embedding = source._info("token_embd.weight")
     try:
         return LlamaConfig(
-            layers=integer("block_count"),
+            layers=layers,
             hidden=hidden,
             feed_forward=integer("feed_forward_length"),
             heads=heads,
             kv_heads=integer("attention.head_count_kv", heads),
             head_dim=head_dim,
             vocabulary=embedding.shape[0],
-            context=integer("context_length"),
+            context=rotary.context,
             rope_base=real("rope.freq_base", DEFAULT_ROPE_BASE),
-            rope_scaling=_rope_scaling(source, architecture),
+            rope_scaling=rotary.scaling,
             rms_epsilon=real("attention.layer_norm_rms_epsilon"),
             activation=architecture.activation,
             embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
-            **_further_numbers(source, name, architecture),
+            heads_normed_together=architecture.heads_normed_together,
+            unrotated=_unrotated(architecture, layers),
+            **_further_numbers(source, name, architecture, layers),
         )
     except ArgumentError as error:
         raise FormatError(source.file, error.argument, error.given, error.allowed) from error
 
 
-def _rope_scaling(source: GGUFFile, architecture: Architecture) -> Scaling | None:
-    """The factors that a converter of Llama 3.1 computed from its configuration."""
-    if not architecture.rotary_factors or ROTARY_FACTORS not in source.header.tensors:
-        return None
-    return Scaling(tuple(source.vector(ROTARY_FACTORS).tolist()))
+def _unrotated(architecture: Architecture, layers: int) -> tuple[int, ...]:
+    every = architecture.unrotated_every
+    return tuple(range(every - 1, layers, every)) if every else ()
 
 
 SHAPE = {
@@ -278,19 +299,39 @@ def claimed_shape(source: GGUFFile) -> dict[str, int | None]:
     return shape
 
 
-def _further_numbers(source: GGUFFile, name: str, architecture: Architecture) -> dict[str, Any]:
-    return {
+PATTERN = "attention.sliding_window_pattern"
+
+
+def _further_numbers(source: GGUFFile, name: str, architecture: Architecture, layers: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
         argument: source.value(f"{name}.{number.key}", number.kind, number.default)
         for argument, number in architecture.numbers.items()
     }
+    if not found.get("window"):
+        return found | {"window": None, "local_rope_base": None}
+    if architecture.alternating:
+        found["full_every"] = _full_every(source, f"{name}.{PATTERN}", architecture.full_every, layers)
+    return found
+
+
+def _full_every(source: GGUFFile, key: str, usual: int, layers: int) -> int | None:
+    """Every which layer is full: a number, or a list that says for each layer whether it is local."""
+    given = source.header.metadata.get(key, usual)
+    if not isinstance(given, np.ndarray):
+        return source.value(key, int, usual)
+    local = [bool(each) for each in given]
+    every = local.index(False) + 1 if False in local else None
+    if local != [every is None or (layer + 1) % every != 0 for layer in range(layers)]:
+        raise FormatError(
+            source.file, key, local, f"for each of {layers} layers whether it is local, all but every n-th"
+        )
+    return every
 
 
 def _refuse_other_features(source: GGUFFile, name: str, head_dim: int) -> None:
     """Metadata that would make this another model, each with the only value that is supported."""
     supported: dict[str, Value] = {
         "attention.value_length": head_dim,
-        "rope.dimension_count": head_dim,
-        "rope.scaling.type": "none",
         "expert_count": 0,
         "attention.causal": True,
         "attention.scale": 0.0,
@@ -372,26 +413,33 @@ def read_layer(source: GGUFFile, number: int) -> LayerWeights:
     Raises:
         FormatError: a tensor missing, of the wrong shape, or not decodable.
     """
-    architecture, prefix = ARCHITECTURES[source.architecture], f"blk.{number}"
+    architecture, config, prefix = ARCHITECTURES[source.architecture], source.config, f"blk.{number}"
+    linears, shapes = dict[str, Matrix](), linear_shapes(config)
+    for stored, names in architecture.held.items():
+        parts = _cut(source, f"{prefix}.{stored}.weight", [shapes[name][1] for name in names])
+        linears |= zip(names, parts, strict=True)
+    vectors = {name: source.vector(f"{prefix}.{stored}") for name, stored in architecture.vectors.items()}
+    return assembled(config, vectors, linears)
 
-    def matrices(names: dict[str, str]) -> dict[str, Matrix]:
-        return {name: source.tensor(f"{prefix}.{stored}.weight") for name, stored in names.items()}
 
-    parts: dict[str, Any] = matrices(ATTENTION_MATRICES)
-    parts |= {name: source.vector(f"{prefix}.{stored}") for name, stored in architecture.vectors.items()}
-    return LayerWeights(**parts, feed_forward=GatedWeights(**matrices(FEED_FORWARD_MATRICES)))
+def _cut(source: GGUFFile, name: str, columns: list[int]) -> list[Matrix]:
+    """The matrices whose columns, one after another, are those of a tensor."""
+    whole = source.tensor(name)
+    if len(columns) == 1:
+        return [whole]
+    ends = [int(end) for end in np.cumsum([0, *columns])]
+    if shape_of(whole)[1] != ends[-1]:
+        found = (shape_of(whole)[1], shape_of(whole)[0])
+        raise FormatError(source.file, f"shape of tensor {quoted(name)}", found, f"2 dimensions, {ends[-1]} rows")
+    return [select_columns(whole, np.arange(first, last)) for first, last in pairwise(ends)]
 
 
 def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig) -> None:
     """Refuse tensors that would be ignored, which would change the model: a bias, rotary factors, an expert."""
     name = source.architecture
-    stored = [f"{part}.weight" for part in (*ATTENTION_MATRICES.values(), *FEED_FORWARD_MATRICES.values())]
+    stored = [f"{part}.weight" for part in ARCHITECTURES[name].matrices.values()]
     stored += ARCHITECTURES[name].vectors.values()
-    known = {"token_embd.weight", "output_norm.weight", "output.weight"}
-    known |= {ROTARY_FACTORS} if ARCHITECTURES[name].rotary_factors else set()
-    if config.layers > len(source.header.tensors):
-        allowed = f"at most the {len(source.header.tensors)} tensors of the file"
-        raise FormatError(source.file, f"{name}.block_count", config.layers, allowed)
+    known = {"token_embd.weight", "output_norm.weight", "output.weight", *ARCHITECTURES[name].rotary_factors}
     known |= {f"blk.{number}.{part}" for number in range(config.layers) for part in stored}
     for tensor in source.header.tensors:
         if tensor not in known:

@@ -1,6 +1,7 @@
 """Tiny random models of every kind against their logits by the code of ``transformers`` (``data/write.py``)."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from lowbit.arrays import F32
-from lowbit.errors import FormatError
+from lowbit.attention.rope import Scaling
+from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.cache import quantized
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.model.config import Routing
@@ -22,6 +24,8 @@ MODELS = sorted(path.name for path in DATA.iterdir() if (path / "expected.npz").
 LIMIT = 1e-5
 """Of the largest logit; both sides compute in float32 and hold angles of up to 40 radians in it, which are rounded by
 up to 2e-6."""
+CONTEXTS = {"llama-dynamic": 40, "phi3-long": 40}
+"""Of models whose rotation depends on the length of the text: that of the texts that they read."""
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -29,7 +33,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
     """After every token, whether the tokens are read at once or one by one."""
     with np.load(DATA / name / "expected.npz") as held:
         tokens, expected = [int(token) for token in held["tokens"]], held["logits"]
-    decoder = Decoder(in_memory(open_checkpoint(DATA / name)))
+    decoder = Decoder(in_memory(open_checkpoint(DATA / name, context=CONTEXTS.get(name))))
     largest = float(np.abs(expected).max())
     assert largest > 1
     found = decoder.logits(decoder.hidden(tokens, decoder.new_state()))
@@ -52,6 +56,18 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("llama-linear", {"rope_scaling": None}),
     ("llama-yarn", {"rope_scaling": None}),
     ("llama-newer", {"rope_scaling": None}),
+    ("llama-dynamic", {"rope_scaling": None}),
+    ("llama-long", {"rope_scaling": None}),
+    ("llama-long", {"rope_scaling": Scaling((1.0, 1.25, 2.0, 3.0))}),
+    ("llama-long", {"rope_scaling": Scaling((1.0, 2.5, 6.0, 9.0), 1.25)}),
+    ("llama-proportional", {"rope_scaling": None}),
+    ("llama-proportional", {"rope_scaling": Scaling((1.0, 1.0, math.inf, math.inf), channels=4)}),
+    ("phi3-partial", {"rope_scaling": None}),
+    ("phi3-partial", {"rope_scaling": Scaling((1.0, 1.0, 1.0, math.inf))}),
+    ("phi3-short", {"rope_scaling": Scaling((2.0, 3.0, 9.0, math.inf), 1.17260394, channels=6)}),
+    ("phi3-long", {"rope_scaling": Scaling((1.0, 1.5, 4.0, math.inf), 1.25992, channels=6)}),
+    ("gemma3-kinds", {"rope_scaling": None}),
+    ("gemma3-kinds", {"local_rope_scaling": None}),
     ("gemma3", {"rope_scaling": None}),
     ("gemma3", {"local_rope_base": None}),
     ("gemma3", {"window": None}),
@@ -60,6 +76,8 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("gemma3", {"embedding_scale": 1.0}),
     ("smollm3", {"unrotated": ()}),
     ("smollm3", {"unrotated": (0,)}),
+    ("smollm3-usual", {"unrotated": ()}),
+    ("smollm3-usual", {"unrotated": (3, 4)}),
     ("olmo3", {"window": None}),
     ("olmo3", {"full_every": 3}),
     ("olmo3", {"local_rope_base": None}),
@@ -73,7 +91,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "change"), OPTIONS)
 def test_every_option_counts(name: str, change: dict[str, Any]) -> None:
     """Each choice changes the logits by far more than the limit, so the comparison above sees it."""
-    weights = in_memory(open_checkpoint(DATA / name))
+    weights = in_memory(open_checkpoint(DATA / name, context=CONTEXTS.get(name)))
     found, expected = logits_of(replace(weights, config=replace(weights.config, **change)), name)
     assert float(np.abs(found - expected).max()) > 1e-2 * float(np.abs(expected).max())
 
@@ -106,7 +124,37 @@ def test_a_quantised_copy_has_the_same_parts(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(to_float(weights), to_float(theirs.linears()[matrix]))
 
 
+def test_the_context_decides(tmp_path: Path) -> None:
+    """The usual context is the short one; a longer one chooses the factors of a text of its length."""
+    short = open_checkpoint(DATA / "phi3-long").config
+    assert (short.context, short.rope_scaling) == (
+        16,
+        replace(short.rope_scaling or Scaling(()), factors=(1.0, 1.5, 4.0, math.inf)),
+    )
+    for context, factors in (
+        (1, (1.0, 1.5, 4.0)),
+        (16, (1.0, 1.5, 4.0)),
+        (17, (2.0, 3.0, 9.0)),
+        (256, (2.0, 3.0, 9.0)),
+    ):
+        config = open_checkpoint(DATA / "phi3-long", context=context).config
+        assert config.context == context and config.rope_scaling is not None
+        assert config.rope_scaling.rotated == factors
+    dynamic = open_checkpoint(DATA / "llama-dynamic").config
+    assert dynamic.context == 16 and dynamic.rope_scaling == Scaling((1.0,) * 4)
+    for name, context, most in (
+        ("phi3-long", 257, 256),
+        ("llama-dynamic", 65, 64),
+        ("llama3", 65, 64),
+        ("llama3", 0, 64),
+    ):
+        with pytest.raises(ArgumentError, match=f"context is {context}; allowed: an integer from 1 to {most}"):
+            open_checkpoint(DATA / name, context=context)
+
+
 # Refused.
+
+LONG = json.loads((DATA / "llama-long" / "config.json").read_text())["rope_scaling"]
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True; allowed: False"),
@@ -141,8 +189,26 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"no_rope_layers": None, "num_hidden_layers": 2**50, "layer_types": None}, "at most 65536"),
     ("olmo2", {"attention_bias": True}, "attention_bias is True"),
     ("olmo2", {"sliding_window": 8}, "sliding_window is 8; allowed: absent"),
-    ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
-    ("phi3", {"rope_scaling": {"type": "longrope"}}, "rope_type is 'longrope'"),
+    ("llama3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75; allowed: 1.0 for this kind of model"),
+    ("llama-long", {"rope_scaling": LONG | {"rope_type": "long"}}, "rope_type is 'long'; allowed: 'default', 'lin"),
+    ("llama-long", {"rope_scaling": LONG | {"long_factor": None}}, "long_factor is missing"),
+    ("llama-long", {"rope_scaling": LONG | {"short_factor": [1.0] * 3}}, "short_factor is a list of 3; allowed: 4 nu"),
+    ("llama-long", {"rope_scaling": LONG | {"short_factor": [1, 2, "3", 4]}}, r"short_factor\[2\] is "),
+    (
+        "llama-long",
+        {"rope_scaling": LONG | {"short_factor": [1, 2, 0, 4]}},
+        "factor is 0.0; allowed: finite numbers ab",
+    ),
+    ("llama-long", {"rope_scaling": LONG | {"attention_factor": -1.0}}, "scaling of the rotation is -1.0"),
+    ("llama-long", {"rope_scaling": LONG | {"beta_fast": 1.0}}, "beta_fast is 1.0; allowed: absent from a scaling of"),
+    ("llama-long", {"original_max_position_embeddings": 32}, "original_max_position_embeddings is 32 and 64; allowed"),
+    ("llama-dynamic", {"rope_scaling": {"type": "dynamic"}}, "factor is missing"),
+    ("llama-dynamic", {"rope_scaling": {"type": "dynamic", "factor": 0.5}}, "factor is 0.5; allowed: a finite number"),
+    ("phi3", {"partial_rotary_factor": 0.0}, "partial_rotary_factor is 0.0; allowed: a number above 0 and at most 1"),
+    ("phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
+    ("phi3", {"partial_rotary_factor": 0.4}, "partial_rotary_factor is 3; allowed"),
+    ("phi3-long", {"original_max_position_embeddings": None}, "original_max_position_embeddings is missing"),
+    ("phi3-long", {"partial_rotary_factor": 1.0}, "short_factor is a list of 3; allowed: 4 numbers, one for each pair"),
     ("phi3", {"model_type": "llama", "architectures": None, "sliding_window": None}, "q_proj.weight' is missing"),
 ]
 

@@ -148,7 +148,9 @@ REFUSED_METADATA: list[tuple[str, Any, str]] = [
     ("llama.attention.head_count_kv", 4, "blk.0.attn_k"),
     ("llama.attention.layer_norm_rms_epsilon", float("nan"), "rms_epsilon is nan"),
     ("llama.rope.freq_base", -1.0, "rope_base is -1.0"),
-    ("llama.rope.scaling.type", "yarn", "llama.rope.scaling.type is yarn"),
+    ("llama.rope.scaling.type", "ntk", r"llama\.rope\.scaling\.type is 'ntk'; allowed: 'none', 'linear' or 'yarn'"),
+    ("llama.rope.scaling.type", "yarn", r"llama\.rope\.scaling\.factor is missing"),
+    ("llama.rope.scaling.type", "linear", r"llama\.rope\.scaling\.factor is missing"),
     ("llama.rope.dimension_count", 8, "llama.rope.dimension_count is 8"),
     ("llama.expert_count", 8, "llama.expert_count is 8"),
     ("llama.attention.key_length", 15, "llama.attention.value_length|head_dim"),
@@ -168,9 +170,9 @@ def test_metadata_that_is_refused(key: str, value: Any, message: str, tmp_path: 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:
     """The error says which architecture the file has and which ones are read."""
-    path = write(tmp_path / "q.gguf", architecture="phi3")
+    path = write(tmp_path / "q.gguf", architecture="starcoder")
     with pytest.raises(
-        FormatError, match=r"general\.architecture is 'phi3'; allowed: 'llama', 'qwen2', 'qwen3' or 'gemma3'"
+        FormatError, match=r"general\.architecture is 'starcoder'; allowed: 'llama', 'qwen2', 'qwen3', 'gemma3', 'smoll"
     ):
         load(path)
 

@@ -42,6 +42,21 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama-linear": LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "llama-yarn": LLAMA
     | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    "llama-dynamic": LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 4.0}, "max_position_embeddings": 16},
+    "llama-long": LLAMA
+    | {
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.25, 2.0, 3.0],
+            "long_factor": [1.0, 2.5, 6.0, 9.0],
+            "factor": 8.0,
+            "attention_factor": 1.25,
+            "original_max_position_embeddings": 64,
+        },
+        "max_position_embeddings": 128,
+    },
+    "llama-proportional": {name: value for name, value in LLAMA.items() if name != "rope_theta"}
+    | {"rope_parameters": {"rope_type": "proportional", "rope_theta": 50.0, "partial_rotary_factor": 0.5}},
     "llama-newer": {name: value for name, value in LLAMA.items() if name != "rope_theta"}
     | {"rope_parameters": LLAMA3 | {"rope_type": "llama3", "rope_theta": 5000.0}},
     "qwen2": SIZES
@@ -70,6 +85,21 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 8, "sliding_window": 8}
     | {"sliding_window_pattern": 3, "rope_local_base_freq": 100.0, "attn_logit_softcapping": None}
     | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "gemma3-kinds": {name: value for name, value in SIZES.items() if name not in ("tie_word_embeddings", "rope_theta")}
+    | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 2}
+    | {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 8, "sliding_window": 8}
+    | {"layer_types": ["sliding_attention", "full_attention"]}
+    | {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "factor": 2.0,
+                "rope_theta": 50.0,
+                "partial_rotary_factor": 0.5,
+            },
+        }
+    },
     "smollm3": SIZES
     | {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 3}
     | {"no_rope_layers": [1, 0, 1], "no_rope_layer_interval": 2, "use_sliding_window": False, "mlp_bias": False}
@@ -92,6 +122,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "pad_token_id": 0,
     },
 }
+MODELS["smollm3-usual"] = {
+    name: value for name, value in MODELS["smollm3"].items() if name not in ("no_rope_layers", "layer_types")
+} | {"num_hidden_layers": 5, "no_rope_layer_interval": 4}
+MODELS["phi3-partial"] = MODELS["phi3"] | {"partial_rotary_factor": 0.75, "sliding_window": None, "rope_theta": 50.0}
+LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 4.0], "long_factor": [2.0, 3.0, 9.0]}
+MODELS["phi3-short"] = MODELS["phi3-partial"] | {"rope_scaling": LONG, "max_position_embeddings": 256}
+MODELS["phi3-long"] = MODELS["phi3-short"] | {"original_max_position_embeddings": 16}
 
 
 def weights_of(name: str, shape: torch.Size, make: torch.Generator) -> torch.Tensor:
@@ -106,7 +143,11 @@ def write(name: str) -> None:
     """One directory."""
     folder = HERE / name
     folder.mkdir(exist_ok=True)
-    given = {key: value for key, value in MODELS[name].items() if key != "head_dim" or value is not None}
+    given = {
+        key: value
+        for key, value in MODELS[name].items()
+        if key not in ("head_dim", "no_rope_layers", "layer_types") or value is not None
+    }
     (folder / "config.json").write_text(json.dumps(given, indent=1) + "\n")
     config = AutoConfig.from_pretrained(folder, attn_implementation="eager")
     config.dtype = torch.float32

@@ -1,0 +1,103 @@
+"""GGUF files of tiny random models of every kind against their logits by the code of ``transformers``."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_families import converted
+
+from lowbit.attention.rope import linear_scaling, yarn_scaling
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.checkpoint.reader import open_checkpoint
+from lowbit.formats.gguf.reader import open_gguf, read_llama
+from lowbit.model.decoder import Decoder
+
+DATA = Path(__file__).parents[1] / "checkpoint" / "data"
+LIMIT = 1e-5
+"""Of the largest logit, as for the directories."""
+CONTEXTS = {"phi3-long": 40}
+"""Of models whose rotation depends on the length of the text: that of the texts that they read."""
+DIRECTORIES = ("smollm3-usual", "olmo2", "olmo3", "phi3", "phi3-partial", "phi3-short", "phi3-long")
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """After every token, of the same weights as in the directory."""
+    file = open_gguf(converted(DATA / name, tmp_path / "m.gguf"), CONTEXTS.get(name))
+    with np.load(DATA / name / "expected.npz") as held:
+        tokens, expected = [int(token) for token in held["tokens"]], held["logits"]
+    decoder = Decoder(read_llama(file))
+    found = decoder.logits(decoder.hidden(tokens, decoder.new_state()))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=LIMIT * float(np.abs(expected).max()))
+
+
+def test_the_context_decides_between_the_lists(tmp_path: Path) -> None:
+    """The usual context is that of the first training; a longer one takes the long factors."""
+    path = converted(DATA / "phi3-long", tmp_path / "m.gguf")
+    for context, length, first in ((None, 16, 1.0), (16, 16, 1.0), (17, 17, 2.0), (256, 256, 2.0)):
+        config = open_gguf(path, context).config
+        assert config.context == length and config.rope_scaling is not None
+        assert config.rope_scaling.factors[0] == first
+        expected = open_checkpoint(DATA / "phi3-long", context=context).config.rope_scaling
+        assert expected is not None and config.rope_scaling.factors == expected.factors
+        assert config.rope_scaling.magnitude == pytest.approx(expected.magnitude, rel=1e-7)  # float32 in the file
+    with pytest.raises(ArgumentError, match="context is 257; allowed: an integer from 1 to 256"):
+        open_gguf(path, 257).config  # noqa: B018  # the property is what raises
+
+
+def test_older_keys_say_the_same(tmp_path: Path) -> None:
+    """A window of 0 is none, and a number says which layers are full as a list does."""
+    path = converted(DATA / "phi3", tmp_path / "m.gguf", attention__sliding_window=0)
+    assert open_gguf(path).config.window is None
+    for given in (4, [True, True, True, False, True]):
+        path = converted(DATA / "olmo3", tmp_path / "m.gguf", attention__sliding_window_pattern=given)
+        assert open_gguf(path).config.full_every == 4
+    path = converted(DATA / "olmo3", tmp_path / "m.gguf", attention__sliding_window_pattern=[True] * 5)
+    config = open_gguf(path).config
+    assert config.full_every is None and config.is_local(3)
+    assert open_gguf(converted(DATA / "olmo2", tmp_path / "m.gguf")).config.local_rope_base is None
+
+
+def test_linear_and_yarn_scaling(tmp_path: Path) -> None:
+    """The rules by which metadata scale a rotation, with all of their numbers."""
+    given: dict[str, Any] = {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}
+    config = open_gguf(converted(DATA / "olmo2", tmp_path / "m.gguf", **given)).config
+    assert config.rope_scaling == linear_scaling(8, 4.0)
+    given |= {"rope__scaling__type": "yarn", "rope__scaling__original_context_length": 32}
+    given |= {"rope__scaling__yarn_beta_fast": 16.0, "rope__scaling__yarn_beta_slow": 0.5}
+    config = open_gguf(converted(DATA / "olmo2", tmp_path / "m.gguf", **given)).config
+    assert config.rope_scaling == yarn_scaling(8, 5000.0, 4.0, 32, 0.5, 16.0)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("olmo3", {"rope__scaling__yarn_attn_factor": 1.5}, r"yarn_attn_factor is 1\.5; allowed: 1\.0"),
+    ("olmo3", {"rope__scaling__yarn_ext_factor": 0.0}, r"yarn_ext_factor is 0\.0; allowed: 1\.0"),
+    ("olmo3", {"rope__scaling__original_context_length": None}, "original_context_length is missing"),
+    ("olmo3", {"rope__scaling__factor": 0.0}, r"factor is 0\.0"),
+    ("olmo3", {"attention__sliding_window_pattern": [True, False, True, True, False]}, "sliding_window_pattern is "),
+    ("olmo3", {"attention__sliding_window_pattern": [True] * 4}, "for each of 5 layers whether it is local"),
+    ("olmo3", {"attention__sliding_window_pattern": 0}, "full_every is 0"),
+    ("olmo2", {"rope__dimension_count": 6}, "dimension_count is 6; allowed: 8"),
+    ("phi3", {"rope__dimension_count": 5}, "channels is 5; allowed: an even number"),
+    ("phi3", {"rope__dimension_count": 10}, "channels is 10"),
+    (
+        "phi3",
+        {"attention__head_count_kv": 1},
+        r"shape of tensor 'blk\.0\.attn_qkv\.weight' is .*allowed: 2 dimensions",
+    ),
+    ("phi3-long", {"rope__scaling__attn_factor": None}, "attn_factor is missing"),
+    ("phi3-long", {"rope__scaling__original_context_length": None}, "original_context_length is missing"),
+    ("phi3-long", {"rope__scaling__type": "yarn"}, "type is 'yarn'; allowed: 'none' or 'longrope'"),
+    ("phi3-long", {"rope__dimension_count": 8}, "number of factors .*is 3; allowed: 4"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"), REFUSED, ids=[f"{n} {name}" for n, (name, _, _) in enumerate(REFUSED)]
+)
+def test_what_is_refused(name: str, change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """A number that is missing, out of range, or means another model, is named in one line."""
+    with pytest.raises(FormatError, match=message) as caught:
+        read_llama(open_gguf(converted(DATA / name, tmp_path / "m.gguf", **change)))
+    assert "\n" not in str(caught.value)
