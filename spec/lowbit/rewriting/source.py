@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import F32, Array
-from lowbit.errors import ArgumentError
+from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint import tokenizer as checkpoint_tokenizer
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES, Architecture
 from lowbit.formats.checkpoint.config import KEYS, ROUTED, read_config
@@ -38,7 +38,10 @@ from lowbit.numbers.floats import FLOATS
 from lowbit.system.json_files import MOST_CONFIG_BYTES, parsed, read_bytes, read_fields
 from lowbit.text import quoted
 
-KINDS = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+KINDS = {
+    **{name: name for name in ("llama", "qwen2", "qwen3", "smollm3", "olmo2", "phi3")},
+    "gemma3": "gemma3_text",
+}
 """The ``model_type`` of the architectures of GGUF."""
 COPIED = (
     *(checkpoint_tokenizer.FILE, checkpoint_tokenizer.SETTINGS, checkpoint_tokenizer.GENERATION),
@@ -266,7 +269,11 @@ def _check_described(source: File) -> None:
         ArgumentError: names what it cannot say.
     """
     text = json.dumps(source.described()).encode()
-    read = read_config(parsed(CONFIG, text))
+    try:
+        read = read_config(parsed(CONFIG, text))
+    except FormatError as error:
+        sentence = f"no {CONFIG} describes {source.name}: {error}; start from the published directory"
+        raise ArgumentError("model", source.name, "a model that a directory can describe", sentence) from error
     lost = [each.name for each in fields(LlamaConfig) if getattr(read, each.name) != getattr(source.config, each.name)]
     if lost:
         sentence = f"a {CONFIG} does not say of {source.name}: {', '.join(lost)}; start from the published directory"

@@ -10,8 +10,10 @@ from gguf_families import converted
 from lowbit.attention.rope import linear_scaling, yarn_scaling
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.reader import open_checkpoint
+from lowbit.formats.gguf.architectures import ARCHITECTURES
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.decoder import Decoder
+from lowbit.rewriting.source import KINDS
 
 DATA = Path(__file__).parents[1] / "checkpoint" / "data"
 LIMIT = 1e-5
@@ -68,6 +70,11 @@ def test_linear_and_yarn_scaling(tmp_path: Path) -> None:
     given |= {"rope__scaling__yarn_beta_fast": 16.0, "rope__scaling__yarn_beta_slow": 0.5}
     config = open_gguf(converted(DATA / "olmo2", tmp_path / "m.gguf", **given)).config
     assert config.rope_scaling == yarn_scaling(8, 5000.0, 4.0, 32, 0.5, 16.0)
+
+
+def test_every_architecture_can_be_rewritten() -> None:
+    """Each has the name that directories have for it."""
+    assert KINDS.keys() == ARCHITECTURES.keys()
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
