@@ -48,6 +48,8 @@ class StepParts:
         self.source = StepSource(decoder.step, table)
         if (kinds := len(self.source.frequencies)) > MOST_FREQUENCIES:
             raise NotDeclaredError(backend, f"a compiled step with {kinds} kinds of rotations")
+        if decoder.config.logit_cap is not None:
+            raise NotDeclaredError(backend, "a compiled step with a soft cap of the logits")
         if len({None if each.scaling is None else each.scaling.channels for each in self.source.frequencies}) > 1:
             raise NotDeclaredError(backend, "a compiled step with rotations of several numbers of channels")
         matrices = [

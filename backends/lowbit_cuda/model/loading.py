@@ -67,6 +67,8 @@ def check_model(config: LlamaConfig, keys: Keys) -> None:
     """
     if config.activation != "silu":
         raise NotDeclaredError(BACKEND, "whole models", f"gates that go through {config.activation}")
+    if config.logit_cap is not None or config.shaped:
+        raise NotDeclaredError(BACKEND, "whole models", "scores or logits with a soft cap, a factor or sinks")
     if any(each.scaling is not None and each.scaling.channels is not None for each in config.frequencies):
         raise NotDeclaredError(BACKEND, "whole models", "rotations of a part of each head")
     for name in ("hidden", "feed_forward"):

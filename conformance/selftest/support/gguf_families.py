@@ -43,7 +43,12 @@ PARTS = {
     "post_attention_layernorm": "ffn_norm",
 }
 POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
-NAMES = {"smollm3": PARTS, "olmo2": PARTS | POST_NORMS, "olmo3": PARTS | POST_NORMS, "phi3": PARTS}
+GEMMA_NORMS = POST_NORMS | {"pre_feedforward_layernorm": "ffn_norm"}
+NAMES = {
+    **dict.fromkeys(("smollm3", "phi3"), PARTS),
+    **dict.fromkeys(("olmo2", "olmo3"), PARTS | POST_NORMS),
+    "gemma2": PARTS | GEMMA_NORMS,
+}
 WRITTEN = {"olmo3": "olmo2"}
 """Architectures that are not named as in the directory."""
 
@@ -78,6 +83,8 @@ def tensors(folder: Path, kind: str, config: dict[str, Any]) -> dict[str, Array]
     found: dict[str, Array] = {}
     for stored, data in load_file(folder / "model.safetensors").items():
         name, given = renamed(stored, NAMES[kind]), data
+        if kind == "gemma2" and stored.endswith("norm.weight"):
+            given = 1 + data.astype(np.float32)
         if kind == "smollm3" and name.endswith(("attn_q.weight", "attn_k.weight")):
             head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
             given = data.reshape(-1, 2, head_dim // 2, data.shape[1]).swapaxes(1, 2).reshape(data.shape)
@@ -132,4 +139,10 @@ def _phi3(config: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-EXTRA = {"smollm3": _smollm3, "olmo2": _olmo, "olmo3": _olmo, "phi3": _phi3}
+def _gemma2(config: dict[str, Any]) -> dict[str, Any]:
+    values = dict.fromkeys(("attention.key_length", "attention.value_length"), config["head_dim"])
+    caps = {name: config[name] for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+    return values | caps | {"attention.sliding_window": config["sliding_window"]}
+
+
+EXTRA = {"gemma2": _gemma2, "smollm3": _smollm3, "olmo2": _olmo, "olmo3": _olmo, "phi3": _phi3}

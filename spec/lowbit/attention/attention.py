@@ -38,13 +38,14 @@ from lowbit.contract.checks import check_integer, check_view
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.contract.signature import FINITE, ONE_TYPE, In, Shape, View, checked
 from lowbit.errors import ArgumentError
-from lowbit.linear.elementary import softmax
+from lowbit.linear.elementary import soft_cap, softmax, softmax_beside
 
 MOST_CHANNELS = 2**20
 """Of the keys of one token in one layer, over all heads; large models have some ten thousand."""
 
 
-def _check_heads(queries: F32 | F64, keys: F32 | F64, *others: object) -> None:
+def check_grouping(queries: F32 | F64, keys: F32 | F64, *others: object) -> None:
+    """Refuse query heads that key-value heads do not divide, and more queries than keys."""
     (tokens, heads, _), (kv_heads, length, _) = queries.shape, keys.shape
     if heads % kv_heads != 0:
         raise ArgumentError("query heads", heads, f"a multiple of the {kv_heads} key-value heads")
@@ -52,7 +53,7 @@ def _check_heads(queries: F32 | F64, keys: F32 | F64, *others: object) -> None:
         raise ArgumentError("query tokens", tokens, f"at most the {length} tokens of the keys")
 
 
-@checked(also=_check_heads)
+@checked(also=check_grouping)
 def attend(
     queries: Annotated[F64, View("T", "H", "d_h")],
     keys: Annotated[F64, View("G", "S", "d_h")],
@@ -93,9 +94,16 @@ def attend(
 
 
 def attended(
-    queries: F64, keys: F64, values: F64, window: int | None, scale: float | None = None, bias: F64 | None = None
+    queries: F64,
+    keys: F64,
+    values: F64,
+    window: int | None,
+    scale: float | None = None,
+    bias: F64 | None = None,
+    cap: float | None = None,
+    sinks: F64 | None = None,
 ) -> F64:
-    """`attend`, of arguments that have been checked."""
+    """`attend`, of arguments that have been checked; with the soft cap and sinks of `lowbit.attention.shaped`."""
     tokens, heads, head_dim = queries.shape
     kv_heads, length, _ = keys.shape
     if window is not None:
@@ -107,6 +115,8 @@ def attended(
     grouped = queries.reshape(tokens, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)
     products = grouped @ keys[:, np.newaxis].swapaxes(-1, -2)  # G × r × T × S
     scores = products / np.sqrt(head_dim) if scale is None else products * scale
+    if cap is not None:
+        scores = soft_cap(scores, cap)
     if bias is not None:
         scores += bias.reshape(kv_heads, heads // kv_heads, tokens, length)
     if tokens > 1:
@@ -114,7 +124,8 @@ def attended(
         scores[..., np.arange(length) > position] = -np.inf  # a token does not see the ones after it
         if window is not None:
             scores[..., np.arange(length) <= position - min(window, length)] = -np.inf
-    output = softmax(scores) @ values[:, np.newaxis]  # G × r × T × d_h
+    probabilities = softmax(scores) if sinks is None else softmax_beside(scores, sinks.reshape(kv_heads, -1, 1, 1))
+    output = probabilities @ values[:, np.newaxis]  # G × r × T × d_h
     return output.transpose(2, 0, 1, 3).reshape(tokens, heads, head_dim)
 
 
@@ -230,7 +241,7 @@ def softmax_of(scores: Annotated[Activations, Shape("R", "S"), ONE_TYPE]) -> F64
     return softmax(scores.astype(np.float64))
 
 
-@checked(also=_check_heads)
+@checked(also=check_grouping)
 def attend_to(
     queries: Annotated[Activations, Shape("T", "H", "d_h"), FINITE, ONE_TYPE],
     keys: Annotated[Activations, Shape("G", "S", "d_h"), FINITE, ONE_TYPE],

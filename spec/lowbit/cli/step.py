@@ -74,8 +74,8 @@ def told(name: str, step: Step) -> list[str]:
         known = widths(program, config)
         many = f"blocks {run.start} to {run.stop - 1}, one after the other:" if len(run) > 1 else f"block {run.start}:"
         shown += ["", many, *(_line(line, known.get(line.out), "  ") for line in program)]
-    norm, head = step.last
-    shown += ["", _line(norm, config.hidden), _line(head, config.vocabulary), ""]
+    norm, *head = step.last
+    shown += ["", _line(norm, config.hidden), *(_line(line, config.vocabulary) for line in head), ""]
     kinds = {line.kind for program in (step.first, *step.blocks, step.last) for line in program}
     shown += ["Operations:"]
     shown += [

@@ -12,6 +12,9 @@ in floating point it keeps the exponential from overflowing, and it makes the la
 **The logistic function** is :math:`\sigma(a) = 1 / (1 + e^{-a})`, and **silu** is :math:`a\,\sigma(a)`: near :math:`a`
 where :math:`a` is large, near 0 where it is very negative.
 
+**A soft cap** :math:`c` keeps numbers between :math:`-c` and :math:`c`, and small ones nearly as they are:
+:math:`c \tanh(a / c)`.
+
 Source: softmax as in GQA (arXiv 2305.13245) §2.2; silu as Swish-1 in arXiv 2002.05202 §2.
 """
 
@@ -50,6 +53,28 @@ def softmax(scores: F64) -> F64:
     powers: F64 = np.exp(scores - scores.max(axis=-1, keepdims=True))
     total: F64 = powers.sum(axis=-1, keepdims=True)
     return powers / total
+
+
+def softmax_beside(scores: F64, beside: F64) -> F64:
+    """The softmax of scores with one more beside them, without the probability of that one.
+
+    >>> softmax_beside(np.array([1000.0, 1000.0]), np.array([1000.0])).round(4)
+    array([0.3333, 0.3333])
+    """
+    greatest = np.maximum(scores.max(axis=-1, keepdims=True), beside)
+    powers: F64 = np.exp(scores - greatest)
+    total: F64 = powers.sum(axis=-1, keepdims=True) + np.exp(beside - greatest)
+    return powers / total
+
+
+def soft_cap(a: F64, cap: float) -> F64:
+    """c tanh(a / c).
+
+    >>> soft_cap(np.array([0.5, 50.0, 5e9]), 50.0).round(4)
+    array([ 0.5   , 38.0797, 50.    ])
+    """
+    capped: F64 = cap * np.tanh(a / cap)
+    return capped
 
 
 def silu(a: F64) -> F64:

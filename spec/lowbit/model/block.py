@@ -22,8 +22,8 @@ rotated; OLMo 2 norms all heads together. Scores then stay within bounds, howeve
 
 .. math:: \mathrm{FeedForward}(x) = (\mathrm{act}(xW_{gate}) \otimes xW_{up})\,W_{down},
 
-with act = silu (SwiGLU) or gelu (GeGLU), or a sparse layer that sends each token to a few of many such units
-(`routing`). The rest of the block is the same for both.
+with act = silu (SwiGLU) or gelu (GeGLU), a clamped unit (`layers`), or a sparse layer that sends each token to a few of
+many such units (`routing`). The rest of the block is the same for all.
 
 **The order of all this** is the program of the chapter `step`. An `Interpreter` runs a program line by line: it is the
 reference of what a step computes, on any backend.
@@ -46,12 +46,13 @@ import numpy as np
 from lowbit.arrays import F32, F64
 from lowbit.attention.attention import KeyValueCache, attend
 from lowbit.attention.rope import Frequencies, Rotation, rotate
+from lowbit.attention.shaped import attend_shaped
 from lowbit.errors import ArgumentError
-from lowbit.linear.elementary import silu, softmax
+from lowbit.linear.elementary import silu, soft_cap, softmax
 from lowbit.model.config import Routing
 from lowbit.model.elementwise import ElementwiseOps, Numbers
-from lowbit.model.layers import gelu, rms_norm
-from lowbit.model.step import BEGIN, END, Line, Program, gated
+from lowbit.model.layers import clamped_swiglu, gelu, rms_norm
+from lowbit.model.step import BEGIN, END, EXPERT_BIASES, Line, Program, gated
 from lowbit.model.weights import LayerWeights, Matrix
 from lowbit.moe.routing import Ids, top_k, weights
 
@@ -110,15 +111,30 @@ def routes(scores: F32, routing: Routing) -> tuple[Ids, F64]:
     return chosen, weights(scores, chosen, routing.softmax)
 
 
+def _attend_shaped(
+    queries: Numbers,
+    cache: KeyValueCache,
+    window: int | None,
+    scale: float | None,
+    cap: float | None,
+    sinks: F32 | None,
+) -> F64:
+    keys, values = (part.astype(np.float64, copy=False) for part in (cache.keys, cache.values))
+    return attend_shaped(queries, keys, values, window, scale, cap, None if sinks is None else sinks.astype(np.float64))
+
+
 FORMULAS = ElementwiseOps(
     dtype=np.dtype(np.float64),
     norm=_norm,
     swiglu=lambda gate, up: silu(gate) * up,
     geglu=lambda gate, up: gelu(gate) * up,
+    clamped_swiglu=clamped_swiglu,
     rotate=rotate,
     gate=lambda x, router: (x @ router.astype(np.float64)).astype(np.float32),
     route=routes,
     attend=lambda queries, cache, window: attend(queries, cache.keys, cache.values, window),
+    attend_shaped=_attend_shaped,
+    soft_cap=soft_cap,
     cache=KeyValueCache,
 )
 """The elementwise operations in float64, by the formulas of the specification."""
@@ -249,6 +265,22 @@ class _Making:
 
         return attended
 
+    def attend_shaped(self, line: Line) -> Function:
+        head_dim, attend = line.setting("head_dim"), self.ops.attend_shaped
+        sinks = None if line.parameter is None else self.parameters[line.parameter]
+        shape = line.setting("window"), line.setting("scale"), line.setting("cap"), sinks
+
+        def attended(place: Place, queries: Numbers) -> Any:
+            heads = queries.reshape(len(queries), -1, head_dim)
+            mixed = [attend(heads[rows], cache, *shape) for rows, cache in place.parts()]
+            return np.concatenate(mixed).reshape(queries.shape)
+
+        return attended
+
+    def clamped_swiglu(self, line: Line) -> Function:
+        limit = line.setting("limit")
+        return lambda _, gate, up: self.ops.clamped_swiglu(gate, up, limit)
+
     def swiglu(self, line: Line) -> Function:
         return lambda _, gate, up: self.ops.swiglu(gate, up)
 
@@ -265,9 +297,14 @@ class _Making:
     def experts(self, line: Line) -> Function:
         """Each expert is called once for all the tokens that chose it, in ascending order, and that is also the order
         in which a token's answers are added."""
-        program = gated(line.setting("activation"), BEGIN, END)
+        biases = [bias for bias in EXPERT_BIASES if f"expert_{bias}" in self.parameters]
+        program = gated(line.setting("activation"), BEGIN, END, limit=line.setting("limit"), biases=biases)
         name = str(line.parameter)
-        experts = [Interpreter(program, own, self.linear, self.ops) for own in self.parameters[name]]
+        rows = {bias: self.parameters[f"expert_{bias}"].reshape(len(self.parameters[name]), -1) for bias in biases}
+        experts = [
+            Interpreter(program, own | {bias: rows[bias][number] for bias in biases}, self.linear, self.ops)
+            for number, own in enumerate(self.parameters[name])
+        ]
         for number, expert in enumerate(experts):
             self.linears.update({f"{name}[{number}].{part}": linear for part, linear in expert.linears.items()})
         routing = Routing(len(experts), line.setting("top_k"), line.setting("softmax"))

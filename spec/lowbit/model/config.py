@@ -10,6 +10,8 @@ Phi-3     the same, and a rotation of a part of each head
 Qwen2     nothing here; its biases are weights, and so are the norms of heads in Qwen3
 Gemma 3   a window in five layers of six and a rotary base for them, a GELU in the gates, a scaled embedding
 SmolLM3   no rotation in every fourth layer
+Gemma 2   a soft cap of scores and of logits, and a factor of scores
+GPT-OSS   a sink beside the scores of each head, biases of router and experts, a clamped gate
 OLMo 2    one norm for all heads; its blocks have norms after their parts and not before, which are weights
 ========= ==========================================================================================================
 
@@ -32,7 +34,7 @@ from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.moe.routing import SOFTMAXES, Softmax
 
-Activation = Literal["silu", "gelu"]
+Activation = Literal["silu", "gelu", "clamped"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 
@@ -79,12 +81,17 @@ class LlamaConfig:
         full_every: every n-th layer is full, for n = `full_every`; None where every layer is local.
         local_rope_base: base of the rotary frequencies in local layers; None for the same as in full ones.
         activation: the function that is applied to the gate of a feed-forward part.
+        activation_limit: of both sides of a clamped gated unit (`lowbit.model.layers.clamped_swiglu`).
         embedding_scale: the factor of a token's row of the embedding.
         rope_scaling: of the rotary frequencies (`lowbit.attention.rope`), not of those with a base of their own; None
             where they are not scaled.
         local_rope_scaling: of the rotary frequencies in local layers that have a base of their own; None likewise.
         unrotated: the layers whose queries and keys are not rotated, from 0, ascending.
         heads_normed_together: whether the norms of queries and keys are of all heads of a token, not of each head.
+        score_scale: what the scores of attention are multiplied by; None for 1/√d_h.
+        score_cap: the soft cap of these scores (`lowbit.attention.shaped`); None for none.
+        sinks: whether each query head has a sink beside its scores.
+        logit_cap: the soft cap of the logits; None for none.
 
     Raises:
         ArgumentError: a number that no model can have.
@@ -105,11 +112,16 @@ class LlamaConfig:
     full_every: int | None = None
     local_rope_base: float | None = None
     activation: Activation = "silu"
+    activation_limit: float = 7.0
     embedding_scale: float = 1.0
     rope_scaling: Scaling | None = None
     local_rope_scaling: Scaling | None = None
     unrotated: tuple[int, ...] = ()
     heads_normed_together: bool = False
+    score_scale: float | None = None
+    score_cap: float | None = None
+    sinks: bool = False
+    logit_cap: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "feed_forward", "heads", "kv_heads", "head_dim", "vocabulary", "context"):
@@ -121,7 +133,8 @@ class LlamaConfig:
             raise ArgumentError("heads", self.heads, f"a multiple of the {self.kv_heads} key-value heads")
         if self.head_dim % 2 != 0:
             raise ArgumentError("head_dim", self.head_dim, "an even number: channels rotate in pairs")
-        for name in ("rope_base", "rms_epsilon", "local_rope_base", "embedding_scale"):
+        positive = ("rope_base", "rms_epsilon", "local_rope_base", "embedding_scale", "activation_limit")
+        for name in (*positive, "score_scale", "score_cap", "logit_cap"):
             value = getattr(self, name)
             if value is not None and not (np.isfinite(value) and value > 0):
                 raise ArgumentError(name, value, "a finite number above 0")
@@ -152,6 +165,11 @@ class LlamaConfig:
         if self.local_rope_base is not None and self.is_local(layer):
             return Frequencies(self.local_rope_base, self.local_rope_scaling)
         return Frequencies(self.rope_base, self.rope_scaling)
+
+    @property
+    def shaped(self) -> bool:
+        """Whether the scores of attention are more than products of queries and keys over √d_h."""
+        return self.sinks or self.score_scale is not None or self.score_cap is not None
 
     @property
     def frequencies(self) -> list[Frequencies]:

@@ -9,8 +9,9 @@ the transpose of the table.
 feed-forward part, and may see the past through a sliding window. Llama 3.1 scales its rotation, and SmolLM3 leaves it
 out of some layers. Qwen2 adds biases to queries, keys and values; Qwen3 norms the heads of queries and keys instead.
 Gemma 3 norms these heads and the result of each part of a block, lets most layers see only a window, and scales the
-embedding. All of these are values of the configuration (`config`) or vectors among the weights (`weights`), from which
-the program of the step follows (`step`); the decoder itself is the same.
+embedding. Gemma 2 caps its scores and its logits; GPT-OSS has sinks, biases of its experts and clamped units in them.
+All of these are values of the configuration (`config`) or vectors among the weights (`weights`), from which the program
+of the step follows (`step`); the decoder itself is the same.
 
 Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Mistral (arXiv 2310.06825) §2 for the window;
 Qwen2 (arXiv 2407.10671) §2.2; Qwen3 (arXiv 2505.09388) §2; Gemma 3 (arXiv 2503.19786) §2.
@@ -175,6 +176,8 @@ class Decoder:
         """
         with np.errstate(over="ignore", invalid="ignore"):
             scores = self.head(hidden.astype(np.float32))
+            if self.config.logit_cap is not None:
+                scores = self.ops.soft_cap(scores.astype(self.ops.dtype), self.config.logit_cap).astype(np.float32)
         check_scores(scores, "a logit")
         return scores
 

@@ -36,10 +36,14 @@ class ElementwiseOps:
         norm: makes a norm, R × n to R × n, of a gain (float32, n) and ε.
         swiglu: silu of the first argument times the second, T × m.
         geglu: gelu of the first argument times the second, T × m.
+        clamped_swiglu: `lowbit.model.layers.clamped_swiglu`, of two arguments and a limit.
         rotate: `lowbit.attention.rope.rotate`.
         gate: `lowbit.moe.routing.gate`, of values and a router; float32, T × E.
         route: the experts of each token, int64, T × k, and their weights, of such scores and a routing.
         attend: `lowbit.attention.attention.attend`, of queries, a cache and a window.
+        attend_shaped: `lowbit.attention.shaped.attend_shaped`, of queries, a cache, a window, a factor of the scores,
+            their soft cap and sinks (float32, H).
+        soft_cap: `lowbit.linear.elementary.soft_cap`, of scores and a cap.
         cache: makes an empty cache, of a number of key-value heads, channels of a head, and tokens to begin with.
     """
 
@@ -47,10 +51,13 @@ class ElementwiseOps:
     norm: Callable[[F32, float], Callable[[Numbers], Numbers]]
     swiglu: Callable[[Numbers, Numbers], Numbers]
     geglu: Callable[[Numbers, Numbers], Numbers]
+    clamped_swiglu: Callable[[Numbers, Numbers, float], Numbers]
     rotate: Callable[[Numbers, Rotation], Numbers]
     gate: Callable[[Numbers, F32], F32]
     route: Callable[[F32, Routing], tuple[Ids, Numbers]]
     attend: Callable[[Numbers, KeyValueCache, int | None], Numbers]
+    attend_shaped: Callable[[Numbers, KeyValueCache, int | None, float | None, float | None, F32 | None], Numbers]
+    soft_cap: Callable[[Numbers, float], Numbers]
     cache: Callable[[int, int, int], KeyValueCache]
 
 

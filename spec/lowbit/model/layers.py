@@ -6,7 +6,8 @@ mean square of 1:
 .. math:: \mathrm{norm}(x) = g \otimes \frac{x}{\sqrt{\frac1n \sum_c x_c^2 + \varepsilon}}.
 
 **Activations** stand between the matrices of a gated linear unit, :math:`\mathrm{act}(a) \otimes b`: silu
-(`lowbit.linear.elementary`) makes it SwiGLU, gelu makes it GeGLU.
+(`lowbit.linear.elementary`) makes it SwiGLU, gelu makes it GeGLU. GPT-OSS clamps both sides of its unit
+(`clamped_swiglu`).
 
 Source: RMSNorm (arXiv 1910.07467) equation 4, with ε as in Llama (arXiv 2302.13971) §2.2; SwiGLU and GeGLU
 (arXiv 2002.05202) equation 6.
@@ -57,6 +58,28 @@ def gelu_exponent(a: F64) -> F64:
     """2z of `gelu`: the logit of the number that stands for Φ(a)."""
     logit: F64 = 2 * np.sqrt(2 / np.pi) * (a + 0.044715 * a * a * a)
     return logit
+
+
+SLOPE = 1.702
+"""α of `clamped_swiglu`."""
+
+
+def clamped_swiglu(a: F64, b: F64, limit: float) -> F64:
+    r"""The gated unit of GPT-OSS, for a limit :math:`c`:
+
+    .. math:: a'\,\sigma(\alpha a')\,(b' + 1), \qquad a' = \min(a, c), \quad b' = \mathrm{clip}(b, -c, c),
+
+    with :math:`\alpha = 1.702`, for which :math:`a\,\sigma(\alpha a)` is near the GELU. Neither side exceeds the limit,
+    and b = 0 leaves the activation as it is.
+
+    >>> clamped_swiglu(np.array([1.0, 100.0, -100.0]), np.array([0.0, 2.0, 100.0]), limit=7.0).round(4)
+    array([ 0.8458, 20.9999, -0.    ])
+
+    Source: the reference implementation of GPT-OSS; GELU (arXiv 1606.08415) §2 for α.
+    """
+    gate, up = np.minimum(a, limit), np.clip(b, -limit, limit)
+    with np.errstate(over="ignore", invalid="ignore"):  # e^-αa may be infinite, and a / ∞ is the 0 that is meant
+        return gate / (1.0 + np.exp(-SLOPE * gate)) * (up + 1)
 
 
 # **What a backend promises.** A backend takes float32, float16 or bfloat16, all arrays in one type, and returns that

@@ -29,7 +29,21 @@ from lowbit.model.config import Activation, LlamaConfig
 from lowbit.model.weights import LayerWeights, LlamaWeights, linear_shapes, vector_sizes
 
 Kind = Literal[
-    "embed", "norm", "product", "bias", "rotate", "append", "attend", "swiglu", "geglu", "gate", "experts", "add"
+    "embed",
+    "norm",
+    "product",
+    "bias",
+    "rotate",
+    "append",
+    "attend",
+    "attend_shaped",
+    "swiglu",
+    "geglu",
+    "clamped_swiglu",
+    "gate",
+    "experts",
+    "add",
+    "soft_cap",
 ]
 
 OPERATIONS: Mapping[Kind, tuple[str | None, str]] = MappingProxyType(
@@ -41,11 +55,14 @@ OPERATIONS: Mapping[Kind, tuple[str | None, str]] = MappingProxyType(
         "rotate": ("rope.rotate", "heads rotated by their positions"),
         "append": (None, "keys and values go to the cache"),
         "attend": ("attention.attend", "attention over the cache, these tokens included"),
+        "attend_shaped": ("attention.attend_shaped", "attention with a factor, a soft cap and sinks"),
         "swiglu": ("blocks.swiglu", "silu of the first times the second"),
         "geglu": ("blocks.geglu", "gelu of the first times the second"),
+        "clamped_swiglu": ("blocks.clamped_swiglu", "the clamped unit of both"),
         "gate": ("routing.gate", "the scores of the experts"),
         "experts": ("routing.sparse", "the experts that scores choose, weighted"),
         "add": (None, "the sum of two values"),
+        "soft_cap": ("blocks.soft_cap", "numbers kept between a cap and its negative"),
     }
 )
 """For each kind of line the operation of the specification that it is, if it is more than one rounding, and a
@@ -133,7 +150,7 @@ def block(config: LlamaConfig, number: int, vectors: Collection[str]) -> Program
         *_post_norm(config, "attention", vectors),
         Line("add", "middle", (BEGIN, attended)),
         *([_norm(config, middle_normed, "middle", "feed_forward_norm")] if middle_normed != "middle" else []),
-        *_feed_forward(config, middle_normed),
+        *_feed_forward(config, vectors, middle_normed),
         *_post_norm(config, "feed_forward", vectors),
         Line("add", END, ("middle", fed)),
     )
@@ -159,6 +176,7 @@ def _attention(config: LlamaConfig, number: int, vectors: Collection[str], sourc
             yield _norm(config, f"{name}_normed", latest[name], f"{name}_norm")
             latest[name] = f"{name}_normed"
     heads, window = ("head_dim", config.head_dim), config.layer_window(number)
+    shape = [("scale", config.score_scale), ("cap", config.score_cap)]
     turned = config.layer_frequencies(number)
     if turned is not None:
         scaling = () if turned.scaling is None else (("scaling", turned.scaling),)
@@ -168,28 +186,72 @@ def _attention(config: LlamaConfig, number: int, vectors: Collection[str], sourc
             latest[name] = f"{name}_rotated"
     yield Line("append", "", (latest["key"], latest["value"]))
     seen = () if window is None else (("window", window),)
-    yield Line("attend", "mixed", (latest["query"],), settings=(heads, *seen))
-    yield Line("product", "attention", ("mixed",), "output")
+    if config.shaped:
+        settings = (heads, *seen, *((name, number) for name, number in shape if number is not None))
+        yield Line("attend_shaped", "mixed", (latest["query"],), "sinks" if config.sinks else None, settings)
+    else:
+        yield Line("attend", "mixed", (latest["query"],), settings=(heads, *seen))
+    biased = "output_bias" in vectors
+    yield Line("product", "attention_product" if biased else "attention", ("mixed",), "output")
+    if biased:
+        yield Line("bias", "attention", ("attention_product",), "output_bias")
 
 
-def _feed_forward(config: LlamaConfig, source: str) -> Iterator[Line]:
+def _feed_forward(config: LlamaConfig, vectors: Collection[str], source: str) -> Iterator[Line]:
     """From the source to ``feed_forward``: dense, or the experts that a router chooses."""
-    routing = config.routing
+    routing, limit = config.routing, config.activation_limit if config.activation == "clamped" else None
     if routing is None:
-        yield from gated(config.activation, source, "feed_forward", "feed_forward.")
+        yield from gated(config.activation, source, "feed_forward", "feed_forward.", limit=limit)
         return
-    choice = ("top_k", routing.top_k), ("softmax", routing.softmax), ("activation", config.activation)
-    yield Line("gate", "scores", (source,), "feed_forward.router")
+    choice: tuple[tuple[str, Setting], ...] = (
+        ("top_k", routing.top_k),
+        ("softmax", routing.softmax),
+        ("activation", config.activation),
+        *(() if limit is None else (("limit", limit),)),
+    )
+    biased = "router_bias" in vectors
+    yield Line("gate", "plain_scores" if biased else "scores", (source,), "feed_forward.router")
+    if biased:
+        yield Line("bias", "scores", ("plain_scores",), "router_bias")
     yield Line("experts", "feed_forward", (source, "scores"), "feed_forward.experts", choice)
 
 
-def gated(activation: Activation, source: str, out: str, prefix: str = "") -> Program:
-    """A gated linear unit: a dense feed-forward part, or one expert; the names of its matrices begin with `prefix`."""
+EXPERT_BIASES = ("gate_bias", "up_bias", "down_bias")
+GATES: Mapping[Activation, Kind] = MappingProxyType({"silu": "swiglu", "gelu": "geglu", "clamped": "clamped_swiglu"})
+
+
+def gated(
+    activation: Activation,
+    source: str,
+    out: str,
+    prefix: str = "",
+    *,
+    limit: float | None = None,
+    biases: Collection[str] = (),
+) -> Program:
+    """A gated linear unit: a dense feed-forward part, or one expert.
+
+    Args:
+        activation: of the gate.
+        source: the value that it reads.
+        out: the value that it writes.
+        prefix: what the names of its matrices begin with.
+        limit: of a clamped unit.
+        biases: which of `EXPERT_BIASES` it has.
+    """
+
+    def product(name: str, source: str, out: str) -> Program:
+        if f"{name}_bias" not in biases:
+            return (Line("product", out, (source,), f"{prefix}{name}"),)
+        plain = f"{out}_product"
+        return Line("product", plain, (source,), f"{prefix}{name}"), Line("bias", out, (plain,), f"{name}_bias")
+
+    settings = () if limit is None else (("limit", limit),)
     return (
-        Line("product", "gate", (source,), f"{prefix}gate"),
-        Line("product", "up", (source,), f"{prefix}up"),
-        Line("swiglu" if activation == "silu" else "geglu", "inner", ("gate", "up")),
-        Line("product", out, ("inner",), f"{prefix}down"),
+        *product("gate", source, "gate"),
+        *product("up", source, "up"),
+        Line(GATES[activation], "inner", ("gate", "up"), settings=settings),
+        *product("down", "inner", out),
     )
 
 
@@ -225,7 +287,10 @@ class Step:
     @property
     def last(self) -> Program:
         """From the residual stream to the logits."""
-        return (_norm(self.config, "hidden", BEGIN, "norm"), Line("product", "logits", ("hidden",), "head"))
+        cap, plain = self.config.logit_cap, "logits" if self.config.logit_cap is None else "plain_logits"
+        product = Line("product", plain, ("hidden",), "head")
+        capped = () if cap is None else (Line("soft_cap", "logits", (plain,), settings=(("cap", cap),)),)
+        return (_norm(self.config, "hidden", BEGIN, "norm"), product, *capped)
 
     @property
     def alike(self) -> list[tuple[range, Program]]:
@@ -299,11 +364,11 @@ def _width(line: Line, given: list[int], config: LlamaConfig) -> int:
         raise _unsound(line, f"whole heads of {config.head_dim} columns, not {given[0]}")
     if line.kind == "append":
         _fits(line, given, [keys, keys])
-    elif line.kind == "attend":
+    elif line.kind in ("attend", "attend_shaped"):
         _fits(line, given, [queries])
     elif line.kind == "experts":
         _fits(line, given, [config.hidden, config.routing.experts if config.routing else 0])
-    elif line.kind in ("swiglu", "geglu", "add"):
+    elif line.kind in ("swiglu", "geglu", "clamped_swiglu", "add"):
         _fits(line, given, [given[0]] * 2)
     return given[0]
 

@@ -192,6 +192,12 @@ class LayerWeights:
         query_norm: d_h: gain of a norm of each query head before it is rotated; None for no norm, as below. Where the
             configuration norms heads together, H·d_h: gain of one norm of all query heads.
         key_norm: d_h, or G·d_h: the same for key heads.
+        output_bias: hidden: added to what attention gives.
+        sinks: H: the score of each query head's sink, where the configuration has them.
+        router_bias: E: added to the scores of the experts.
+        expert_gate_bias: E·feed_forward: added to the gates of the experts, one after another.
+        expert_up_bias: E·feed_forward: the same for the other side of their units.
+        expert_down_bias: E·hidden: the same for their results.
         attention_post_norm: hidden: gain after attention; a part has a norm before or after it, or both.
         feed_forward_post_norm: hidden: gain after the feed-forward part.
     """
@@ -208,6 +214,12 @@ class LayerWeights:
     value_bias: F32 | None = None
     query_norm: F32 | None = None
     key_norm: F32 | None = None
+    output_bias: F32 | None = None
+    sinks: F32 | None = None
+    router_bias: F32 | None = None
+    expert_gate_bias: F32 | None = None
+    expert_up_bias: F32 | None = None
+    expert_down_bias: F32 | None = None
     attention_post_norm: F32 | None = None
     feed_forward_post_norm: F32 | None = None
 
@@ -381,7 +393,13 @@ def vector_sizes(config: LlamaConfig) -> dict[str, int]:
     Any may be absent, but each part has a norm before or after it.
     """
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    biases = {"query_bias": queries, "key_bias": keys, "value_bias": keys}
+    biases = {"query_bias": queries, "key_bias": keys, "value_bias": keys, "output_bias": config.hidden}
+    if config.sinks:
+        biases["sinks"] = config.heads
+    if (routing := config.routing) is not None:
+        inner = routing.experts * config.feed_forward
+        biases |= {"router_bias": routing.experts, "expert_gate_bias": inner, "expert_up_bias": inner}
+        biases["expert_down_bias"] = routing.experts * config.hidden
     alone = not config.heads_normed_together
     head_norms = {"query_norm": config.head_dim if alone else queries, "key_norm": config.head_dim if alone else keys}
     return dict.fromkeys((*NORMS, "attention_post_norm", "feed_forward_post_norm"), config.hidden) | head_norms | biases
@@ -442,7 +460,7 @@ def _check_layer(where: str, layer: LayerWeights, config: LlamaConfig) -> None:
     for name, size in vector_sizes(config).items():
         vector = getattr(layer, name)
         replaced = name in NORMS and getattr(layer, name.replace("_norm", "_post_norm")) is not None
-        if vector is not None or (name in NORMS and not replaced):
+        if vector is not None or (name in NORMS and not replaced) or name == "sinks":
             check_array(f"{where}.{name}", vector, np.float32, (size,))
 
 

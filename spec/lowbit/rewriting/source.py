@@ -20,7 +20,7 @@ from lowbit.arrays import F32, Array
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint import tokenizer as checkpoint_tokenizer
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES, Architecture
-from lowbit.formats.checkpoint.config import KEYS, ROUTED, read_config
+from lowbit.formats.checkpoint.config import CAPS, DIVISOR, KEYS, ROUTED, read_config
 from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, vector_names
 from lowbit.formats.checkpoint.quantization_config import CONFIGS
@@ -39,7 +39,7 @@ from lowbit.system.json_files import MOST_CONFIG_BYTES, parsed, read_bytes, read
 from lowbit.text import quoted
 
 KINDS = {
-    **{name: name for name in ("llama", "qwen2", "qwen3", "smollm3", "olmo2", "phi3")},
+    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "smollm3", "olmo2", "phi3")},
     "gemma3": "gemma3_text",
 }
 """The ``model_type`` of the architectures of GGUF."""
@@ -252,7 +252,11 @@ class File(Source):
             found["eos_token_id"] = self.tokenizer.stop[0]
         if config.window is not None:
             found |= {KEYS["window"]: config.window, "sliding_window_pattern": config.full_every}
-            found |= {"rope_local_base_freq": config.local_rope_base, "query_pre_attn_scalar": config.head_dim}
+            found |= {"rope_local_base_freq": config.local_rope_base}
+        if self.architecture.scaled_scores:
+            found[DIVISOR] = config.head_dim if config.score_scale is None else round(config.score_scale**-2)
+        if self.architecture.capped:
+            found |= dict(zip(CAPS, (config.score_cap, config.logit_cap), strict=True))
         return found
 
     def files(self) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ digits from those of the formulas, and where two tokens are nearly as likely, an
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,20 +21,27 @@ from lowbit.attention.attention import KeyValueCache
 from lowbit.backend.base import Backend
 from lowbit.errors import NotDeclaredError
 from lowbit.model.block import check_scores
-from lowbit.model.config import LlamaConfig, Routing
+from lowbit.model.config import Activation, LlamaConfig, Routing
 from lowbit.model.elementwise import ElementwiseOps, Float32Cache, Numbers
 from lowbit.moe.routing import Ids
 
 ROUTING = ("routing.gate", "routing.top_k", "routing.weights")
+GATED: Mapping[Activation, str] = MappingProxyType(
+    {"silu": "blocks.swiglu", "gelu": "blocks.geglu", "clamped": "blocks.clamped_swiglu"}
+)
 OPERATIONS = ("attention.attend", "blocks.geglu", "blocks.rms_norm", "blocks.swiglu", "rope.rotate", *ROUTING)
 """The elementwise operations of a decoder that a backend may compute."""
 
 
 def needed(config: LlamaConfig) -> tuple[str, ...]:
     """The elementwise operations of a model's step."""
-    gated = "blocks.swiglu" if config.activation == "silu" else "blocks.geglu"
-    own = "attention.attend", gated, "blocks.rms_norm", "rope.rotate"
-    return own if config.routing is None else (*own, *ROUTING)
+    own = [_attention(config), GATED[config.activation], "blocks.rms_norm", "rope.rotate"]
+    own += [] if config.logit_cap is None else ["blocks.soft_cap"]
+    return (*own, *([] if config.routing is None else ROUTING))
+
+
+def _attention(config: LlamaConfig) -> str:
+    return "attention.attend_shaped" if config.shaped else "attention.attend"
 
 
 def check_all(backend: Backend, config: LlamaConfig, names: Collection[str]) -> None:
@@ -74,13 +82,14 @@ def on_backend(
         UnavailableError: raised by the backend, where it cannot prepare an operation, for example by compiling it.
     """
     windows = {"none" if config.layer_window(n) is None else "sliding" for n in range(config.layers)}
-    gated = needed(config)[1]
     asked: dict[str, list[Mapping[str, object]]] = {
         "blocks.rms_norm": [{}],
-        gated: [{}],
+        **({} if config.activation == "clamped" else {GATED[config.activation]: [{}]}),
         "rope.rotate": [{"head_dim": config.head_dim}],
         "attention.attend": [{"head_dim": config.head_dim, "window": window} for window in sorted(windows)],
     }
+    if config.shaped:
+        del asked["attention.attend"]
     if config.routing is not None:
         softmax: Mapping[str, object] = {"softmax": config.routing.softmax}
         kind = "logits" if config.routing.softmax == "after" else "probabilities"
@@ -125,9 +134,12 @@ def in_float32(ops: ElementwiseOps) -> ElementwiseOps:
         norm=lambda gain, epsilon: narrow(ops.norm(gain, epsilon), 1),
         swiglu=narrow(ops.swiglu, 2),
         geglu=narrow(ops.geglu, 2),
+        clamped_swiglu=narrow(ops.clamped_swiglu, 2),
         rotate=narrow(ops.rotate, 1),
         gate=narrow(ops.gate, 1),
         attend=narrow(ops.attend, 1),
+        attend_shaped=narrow(ops.attend_shaped, 1),
+        soft_cap=narrow(ops.soft_cap, 1),
     )
 
 

@@ -202,7 +202,7 @@ REFUSED = [
     ({"attention__sliding_window": 0}, "window is 0"),
     ({"attention__sliding_window_pattern": "LLLLLG"}, "sliding_window_pattern is a str; allowed: an integer"),
     ({"rope__freq_base_swa": -1.0}, r"local_rope_base is -1\.0"),
-    ({"rope__scaling__type": "linear"}, r"gemma3\.rope\.scaling\.type is linear; allowed: none"),
+    ({"rope__scaling__type": "linear"}, r"gemma3\.rope\.scaling\.factor is missing"),
     ({"attn_logit_softcapping": 50.0}, r"gemma3\.attn_logit_softcapping is 50\.0; allowed: 0\.0"),
     ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
     ({"attention__scale": 0.25}, "attention.scale"),
@@ -241,7 +241,7 @@ def test_vectors_that_are_missing_or_too_many(tmp_path: Path) -> None:
 BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"full_every": 0}, "full_every is 0"),
     ({"local_rope_base": float("nan")}, "local_rope_base is nan"),
-    ({"activation": "relu"}, "activation is 'relu'; allowed: silu or gelu"),
+    ({"activation": "relu"}, "activation is 'relu'; allowed: silu, gelu or clamped"),
     ({"embedding_scale": 0.0}, r"embedding_scale is 0\.0"),
     ({"unrotated": (4,)}, r"unrotated is \(4,\); allowed: layers from 0 to 3"),
     ({"unrotated": (1, 1)}, r"unrotated is \(1, 1\)"),

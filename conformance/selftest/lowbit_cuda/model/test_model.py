@@ -337,6 +337,8 @@ def test_cold_experts_run_on_the_host() -> None:
     [
         ({"activation": "gelu"}, "gelu"),
         ({"hidden": 68, "heads": 2}, "hidden 68"),
+        ({"logit_cap": 30.0}, "a soft cap, a factor or sinks"),
+        ({"score_scale": 0.5}, "a soft cap, a factor or sinks"),
         ({"rope_scaling": partial_scaling(CONFIG.head_dim, 4)}, "rotations of a part of each head"),
     ],
 )

@@ -7,6 +7,8 @@ has, matrices that are stored as one tensor, the fields that mean a window, the 
 
 - **Qwen2** has biases of queries, keys and values; **Qwen3** has norms of heads instead. In **Qwen3 MoE** every
   layer is sparse, as in Mixtral, under other names.
+- **Gemma 2** stores gains, scales the embedding and alternates as Gemma 3 does, and has soft caps; every second layer
+  is full, and all layers rotate alike.
 - **Gemma 3** stores gains :math:`g` that mean :math:`1 + g`, scales the embedding by :math:`\\sqrt{\\mathrm{hidden}}`,
   has a GELU in its gates, and alternates between local and full layers.
 - **SmolLM3** does not rotate queries and keys in every fourth layer, or in those that ``no_rope_layers`` marks with 0.
@@ -81,8 +83,10 @@ class Architecture:
         gain_offset: what is added to the gain of a norm.
         window: what ``sliding_window`` means.
         full_every: every n-th layer is full where layers alternate and no field says which.
-        local_base_is_base: whether local layers have the base of full ones, without its scaling, where no field gives
-            another.
+        local_rotation: how local layers rotate: with a base of their ``own``, with that of full ones but ``unscaled``
+            where no field gives another, or the ``same`` as full ones.
+        scaled_scores: whether scores are divided by the root of ``query_pre_attn_scalar``.
+        capped: whether there are soft caps, of scores and of logits.
         activation: of the gate.
         activation_field: the name of the field of the activation, and its only value.
         scaled_embedding: whether the embedding is multiplied by the root of the width of the stream.
@@ -105,7 +109,9 @@ class Architecture:
     gain_offset: float = 0.0
     window: Window = "never"
     full_every: int = 6
-    local_base_is_base: bool = False
+    local_rotation: Literal["own", "unscaled", "same"] = "own"
+    scaled_scores: bool = False
+    capped: bool = False
     activation: Activation = "silu"
     activation_field: tuple[str, str] = ("hidden_act", "silu")
     scaled_embedding: bool = False
@@ -141,6 +147,23 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             needed={"norm_topk_prob": True},
             divides_width=False,
         ),
+        "gemma2": Architecture(
+            "Gemma2ForCausalLM",
+            GEMMA_NORMS,
+            gain_offset=1.0,
+            window="alternating",
+            full_every=2,
+            local_rotation="same",
+            activation="gelu",
+            activation_field=("hidden_activation", "gelu_pytorch_tanh"),
+            scaled_embedding=True,
+            scaled_scores=True,
+            capped=True,
+            fields={"use_bidirectional_attention": False},
+            rope_base=10000.0,
+            divides_width=False,
+            tied=True,
+        ),
         "gemma3_text": Architecture(
             "Gemma3ForCausalLM",
             GEMMA_NORMS | HEAD_NORMS,
@@ -149,6 +172,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             activation="gelu",
             activation_field=("hidden_activation", "gelu_pytorch_tanh"),
             scaled_embedding=True,
+            scaled_scores=True,
             fields={
                 "attn_logit_softcapping": None,
                 "final_logit_softcapping": None,
@@ -164,7 +188,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             POST_NORMS | HEAD_NORMS,
             window="alternating",
             full_every=4,
-            local_base_is_base=True,
+            local_rotation="unscaled",
             heads_normed_together=True,
             one_each=True,
         ),

@@ -99,9 +99,9 @@ def read_config(fields: Fields, context: int | None = None) -> LlamaConfig:
     rotary = read_rotary(fields, head_dim, architecture.rope_base, context, partial=architecture.partial)
     window, full_every = _window(fields, architecture)
     local_base = rotary.local_base
-    if local_base is None and architecture.local_base_is_base:
+    if local_base is None and architecture.local_rotation == "unscaled":
         local_base = rotary.base
-    if (local_base is None) != (architecture.window != "alternating"):
+    if (local_base is None) != (architecture.window != "alternating" or architecture.local_rotation == "same"):
         given = "missing" if local_base is None else local_base
         raise FormatError(fields.file, LOCAL_BASE, given, "a number where layers alternate, and absent elsewhere")
     try:
@@ -128,6 +128,9 @@ def read_config(fields: Fields, context: int | None = None) -> LlamaConfig:
             rope_scaling=rotary.scaling,
             heads_normed_together=architecture.heads_normed_together,
             unrotated=_unrotated(fields, layers) if architecture.unrotated else (),
+            score_scale=_score_scale(fields, architecture, head_dim),
+            score_cap=_cap(fields, architecture, CAPS[0], 50.0),
+            logit_cap=_cap(fields, architecture, CAPS[1], 30.0),
         )
     except ArgumentError as error:
         raise FormatError(fields.file, keys.get(error.argument, error.argument), error.given, error.allowed) from error
@@ -198,8 +201,31 @@ def _refuse_other_features(fields: Fields, architecture: Architecture, head_dim:
     for key, only in architecture.needed.items():
         if (given := fields.values.get(key)) != only:
             raise FormatError(fields.file, key, "missing" if given is None else described(given), repr(only))
-    if (divisor := fields.value("query_pre_attn_scalar", float, head_dim)) != head_dim:
-        raise FormatError(fields.file, "query_pre_attn_scalar", divisor, f"head_dim, {head_dim}")
+    if not architecture.scaled_scores and (divisor := fields.value(DIVISOR, float, head_dim)) != head_dim:
+        raise FormatError(fields.file, DIVISOR, divisor, f"head_dim, {head_dim}")
+
+
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+"""The soft caps of scores and of logits."""
+DIVISOR, USUAL_DIVISOR = "query_pre_attn_scalar", 256.0
+
+
+def _score_scale(fields: Fields, architecture: Architecture, head_dim: int) -> float | None:
+    """What scores are multiplied by: None for one over the root of the channels of a head."""
+    divisor = fields.value(DIVISOR, float, USUAL_DIVISOR) if architecture.scaled_scores else float(head_dim)
+    if not divisor > 0:
+        raise FormatError(fields.file, DIVISOR, divisor, "a number above 0")
+    return None if divisor == head_dim else divisor**-0.5
+
+
+def _cap(fields: Fields, architecture: Architecture, key: str, usual: float) -> float | None:
+    """A soft cap, which a field may turn off by null."""
+    if not architecture.capped or (key in fields.values and fields.values[key] is None):
+        return None
+    cap = fields.value(key, float, usual)
+    if not cap > 0:
+        raise FormatError(fields.file, key, cap, "a number above 0, or null for no cap")
+    return cap
 
 
 # **What differs from layer to layer.**

@@ -7,8 +7,9 @@ permuted, which matrices are stored as one tensor, and what a reader has to know
 **What files of Gemma 3 omit.** The gate is a GELU in its tanh form; the embedding is scaled by
 :math:`\sqrt{\mathrm{hidden}}`; and, in the files at hand, every sixth layer is full, and local layers rotate with base
 10000. The published gains are meant as :math:`1 + g`; files store that sum. Scores are divided by :math:`\sqrt{d_h}`
-as everywhere; the larger models of Gemma 3 divide by another number, and are refused because they also scale their
-rotary embedding.
+as everywhere, but by the root of the width of the stream over the heads in the largest model, which has 62 layers.
+**Gemma 2** has the same gate, embedding and gains; every second layer is full, all layers rotate alike, and the largest
+model, with other divisors, has 46 layers.
 
 **What files of SmolLM3, OLMo 2 and Phi-3 omit.** Every fourth layer of SmolLM3 is not rotated. OLMo 2 norms all query
 heads together, and all key heads; OLMo 3 is written as ``olmo2`` with a window, and every fourth layer is full, unless
@@ -17,7 +18,7 @@ stores queries, keys and values as one tensor, and gate above up as another. Its
 ignores it.
 
 Source: the GGUF specification of the ggml project and its model definitions ``llama``, ``qwen2``, ``qwen3``,
-``gemma3``, ``smollm3``, ``olmo2`` and ``phi3``, and its converter.
+``gemma2``, ``gemma3``, ``smollm3``, ``olmo2`` and ``phi3``, and its converter.
 """
 
 from collections.abc import Mapping
@@ -68,6 +69,9 @@ class Architecture:
         scaled_embedding: whether the embedding is multiplied by the root of the width of the stream.
         rotary_factors: the tensors of rotary factors that a file may hold.
         partial: whether a part of a head may be rotated.
+        capped: whether there are soft caps, of scores and of logits.
+        largest: how many layers that model has whose scores are divided by the root of the width of the stream over the
+            heads; None where there is none such.
         rules: the rules by which metadata may scale the rotary frequencies.
     """
 
@@ -83,6 +87,8 @@ class Architecture:
     scaled_embedding: bool = False
     rotary_factors: tuple[str, ...] = ()
     partial: bool = False
+    capped: bool = False
+    largest: int | None = None
     rules: tuple[str, ...] = ("none", "linear", "yarn")
 
     @property
@@ -101,6 +107,16 @@ ARCHITECTURES = {
     "llama": Architecture(NORMS, interleaved=True, rotary_factors=(ROTARY_FACTORS,)),
     "qwen2": Architecture(NORMS | BIASES),
     "qwen3": Architecture(NORMS | HEAD_NORMS),
+    "gemma2": Architecture(
+        NORMS | POST_NORMS,
+        numbers={"window": Number("attention.sliding_window", int, 4096)},
+        alternating=True,
+        full_every=2,
+        activation="gelu",
+        scaled_embedding=True,
+        capped=True,
+        largest=46,
+    ),
     "gemma3": Architecture(
         NORMS | HEAD_NORMS | POST_NORMS,
         numbers={
@@ -111,7 +127,7 @@ ARCHITECTURES = {
         full_every=6,
         activation="gelu",
         scaled_embedding=True,
-        rules=("none",),
+        largest=62,
     ),
     "smollm3": Architecture(NORMS, interleaved=True, unrotated_every=4),
     "olmo2": Architecture(

@@ -231,7 +231,7 @@ def _config(source: GGUFFile) -> LlamaConfig:
     heads = integer("attention.head_count")
     hidden = integer("embedding_length")
     head_dim = integer("attention.key_length", hidden // max(1, heads))
-    _refuse_other_features(source, name, head_dim)
+    _refuse_other_features(source, name, architecture, head_dim)
     layers = integer("block_count")
     rotary = read_rotary(source, name, architecture, head_dim, source.context)
     if layers > len(source.header.tensors):
@@ -255,10 +255,25 @@ def _config(source: GGUFFile) -> LlamaConfig:
             embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
             heads_normed_together=architecture.heads_normed_together,
             unrotated=_unrotated(architecture, layers),
+            score_scale=_score_scale(architecture, layers, heads, hidden, head_dim),
+            score_cap=_cap(source, f"{name}.attn_logit_softcapping", architecture),
+            logit_cap=_cap(source, f"{name}.final_logit_softcapping", architecture),
             **_further_numbers(source, name, architecture, layers),
         )
     except ArgumentError as error:
         raise FormatError(source.file, error.argument, error.given, error.allowed) from error
+
+
+def _score_scale(architecture: Architecture, layers: int, heads: int, hidden: int, head_dim: int) -> float | None:
+    """What scores are multiplied by: None for one over the root of the channels of a head."""
+    if layers != architecture.largest or hidden // max(1, heads) in (0, head_dim):
+        return None
+    return float((hidden // heads) ** -0.5)
+
+
+def _cap(source: GGUFFile, key: str, architecture: Architecture) -> float | None:
+    """A soft cap; 0 is none."""
+    return (source.value(key, float, 0.0) if architecture.capped else 0.0) or None
 
 
 def _unrotated(architecture: Architecture, layers: int) -> tuple[int, ...]:
@@ -307,7 +322,7 @@ def _further_numbers(source: GGUFFile, name: str, architecture: Architecture, la
         argument: source.value(f"{name}.{number.key}", number.kind, number.default)
         for argument, number in architecture.numbers.items()
     }
-    if not found.get("window"):
+    if "window" not in found or found["window"] == 0 == architecture.numbers["window"].default:
         return found | {"window": None, "local_rope_base": None}
     if architecture.alternating:
         found["full_every"] = _full_every(source, f"{name}.{PATTERN}", architecture.full_every, layers)
@@ -328,16 +343,16 @@ def _full_every(source: GGUFFile, key: str, usual: int, layers: int) -> int | No
     return every
 
 
-def _refuse_other_features(source: GGUFFile, name: str, head_dim: int) -> None:
+def _refuse_other_features(source: GGUFFile, name: str, architecture: Architecture, head_dim: int) -> None:
     """Metadata that would make this another model, each with the only value that is supported."""
     supported: dict[str, Value] = {
         "attention.value_length": head_dim,
         "expert_count": 0,
         "attention.causal": True,
         "attention.scale": 0.0,
-        "attn_logit_softcapping": 0.0,
-        "final_logit_softcapping": 0.0,
     }
+    if not architecture.capped:
+        supported |= {"attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0}
     for key, value in supported.items():
         given = source.header.metadata.get(f"{name}.{key}", value)
         if type(given) is not type(value) or given != value:

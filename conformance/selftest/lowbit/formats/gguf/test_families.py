@@ -1,5 +1,6 @@
 """GGUF files of tiny random models of every kind against their logits by the code of ``transformers``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,16 @@ LIMIT = 1e-5
 """Of the largest logit, as for the directories."""
 CONTEXTS = {"phi3-long": 40}
 """Of models whose rotation depends on the length of the text: that of the texts that they read."""
-DIRECTORIES = ("smollm3-usual", "olmo2", "olmo3", "phi3", "phi3-partial", "phi3-short", "phi3-long")
+DIRECTORIES = ("gemma2", "smollm3-usual", "olmo2", "olmo3", "phi3", "phi3-partial", "phi3-short", "phi3-long")
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
-def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """After every token, of the same weights as in the directory."""
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every token, of the same weights as in the directory.
+
+    A file of Gemma 2 gives no divisor of its scores; the tiny model has that of the largest one.
+    """
+    monkeypatch.setitem(ARCHITECTURES, "gemma2", replace(ARCHITECTURES["gemma2"], largest=3))
     file = open_gguf(converted(DATA / name, tmp_path / "m.gguf"), CONTEXTS.get(name))
     with np.load(DATA / name / "expected.npz") as held:
         tokens, expected = [int(token) for token in held["tokens"]], held["logits"]
@@ -75,6 +80,13 @@ def test_linear_and_yarn_scaling(tmp_path: Path) -> None:
 def test_every_architecture_can_be_rewritten() -> None:
     """Each has the name that directories have for it."""
     assert KINDS.keys() == ARCHITECTURES.keys()
+
+
+def test_scores_of_the_largest_gemma(tmp_path: Path) -> None:
+    """Only a model of as many layers as the largest has another divisor."""
+    assert (ARCHITECTURES["gemma2"].largest, ARCHITECTURES["gemma3"].largest) == (46, 62)
+    config = open_gguf(converted(DATA / "gemma2", tmp_path / "m.gguf", final_logit_softcapping=0.0)).config
+    assert (config.score_scale, config.score_cap, config.logit_cap) == (None, 2.0, None)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

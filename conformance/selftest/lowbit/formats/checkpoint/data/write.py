@@ -85,6 +85,19 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 8, "sliding_window": 8}
     | {"sliding_window_pattern": 3, "rope_local_base_freq": 100.0, "attn_logit_softcapping": None}
     | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "gemma2": {name: value for name, value in SIZES.items() if name not in ("tie_word_embeddings", "rope_theta")}
+    | {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": 3, "rope_theta": 5000.0}
+    | {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh", "query_pre_attn_scalar": 4}
+    | {
+        "sliding_window": 8,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "cache_implementation": "hybrid",
+    },
+    "gemma3-scaled": {name: value for name, value in SIZES.items() if name != "tie_word_embeddings"}
+    | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 2}
+    | {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 3, "sliding_window": 8}
+    | {"sliding_window_pattern": 2, "rope_local_base_freq": 100.0},
     "gemma3-kinds": {name: value for name, value in SIZES.items() if name not in ("tie_word_embeddings", "rope_theta")}
     | {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 2}
     | {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 8, "sliding_window": 8}
