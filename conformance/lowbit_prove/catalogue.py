@@ -18,7 +18,7 @@ from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.recipe import default_recipe as default_stored
 from lowbit_cppyy.stored.recipe import separate_recipe
 from lowbit_cppyy.tuning.choices import PANEL, default_recipe
-from lowbit_prove import formats, layouts, memory, places, products, storage
+from lowbit_prove import formats, layouts, memory, places, products, roundings, storage
 from lowbit_prove.theorem import KINDS, Theorem
 
 ROWS, COLUMNS, GROUP = 4096, 11008, 128
@@ -50,11 +50,12 @@ def stored_kernels() -> Iterator[StoredKernel]:
 
 def theorems() -> Iterator[Theorem]:
     """All theorems, each once."""
-    for chapter in (places, layouts, formats, storage, memory):
+    for chapter in (places, layouts, formats, storage, memory, roundings):
         yield from chapter.theorems()
     matrices = {kernel.name: kernel for kernel in kernels()}.values()
     yield from (products.of_kernel(kernel) for kernel in matrices)
     yield from (memory.of_kernel(kernel) for kernel in matrices)
+    yield from (roundings.of_kernel(kernel) for kernel in matrices)
     yield from (memory.of_stored(kernel) for kernel in {each.name: each for each in stored_kernels()}.values())
 
 
@@ -95,4 +96,5 @@ def _of_another_kernel(kind: str, name: str) -> list[Theorem]:
     if not name.startswith(("gemv_", "gemm_")):
         return []
     kernel = kernel_of(name)
-    return [each for each in (products.of_kernel(kernel), memory.of_kernel(kernel)) if kind in ("", each.kind)]
+    found = [products.of_kernel(kernel), memory.of_kernel(kernel), roundings.of_kernel(kernel)]
+    return [each for each in found if kind in ("", each.kind)]

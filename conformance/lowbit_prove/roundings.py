@@ -1,0 +1,346 @@
+r"""The theorem of roundings: a kernel rounds no term more often than the backend declares.
+
+The suite allows a kernel the error :math:`\gamma_D` of the number of roundings :math:`D` that its backend declares, a
+formula in the rows K and the rows of a group. Here D is derived from the program, by running it on counts
+(`lowbit_prove.depths`), and the formula is shown to be at least as large, for all K and all groups.
+
+**All sizes.** On counts every instruction is a map f with
+
+.. math:: v \le w \Rightarrow f(v) \le f(w), \qquad f(v + c) \le f(v) + c \quad (c \ge 0),
+
+because it only takes maxima and adds. So is what an iteration of a loop does to the registers. If the counts after the
+second iteration exceed those after the first by at most c, those after iteration q exceed those after the first by at
+most :math:`c (q - 1)`, by induction. One run therefore bounds all: with n rows in a group, and G groups,
+
+.. math:: D \le D_1(n), \qquad D_1(n + P) \le D_1(n) + c_P, \qquad D(K, n) \le \max_{n' \le n} D_1(n') + c_G (G - 1),
+
+where P is the rows of some iterations, and :math:`D_1` is found by a run for each n up to 2P. The formula is run on
+unknown integers (`lowbit_prove.formulas`), and the solver compares.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from inspect import getsource
+from itertools import pairwise
+from math import lcm
+from typing import Any, TypeAlias
+
+import z3
+
+from lowbit.contract.rounding import Roundings
+from lowbit.kernels.program import Program, Step
+from lowbit_cppyy import backend
+from lowbit_cppyy.codegen import attention, elementwise
+from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
+from lowbit_cppyy.codegen.kernels import Kernel
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.recipe import SEGMENT
+from lowbit_cppyy.runtime import decode_operations
+from lowbit_prove import depths
+from lowbit_prove.accesses import Facts
+from lowbit_prove.depths import EXACT, POWER, ZERO, Count, Depths
+from lowbit_prove.formulas import ways
+from lowbit_prove.setting import Setting
+from lowbit_prove.terms import UndecidedError
+from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem, Undecided
+
+STATEMENT = "no term meets more roundings than are declared for K rows in groups of g, for all K and g"
+ROWS, SIZE, TOTAL = z3.Ints("rows group_size total")
+HEAD_DIMS = range(1, 257)
+"""Channels of heads whose programs are looked at, one by one."""
+RUNNING = 8
+"""Running sums of a sum of activations; it takes one addition more for each of so many rows."""
+
+
+MOST_CORRECTIONS = 200
+
+
+class TooManyError(Exception):
+    """A matrix for which a term meets more roundings than are declared."""
+
+    def __init__(self, found: int, declared: int, numbers: dict[str, int]) -> None:
+        super().__init__(f"a term meets {found} roundings, and {declared} are declared")
+        self.numbers = {**numbers, "given": found, "wanted": declared}
+
+
+def of_kernel(kernel: Kernel, program: Program | None = None, declared: Roundings | None = None) -> Theorem:
+    """The theorem about a kernel of a prepared matrix; a program or a formula may stand in the place of its own."""
+    integer = kernel.recipe.integer
+    formula = declared or (backend.integer_roundings if integer else backend.roundings)
+    derived = Derived(kernel, program or kernel.program)
+    text = partial("{0}\n{1}\n{2}".format, kernel.recipe, derived.program, getsource(backend))
+    return Theorem("roundings", kernel.name, STATEMENT, text, partial(_decided, partial(_matrix, derived, formula)))
+
+
+def theorems() -> Iterator[Theorem]:
+    """Those of sums along rows and of heads, of each instruction set."""
+    for table in TABLES.values():
+        for name, module, decide in (("sums", elementwise, _sums), ("heads", attention, _heads)):
+            statement = "no term meets more roundings than are declared, for all lengths"
+            text = f"{name} {table.name}\n{getsource(module)}{getsource(decode_operations)}"
+            decision = partial(_decided, partial(decide, table))
+            yield Theorem("roundings", f"{name}_{table.name}", statement, partial(str, text), decision)
+
+
+def _decided(decision: Callable[[], int]) -> Outcome:
+    try:
+        return Proof(decision())
+    except TooManyError as error:
+        return Refutation(str(error), error.numbers)
+    except UndecidedError as error:
+        return Undecided(str(error))
+
+
+# **Growth**: how much more the counts are after an iteration than after the one before.
+
+
+class Watched(Depths):
+    """A run that keeps the counts of all registers at the end of each iteration of the loops over one body."""
+
+    body: tuple[Step, ...] = ()
+
+    def watch(self, body: tuple[Step, ...]) -> "Watched":
+        self.body, self.seen = body, list[dict[str, Count]]()
+        return self
+
+    def block(self, steps: tuple[Step, ...]) -> None:
+        super().block(steps)
+        if steps is self.body:
+            self.seen.append({name: each for name, each in self.registers.items() if isinstance(each, Count)})
+
+
+def growth(seen: list[dict[str, Count]]) -> int:
+    """By how much the counts grow at most from one time to the next; of registers that are zero at both, by nothing.
+
+    Raises:
+        UndecidedError: a register is zero at first and not later, so that the next times may differ.
+    """
+    most = 0
+    for first, second in pairwise(seen):
+        for name, count in second.items():
+            if count != ZERO and first[name] == ZERO:
+                raise UndecidedError(f"the register {name} is zero in the first iteration")
+            most = max(most, count.roundings - first[name].roundings)
+    return most
+
+
+# **Matrices.**
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What is derived of a kernel's program.
+
+    Attributes:
+        kernel: for its recipe and its instruction set.
+        program: as it is lowered.
+    """
+
+    kernel: Kernel
+    program: Program
+
+    @property
+    def period(self) -> int:
+        """P: rows of whole iterations, and whole additions of a sum of activations."""
+        recipe = self.kernel.recipe
+        return SEGMENT if recipe.integer else lcm(recipe.unit_codes * recipe.unroll, RUNNING)
+
+    def setting(self, rows: int, group_size: int) -> Setting:
+        recipe = self.kernel.recipe
+        sizes = recipe.bits, rows, recipe.panel, group_size, recipe.scales, recipe.convention, recipe.panel
+        return Setting(recipe, self.program, PanelLayout(*sizes))
+
+    def depth(self, rows: int, group_size: int) -> int:
+        """D for one matrix."""
+        return depths.of_matrix(self.setting(rows, group_size), once=self.kernel.table.fused)
+
+    def admitted(self, rows: int) -> bool:
+        """Whether the kernel is used for groups of so many rows."""
+        return self.setting(rows, rows).activations.whole
+
+    def seen(self, index: str, rows: int, group_size: int) -> list[dict[str, Count]]:
+        """The registers after each iteration of a loop."""
+        setting = self.setting(rows, group_size)
+        memory = {"x": list(depths.activations(setting)), "y": [ZERO] * setting.recipe.rows * setting.recipe.panel}
+        machine = Watched(self.program, memory, setting.sizes, once=self.kernel.table.fused)
+        machine.watch(_body(self.program.body, index)).block(self.program.body)
+        return machine.seen
+
+    @property
+    def growth(self) -> tuple[int, int]:
+        """By how much D grows at most with P more rows of a group, and with another group."""
+        period = self.period
+        if self.kernel.recipe.integer:
+            more = growth(self.seen("i", 3 * period, 3 * period)[:2])
+            return max(more, 1), growth(self.seen("i", 2 * period, period))  # 1: the sum of the group's segments
+        each = period // (self.kernel.recipe.unit_codes * self.kernel.recipe.unroll)
+        inside = self.seen("u", 2 * period, 2 * period)[each - 1 :: each]
+        return max(growth(inside), period // RUNNING), growth(self.seen("g", 3 * period, period))
+
+
+def _body(steps: tuple[Step, ...], index: str) -> tuple[Step, ...]:
+    """The body of the loop with this index."""
+    for step in steps:
+        body = getattr(step, "body", ())
+        if getattr(step, "index", "") == index:
+            return tuple(body)
+        if found := _body(body, index):
+            return found
+    return ()
+
+
+Case: TypeAlias = tuple[Any, Facts]
+"""The most roundings of one group, under conditions on K and the rows of a group."""
+
+
+def _matrix(derived: Derived, formula: Roundings) -> int:
+    """Compare D with a formula for all sizes; the number of comparisons."""
+    period, (more, each) = derived.period, derived.growth
+    if derived.kernel.recipe.integer:
+        return _segments(formula, derived.depth(SEGMENT, SEGMENT), more, each)
+    rows = filter(derived.admitted, range(1, 2 * period + 1))
+    found = tuple((n, derived.depth(n, n)) for n in rows)
+    for n, depth in found:
+        if depth > formula(n, n):
+            raise TooManyError(depth, formula(n, n), {"rows": n, "group_size": n})
+    return _floats(formula, found, period, more, each)
+
+
+@cache
+def _floats(formula: Roundings, found: tuple[tuple[int, int], ...], period: int, more: int, each: int) -> int:
+    """Compare with a formula: D of some rows, by how much it grows with P rows more, and with a group more."""
+    cases, top = list[Case](), max(depth for _, depth in found)
+    for rows, _ in found:
+        most = max(depth for n, depth in found if n <= rows)  # the last group may have fewer rows
+        q = z3.Int("q") if rows > period else z3.IntVal(0)
+        n, one = rows + period * q, max(most, top - more if rows > period else 0) + more * q
+        cases.append((one, (q >= 0, z3.Or(z3.And(n == ROWS, n <= SIZE), z3.And(n < ROWS, n == SIZE)))))
+    return _compared(formula, cases, each)
+
+
+@cache
+def _segments(formula: Roundings, base: int, more: int, each: int) -> int:
+    """The same of integers: D by the segments of a group, of which there are as many as blocks that it touches."""
+    segments, first, turn = z3.Ints("segments first turn")
+    last = first + z3.If(ROWS < SIZE, ROWS, SIZE) - 1
+    touched = (segments >= 1, segments <= last / SEGMENT - first / SEGMENT + 1, first >= 0)
+    aligned = z3.Or(SIZE % SEGMENT != 0, first % SEGMENT == 0)
+    small = [(*touched, first == size * turn, size == SIZE) for size in range(1, SEGMENT + 1)]
+    cases = [(base + more * (segments - 1), facts) for facts in (*small, (*touched, aligned, SIZE > SEGMENT))]
+    return _compared(formula, cases, each)
+
+
+def _compared(formula: Roundings, cases: list[Case], each: int) -> int:
+    """Whether ``one + each (G - 1)`` is at most what is declared, in all cases; the number of comparisons."""
+    steps = 0
+    for way in ways(lambda rows, size: (formula(rows, size), -(-rows // size)), ROWS, SIZE):
+        declared, groups = (_plain(part) for part in way.result)
+        more = [z3.And(*facts, one + each * (groups - 1) == TOTAL) for one, facts in cases]
+        solver = z3.Solver()
+        solver.add(*way.conditions, ROWS >= 1, SIZE >= 1, declared < TOTAL, z3.Or(*more))
+        if (numbers := _numbers(solver, groups)) is not None:
+            rows, size, found = numbers
+            if found <= formula(rows, size):
+                raise UndecidedError("the formula divides by sizes in another way than a number of groups")
+            raise TooManyError(found, formula(rows, size), {"rows": rows, "group_size": size})
+        steps += len(cases)
+    return steps
+
+
+def _numbers(solver: z3.Solver, groups: Any) -> tuple[int, int, int] | None:
+    """K, the rows of a group and D, where D is larger than declared; None if there are none.
+
+    To the solver the number of groups is any for which a few facts hold. Where it takes a wrong one, it is told for
+    which sizes the right one is the number of groups.
+    """
+    for _ in range(MOST_CORRECTIONS):
+        answer = solver.check()
+        if answer == z3.unsat:
+            return None
+        if answer == z3.unknown:
+            raise UndecidedError(f"the solver gave up: {solver.reason_unknown()}")
+        model = solver.model()
+        values = (model.eval(each, model_completion=True).as_long() for each in (ROWS, SIZE, TOTAL, groups))
+        rows, size, total, given = values
+        right = -(-rows // size)
+        if given == right:
+            return rows, size, total
+        solver.add(z3.Implies(z3.And(rows >= ROWS, size <= SIZE), groups <= right))
+        solver.add(z3.Implies(z3.And(rows <= ROWS, size >= SIZE), groups >= right))
+    raise UndecidedError("the solver does not find the right number of groups")
+
+
+def _plain(number: Any) -> Any:
+    return getattr(number, "expression", number)
+
+
+# **Sums along rows, and heads.** Programs that C++ calls for whole chunks; it adds what is left over, and halves sums.
+
+HALVINGS = 6
+"""Additions by which ``cpp/decode.h`` makes one sum of the 64 running sums."""
+LENGTH = z3.Int("length")
+
+
+def _sums(table: InstructionSet) -> int:
+    """Sums, and sums of squares, of rows of any length: one iteration for each 64 elements."""
+    steps = 0
+    for name in ("sums", "squares"):
+        program = elementwise.pass_kernel(name, table).program
+        memory = {"y": [ZERO] * elementwise.CHUNK}
+        machine = Watched(program, memory, {"groups": 2}, once=table.fused).watch(_body(program.body, "i"))
+        machine.block(program.body)
+        one = max(each.roundings for key, each in machine.seen[0].items() if key.startswith("acc"))
+        iterations = (LENGTH + elementwise.CHUNK - 1) / elementwise.CHUNK
+        found = one + growth(machine.seen) * (iterations - 1) + HALVINGS
+        steps += _within(decode_operations.sum_roundings, LENGTH, found, (LENGTH >= 1,))
+    return steps
+
+
+def _heads(table: InstructionSet) -> int:
+    """Scores of heads of every size, and mixes of any number of tokens, 64 at a time."""
+    steps = 0
+    for head_dim in HEAD_DIMS:
+        program = attention.scores(head_dim, table).program
+        channels = attention.CHANNELS * attention.sixteens(head_dim)
+        x = [EXACT] * head_dim + [ZERO] * (channels - head_dim) + [POWER]  # the bound charges the scale apart
+        found = depths.depth(program, x, {"groups": 1}, table.lanes, once=table.fused)
+        steps += _within(decode_operations.head_roundings, LENGTH, z3.IntVal(found), (head_dim <= LENGTH,))
+    return steps + _mixes(table)
+
+
+def _mixes(table: InstructionSet) -> int:
+    """Mixes: after the first chunk of tokens, each adds to what is there."""
+    chunk, steps = elementwise.CHUNK, 0
+    program = attention.mixed(attention.CHANNELS, table).program
+
+    def mixed(tokens: int, earlier: Count) -> int:
+        y = [earlier] * attention.CHANNELS
+        x = [EXACT] * tokens + [ZERO] * (tokens % 2)
+        Depths(program, {"x": x, "y": y}, {"groups": (tokens + 1) // 2}, once=table.fused).block(program.body)
+        return max(each.roundings for each in y)
+
+    one = mixed(chunk, ZERO)
+    each = mixed(chunk, Count(one)) - one
+    for tokens in range(1, chunk + 1):
+        steps += _within(decode_operations.head_roundings, tokens, z3.IntVal(mixed(tokens, ZERO)), ())
+        q = z3.Int("q")
+        found = mixed(tokens, Count(one)) + each * (q - 1)
+        steps += _within(decode_operations.head_roundings, chunk * q + tokens, found, (q >= 1,))
+    return steps
+
+
+def _within(formula: Roundings, length: Any, found: Any, facts: Facts) -> int:
+    """Whether so many roundings are at most what is declared for a length."""
+    steps = 0
+    for way in ways(lambda length: formula(length, length), length):
+        solver = z3.Solver()
+        solver.add(*facts, *way.conditions, found > way.result)
+        if solver.check() == z3.sat:
+            model = solver.model()
+            at = length if isinstance(length, int) else model.eval(length, model_completion=True).as_long()
+            raise TooManyError(model.eval(found, model_completion=True).as_long(), formula(at, at), {"length": at})
+        if solver.check() == z3.unknown:
+            raise UndecidedError(f"the solver gave up: {solver.reason_unknown()}")
+        steps += 1
+    return steps
