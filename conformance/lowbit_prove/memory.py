@@ -57,18 +57,26 @@ class Subject:
 
 def of_kernel(kernel: Kernel, program: Program | None = None) -> Theorem:
     """The theorem about a kernel of a prepared matrix, or about a program in the place of its own."""
-    unit = kernel.recipe.unit_codes if kernel.recipe.integer else 0
-    subject = Subject(program or kernel.program, arrays.of_matrix(kernel), unit)
-    text = partial(repr, (kernel.recipe, subject.program))
-    return Theorem("memory", kernel.name, STATEMENT, text, partial(decide, subject))
+
+    def subject() -> Subject:
+        unit = kernel.recipe.unit_codes if kernel.recipe.integer else 0
+        return Subject(program or kernel.program, arrays.of_matrix(kernel), unit)
+
+    return _of(kernel, program or kernel, subject)
 
 
 def of_stored(kernel: StoredKernel) -> Theorem:
     """The theorem about a kernel of a stored matrix."""
-    subject = Subject(kernel.program, arrays.of_stored(kernel))
-    return Theorem(
-        "memory", kernel.name, STATEMENT, partial(repr, (kernel.recipe, subject.program)), partial(decide, subject)
-    )
+    return _of(kernel, kernel, lambda: Subject(kernel.program, arrays.of_stored(kernel)))
+
+
+def _of(kernel: Kernel | StoredKernel, of: Program | Kernel | StoredKernel, subject: Callable[[], Subject]) -> Theorem:
+    """The theorem about a subject, which is made when the theorem is decided."""
+
+    def text() -> str:
+        return repr((kernel.recipe, of if isinstance(of, Program) else of.program))
+
+    return Theorem("memory", kernel.name, STATEMENT, text, lambda: decide(subject()))
 
 
 def theorems() -> Iterator[Theorem]:

@@ -15,7 +15,7 @@ all codes and all mantissas from -127 to 127.
 over its own variables, and that its codes lie at the same bits. Where that does not hold, it is proved for itself.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from random import Random
 from typing import Any
@@ -42,14 +42,22 @@ INTEGERS = "; no sum of integers saturates or wraps"
 
 def of_kernel(kernel: Kernel) -> Theorem:
     """The theorem about a generated kernel."""
-    return of_program(kernel, kernel.program)
+    return _of(kernel, lambda: kernel.program)
 
 
 def of_program(kernel: Kernel, program: Program) -> Theorem:
     """The theorem about a program that stands in the place of a kernel's own."""
-    setting = Setting(kernel.recipe, program, smallest(kernel.recipe))
+    return _of(kernel, lambda: program)
+
+
+def _of(kernel: Kernel, program: Callable[[], Program]) -> Theorem:
+    """The theorem about a program, which is made when it is needed."""
+
+    def setting() -> Setting:
+        return Setting(kernel.recipe, program(), smallest(kernel.recipe))
+
     statement = STATEMENT + (INTEGERS if kernel.recipe.integer else "")
-    return Theorem("products", kernel.name, statement, lambda: repr(setting), lambda: decide(setting))
+    return Theorem("products", kernel.name, statement, lambda: repr(setting()), lambda: decide(setting()))
 
 
 def decide(setting: Setting) -> Outcome:

@@ -66,11 +66,15 @@ class TooManyError(Exception):
 
 def of_kernel(kernel: Kernel, program: Program | None = None, declared: Roundings | None = None) -> Theorem:
     """The theorem about a kernel of a prepared matrix; a program or a formula may stand in the place of its own."""
-    integer = kernel.recipe.integer
-    formula = declared or (backend.integer_roundings if integer else backend.roundings)
-    derived = Derived(kernel, program or kernel.program)
-    text = partial("{0}\n{1}\n{2}".format, kernel.recipe, derived.program, getsource(backend))
-    return Theorem("roundings", kernel.name, STATEMENT, text, partial(_decided, partial(_matrix, derived, formula)))
+    formula = declared or (backend.integer_roundings if kernel.recipe.integer else backend.roundings)
+
+    def derived() -> Derived:
+        return Derived(kernel, program or kernel.program)
+
+    def text() -> str:
+        return f"{kernel.recipe}\n{derived().program}\n{getsource(backend)}"
+
+    return Theorem("roundings", kernel.name, STATEMENT, text, lambda: _decided(lambda: _matrix(derived(), formula)))
 
 
 def theorems() -> Iterator[Theorem]:
