@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Kind = Literal["places", "layouts", "formats", "storage", "products", "memory", "roundings"]
-KINDS: tuple[Kind, ...] = ("places", "layouts", "formats", "storage", "products", "memory", "roundings")
+Kind = Literal["places", "layouts", "formats", "storage", "products", "memory", "roundings", "casts"]
+KINDS: tuple[Kind, ...] = ("places", "layouts", "formats", "storage", "products", "memory", "roundings", "casts")
 
 Way = Literal["solver", "enumeration"]
 WAYS: tuple[Way, ...] = ("solver", "enumeration")

@@ -1,0 +1,135 @@
+// Casts of the backend against exact roundings, for all bit patterns of float32 or for one in `step`.
+//
+// A cast takes the header's own function. What it should give is found in float64, which holds every number here
+// exactly: by a search among the values of the type, or by a rounding to an integer. Each function gives the first
+// pattern for which the two differ, or -1.
+#include <cfenv>
+
+#include "casts.h"
+#include "blocks.h"
+
+namespace {
+
+constexpr std::uint64_t patterns = std::uint64_t{1} << 32;
+
+template <class Right> std::int64_t first_wrong(std::uint64_t step, const Right& right) {
+  for (std::uint64_t bits = 0; bits < patterns; bits += step)
+    if (!right(static_cast<std::uint32_t>(bits))) return static_cast<std::int64_t>(bits);
+  return -1;
+}
+
+// The pattern of a magnitude among `count` ascending values, the last of which is infinity: the nearest, of two equally
+// near ones the even pattern. `middles[i]` lies between value i and value i + 1.
+std::uint32_t nearest(const double* middles, std::int64_t count, double magnitude) {
+  std::int64_t low = 0, high = count - 1;
+  while (low < high) {
+    const std::int64_t i = (low + high) / 2;
+    if (magnitude > middles[i] || (magnitude == middles[i] && i % 2 == 1)) low = i + 1;
+    else high = i;
+  }
+  return static_cast<std::uint32_t>(low);
+}
+
+bool is_nan(std::uint32_t bits) { return (bits & 0x7FFFFFFFu) > 0x7F800000u; }
+
+template <class Narrow>
+std::int64_t narrowed(const double* middles, std::int64_t count, std::uint64_t step, const Narrow& narrow) {
+  return first_wrong(step, [&](std::uint32_t bits) {
+    const float x = lowbit::from_bits(bits);
+    const std::uint32_t given = narrow(x), sign = bits >> 31 << 15;
+    if (is_nan(bits)) return (given & 0x7FFFu) > static_cast<std::uint32_t>(count - 1);
+    return given == (sign | nearest(middles, count, std::fabs(static_cast<double>(x))));
+  });
+}
+
+// The mantissa and the exponent of an element of a block, by the definition (lowbit.quantization.bfp.cast).
+std::int64_t block_exponent(double largest, int mantissa, int reach) {
+  int power;
+  std::frexp(largest, &power);
+  return largest == 0 ? -reach : std::min(std::max(power - 1 - (mantissa - 2), -reach), reach);
+}
+
+bool right_mantissa(double x, std::int64_t e, int top, int given) {
+  const double exact = std::nearbyint(std::ldexp(x, static_cast<int>(-e)));
+  return given == std::min(std::max(exact, -static_cast<double>(top)), static_cast<double>(top));
+}
+
+bool finite(float x) { return std::isfinite(x); }
+
+}  // namespace
+
+extern "C" {
+
+std::int64_t wrong_half(const double* middles, std::int64_t count, std::uint64_t step) {
+  return narrowed(middles, count, step, lowbit::narrow_half);
+}
+
+std::int64_t wrong_brain(const double* middles, std::int64_t count, std::uint64_t step) {
+  return narrowed(middles, count, step, lowbit::narrow_brain);
+}
+
+// Activations: x as the largest of its block, and x beside a largest number L of a block with the exponent 0.
+std::int64_t wrong_blocks(const double*, std::int64_t, std::uint64_t step) {
+  return first_wrong(step, [](std::uint32_t bits) {
+    const float L = lowbit::from_bits(0x42FFFFFFu), x = lowbit::from_bits(bits);  // L: below 128
+    if (!finite(x)) return true;
+    std::int8_t mantissas[2];
+    std::int16_t exponent;
+    lowbit::cast_blocks(&x, 1, mantissas, &exponent);
+    const std::int64_t e = block_exponent(std::fabs(static_cast<double>(x)), 8, 127);
+    if (exponent != e || !right_mantissa(x, e, 127, mantissas[0])) return false;
+    if (std::fabs(x) > L) return true;
+    const float pair[2] = {L, x};
+    lowbit::cast_blocks(pair, 2, mantissas, &exponent);
+    return exponent == 0 && right_mantissa(x, 0, 127, mantissas[1]);
+  });
+}
+
+// The same for the operation, with mantissas of `count` bits.
+std::int64_t wrong_format(const double*, std::int64_t count, std::uint64_t step) {
+  const lowbit::Format format{2, count, 127};
+  const int top = (1 << (count - 1)) - 1;
+  const float L = std::nextafter(std::ldexp(1.0f, static_cast<int>(count) - 1), 0.0f);
+  return first_wrong(step, [&](std::uint32_t bits) {
+    const float x = lowbit::from_bits(bits);
+    if (!finite(x)) return true;
+    std::int8_t mantissas[2];
+    std::int16_t exponent;
+    lowbit::cast_row(&x, 1, format, mantissas, &exponent);
+    const std::int64_t e = block_exponent(std::fabs(static_cast<double>(x)), static_cast<int>(count), 127);
+    if (exponent != e || !right_mantissa(x, e, top, mantissas[0])) return false;
+    if (std::fabs(x) > L) return true;
+    const float pair[2] = {L, x};
+    lowbit::cast_row(pair, 2, format, mantissas, &exponent);
+    return exponent == 0 && right_mantissa(x, 0, top, mantissas[1]);
+  });
+}
+
+// x beside the largest number of a block, for every exponent of a block; those of one exponent are one in `step`.
+std::int64_t wrong_scaled(const double*, std::int64_t, std::uint64_t step) {
+  for (int e = -127; e <= 120; ++e) {
+    const float L = std::ldexp(127.0f, e);
+    const std::int64_t wrong = first_wrong(step, [&](std::uint32_t bits) {
+      const float pair[2] = {L, lowbit::from_bits(bits)};
+      if (!(std::fabs(pair[1]) <= L)) return true;
+      std::int8_t mantissas[2];
+      std::int16_t exponent;
+      lowbit::cast_blocks(pair, 2, mantissas, &exponent);
+      return exponent == block_exponent(L, 8, 127) && right_mantissa(pair[1], exponent, 127, mantissas[1]);
+    });
+    if (wrong >= 0) return wrong;
+  }
+  return -1;
+}
+
+// int8, Q8_0, Q8_1 and Q8_K: the integer nearest to a product.
+std::int64_t wrong_products(const double*, std::int64_t, std::uint64_t step) {
+  return first_wrong(step, [](std::uint32_t bits) {
+    const float x = lowbit::from_bits(bits);
+    if (!(std::fabs(x) <= 128.0f)) return true;
+    std::int8_t code;
+    lowbit::round_products(&x, 1, 1.0f, 127, &code);
+    return code == std::min(std::nearbyint(static_cast<double>(x)), 127.0);
+  });
+}
+}
