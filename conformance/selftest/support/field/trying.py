@@ -19,6 +19,9 @@ from field.held_out_eighth_words import EIGHTH_WORDS
 from field.held_out_fifth import FIFTH
 from field.held_out_last import FOURTH
 from field.held_out_later import THIRD
+from field.held_out_ninth import NINTH_KERNELS
+from field.held_out_ninth_blocks import NINTH_BLOCKS
+from field.held_out_ninth_words import NINTH_WORDS
 from field.held_out_seventh import SEVENTH, SEVENTH_KERNELS
 from field.held_out_sixth import SIXTH
 from field.judging import Judgement, judge
@@ -31,19 +34,27 @@ SOURCES = (
     *("numpy_kernels.py", "more_numpy.py", "torch_kernels.py", "triton_kernels.py", "numba_kernels.py"),
     *("cast_kernels.py", "step_kernels.py", "vector_kernels.py"),
     *("cpp_kernels.py", "kernels.cpp", "more_cpp.py", "more.cpp", "rust_kernels.py", "kernels.rs"),
+    *("tiles_cpp.py", "tiles.cpp", "words_rs.py", "words.rs", "torch_blocks.py"),
 )
 COMPILERS = {
     "kernels.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "kernels.so"),
     "more.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "more.so"),
     "kernels.rs": ("rustc", "-O", "--crate-type", "cdylib", "-o", "kernels_rs.so"),
+    "tiles.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "tiles.so"),
+    "words.rs": ("rustc", "-O", "--crate-type", "cdylib", "-o", "words.so"),
 }
-MODULES = {"kernels.cpp": "cpp_kernels", "more.cpp": "more_cpp", "kernels.rs": "rust_kernels"}
-LIBRARIES: dict[str, Library] = {"torch_kernels.py": "torch", "triton_kernels.py": "torch"}
+MODULES = {
+    **{"kernels.cpp": "cpp_kernels", "more.cpp": "more_cpp", "tiles.cpp": "tiles_cpp"},
+    **{"kernels.rs": "rust_kernels", "words.rs": "words_rs"},
+}
+LIBRARIES: dict[str, Library] = {
+    **{"torch_kernels.py": "torch", "torch_blocks.py": "torch", "triton_kernels.py": "torch"},
+}
 
 LISTS = {
     **{"mistakes": MISTAKES, "first": HELD_OUT, "second": SECOND, "third": THIRD, "fourth": FOURTH},
     **{"fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH_WORDS + EIGHTH_BLOCKS},
-    "mended": MENDED,
+    **{"ninth": NINTH_WORDS + NINTH_BLOCKS, "mended": MENDED},
 }
 """All lists by name; all but the first and the last were held out."""
 
@@ -92,7 +103,7 @@ def module_of(mistake: Mistake) -> str:
 
 def claim_of(file: str, kernel: str) -> Claim:
     """What a kernel is certified for."""
-    known = MORE_KERNELS | SEVENTH_KERNELS | EIGHTH_KERNELS | MENDED_KERNELS
+    known = MORE_KERNELS | SEVENTH_KERNELS | EIGHTH_KERNELS | NINTH_KERNELS | MENDED_KERNELS
     operation, limits = known.get((file, kernel)) or KERNELS[kernel]
     return Claim(operation, limits, arrays=LIBRARIES.get(file, "numpy"))
 
