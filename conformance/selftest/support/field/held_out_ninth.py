@@ -2,10 +2,12 @@
 
 Sixty mistakes, twelve in each of GPTQ, AWQ, Q4_K, MXFP4 and FP8, with activations in float16, bfloat16 and 8 bits. The
 modules `held_out_ninth_words` and `held_out_ninth_blocks` hold them. A comment says which public project had a mistake
-like it. Their right answers are sentences that were chosen before any mistake was tried.
+like it. Their right answers are sentences that were chosen before any mistake was tried. A diagnosis is right if it
+says the same in other words; `held_out_ninth_names` has its names for it.
 """
 
 from field.held_out_eighth import BRAIN, GPTQ, INT8, Q8_0, Kind, Planted
+from field.held_out_ninth_names import NAMES
 from field.mistakes import HALF
 
 Q8_K: dict[str, object] = {"activations": "q8_k", "result": "float32"}
@@ -31,4 +33,4 @@ NINTH_KERNELS: dict[tuple[str, str], tuple[str, dict[str, object]]] = {
 
 def held(id: str, kind: Kind, place: tuple[str, str], what: str, old: str, new: str, *answers: str) -> Planted:
     """A mistake in a kernel, which is given by its file and its name."""
-    return Planted(*place, what, old, new, answers, id, kind)
+    return Planted(*place, what, old, new, (*answers, *NAMES.get(id, ())), id, kind)
