@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.numpy import load_file
 from tiny_gguf import add
 
@@ -34,6 +34,7 @@ PARTS = {
     "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
+    "self_attn.sinks": "attn_sinks",
     "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -48,8 +49,9 @@ NAMES = {
     **dict.fromkeys(("smollm3", "phi3"), PARTS),
     **dict.fromkeys(("olmo2", "olmo3"), PARTS | POST_NORMS),
     "gemma2": PARTS | GEMMA_NORMS,
+    "gpt_oss": PARTS | {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"},
 }
-WRITTEN = {"olmo3": "olmo2"}
+WRITTEN = {"olmo3": "olmo2", "gpt_oss": "gpt-oss"}
 """Architectures that are not named as in the directory."""
 
 
@@ -70,7 +72,8 @@ def converted(folder: Path, path: Path, **change: Any) -> Path:
     for key, value in values.items():
         add(writer, f"{name}.{key}", value)
     for tensor, data in tensors(folder, kind, config).items():
-        writer.add_tensor(tensor, data)
+        coded = data.dtype == np.uint8
+        writer.add_tensor(tensor, data, raw_dtype=GGMLQuantizationType.MXFP4 if coded else None)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -81,7 +84,11 @@ def converted(folder: Path, path: Path, **change: Any) -> Path:
 def tensors(folder: Path, kind: str, config: dict[str, Any]) -> dict[str, Array]:
     """The tensors of a file: vectors in float32, and rotary pairs side by side where llama.cpp has them so."""
     found: dict[str, Array] = {}
-    for stored, data in load_file(folder / "model.safetensors").items():
+    held = load_file(folder / "model.safetensors")
+    if kind == "gpt_oss":
+        found, held = _experts(held), {name: data for name, data in held.items() if ".experts." not in name}
+        held = {name.replace("sinks", "sinks.weight"): data for name, data in held.items()}
+    for stored, data in held.items():
         name, given = renamed(stored, NAMES[kind]), data
         if kind == "gemma2" and stored.endswith("norm.weight"):
             given = 1 + data.astype(np.float32)
@@ -103,6 +110,33 @@ def renamed(stored: str, parts: dict[str, str]) -> str:
     _, _, number, rest = stored.split(".", 3)
     part, _, ending = rest.rpartition(".")
     return f"blk.{number}.{parts[part]}.{ending}"
+
+
+def _experts(held: dict[str, Array]) -> dict[str, Array]:
+    """The tensors of stacked experts: gate and up apart, outputs before inputs, and blocks in ggml's order."""
+    found: dict[str, Array] = {}
+    for stored, data in held.items():
+        number, _, part = stored.removeprefix("model.layers.").partition(".mlp.experts.")
+        if stored.endswith("_scales") or not part:
+            continue
+        whole, kind = data, "bias" if part.endswith("_bias") else "weight"
+        if part.endswith("_blocks"):
+            whole = _blocks(data, held[stored.replace("_blocks", "_scales")])
+        elif kind == "weight":
+            whole = data.swapaxes(1, 2)
+        names = ("gate", "up") if part.startswith("gate_up") else ("down",)
+        for place, name in enumerate(names):
+            own = np.ascontiguousarray(whole[:, place :: len(names)])
+            found[f"blk.{number}.ffn_{name}_exps.{kind}"] = own.astype(np.float32) if kind == "bias" else own
+    return found
+
+
+def _blocks(pairs: Array, scales: Array) -> Array:
+    """Blocks of ggml: a scale and 16 bytes with elements j and j + 16, from bytes with elements 2j and 2j + 1."""
+    codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], 32)
+    packed = codes[..., :16] | codes[..., 16:] << 4
+    blocks: Array = np.concatenate([scales[..., np.newaxis], packed], axis=-1)
+    return blocks.reshape(*pairs.shape[:2], -1)
 
 
 # **What a kind of model adds to the numbers that all have.**
@@ -145,4 +179,21 @@ def _gemma2(config: dict[str, Any]) -> dict[str, Any]:
     return values | caps | {"attention.sliding_window": config["sliding_window"]}
 
 
-EXTRA = {"gemma2": _gemma2, "smollm3": _smollm3, "olmo2": _olmo, "olmo3": _olmo, "phi3": _phi3}
+def _gpt_oss(config: dict[str, Any]) -> dict[str, Any]:
+    scaling = config["rope_scaling"]
+    return {
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+        "attention.sliding_window": config["sliding_window"],
+        "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "rope.scaling.type": scaling["rope_type"],
+        "rope.scaling.factor": scaling["factor"],
+        "rope.scaling.original_context_length": scaling["original_max_position_embeddings"],
+        "rope.scaling.yarn_beta_fast": scaling["beta_fast"],
+        "rope.scaling.yarn_beta_slow": scaling["beta_slow"],
+    }
+
+
+EXTRA = {"gpt_oss": _gpt_oss, "gemma2": _gemma2, "smollm3": _smollm3, "olmo2": _olmo, "olmo3": _olmo, "phi3": _phi3}

@@ -310,6 +310,8 @@ def yarn_scaling(
     slow: float = 1.0,
     fast: float = 32.0,
     magnitude: float | None = None,
+    *,
+    whole: bool = True,
 ) -> Scaling:
     r"""The scaling of YaRN: a ramp over the pairs, and larger scores.
 
@@ -325,6 +327,7 @@ def yarn_scaling(
         slow: :math:`l`, the rotations within `original` positions at which the ramp ends.
         fast: :math:`h`, those at which it begins.
         magnitude: of cosines and sines; by default that of the paper.
+        whole: whether the ramp begins and ends at whole pairs, as above; GPT-OSS leaves its ends unrounded.
 
     Raises:
         ArgumentError: a number out of range.
@@ -338,7 +341,8 @@ def yarn_scaling(
     first, last = (
         head_dim * math.log(original / (2 * math.pi * turns)) / (2 * math.log(base)) for turns in (fast, slow)
     )
-    begin, end = max(math.floor(first), 0), min(math.ceil(last), head_dim - 1)
+    first, last = (math.floor(first), math.ceil(last)) if whole else (first, last)
+    begin, end = max(first, 0), min(last, head_dim - 1)
     ramp = np.clip((np.arange(head_dim // 2) - begin) / (end - begin if end != begin else 0.001), 0, 1)
     paper = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
     return Scaling(_mixed(factor, 1 - ramp).factors, paper if magnitude is None else magnitude)

@@ -41,6 +41,7 @@ from lowbit.text import quoted
 KINDS = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "smollm3", "olmo2", "phi3")},
     "gemma3": "gemma3_text",
+    "gpt-oss": "gpt_oss",
 }
 """The ``model_type`` of the architectures of GGUF."""
 COPIED = (
@@ -135,6 +136,19 @@ def open_source(path: Path, gptq_version: Version | None = None) -> Source:
     return File.of(source)
 
 
+def _refuse_stacked(name: str, architecture: Architecture) -> None:
+    """Refuse a model whose experts are stacked, for which no method of rewriting has a layout.
+
+    Raises:
+        ArgumentError: it is one.
+    """
+    if architecture.sparse is not None and architecture.sparse.stacked:
+        sentence = (
+            f"the experts of {name} are stacked in a few tensors, which are not rewritten; run it as it is stored"
+        )
+        raise ArgumentError("model", name, "a model whose matrices are tensors of their own", sentence)
+
+
 def _digest(files: list[KnownFile], more: bytes = b"") -> str:
     stamps = [[each.device, each.inode, each.size, each.changed, each.status_changed] for each in files]
     return hashlib.sha256(json.dumps(sorted(stamps)).encode() + more).hexdigest()
@@ -152,6 +166,7 @@ class Directory(Source):
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Directory":
         """A directory that is open."""
+        _refuse_stacked(checkpoint.file, checkpoint.architecture)
         tied = checkpoint.tied and HEAD not in checkpoint.packed
         tokenizer = checkpoint_tokenizer.read_tokenizer(checkpoint)
         about = (checkpoint.file, checkpoint.config, checkpoint.architecture, tied, tokenizer, checkpoint.remarks)
@@ -209,8 +224,9 @@ class File(Source):
         Raises:
             ArgumentError: a model that a directory cannot describe.
         """
-        tokenizer, tied = gguf_tokenizer.read_tokenizer(gguf), "output.weight" not in gguf.header.tensors
         kind = ARCHITECTURES[KINDS[gguf.architecture]]
+        _refuse_stacked(gguf.file, kind)
+        tokenizer, tied = gguf_tokenizer.read_tokenizer(gguf), "output.weight" not in gguf.header.tensors
         found = cls(gguf.file, gguf.config, kind, tied, tokenizer, (), gguf)
         _check_described(found)
         return found

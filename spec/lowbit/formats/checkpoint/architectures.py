@@ -14,6 +14,8 @@ has, matrices that are stored as one tensor, the fields that mean a window, the 
 - **SmolLM3** does not rotate queries and keys in every fourth layer, or in those that ``no_rope_layers`` marks with 0.
 - **OLMo 2** norms the result of each part of a block and not what goes in, and all heads of a token together.
   **OLMo 3** also alternates between local and full layers, and scales the rotation of full ones alone.
+- **GPT-OSS** has a sink for each query head and biases in attention, in the router and in the experts, whose units are
+  clamped and which lie stacked in a few tensors, in MXFP4 or as floats. Every second layer is full.
 - **Phi-3** stores queries, keys and values as one tensor, and gate and up projections as another; it may rotate a part
   of each head.
 
@@ -26,6 +28,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from lowbit.model.config import Activation
+from lowbit.model.layers import SLOPE
+from lowbit.model.step import EXPERT_BIASES
 
 NORMS = {"attention_norm": "input_layernorm.weight", "feed_forward_norm": "post_attention_layernorm.weight"}
 BIASES = {f"{part}_bias": f"self_attn.{part[0]}_proj.bias" for part in ("query", "key", "value")}
@@ -38,6 +42,12 @@ GEMMA_NORMS = {
     "attention_norm": "input_layernorm.weight",
     "feed_forward_norm": "pre_feedforward_layernorm.weight",
     **POST_NORMS,
+}
+
+GPT_OSS_VECTORS = {
+    "output_bias": "self_attn.o_proj.bias",
+    "sinks": "self_attn.sinks",
+    "router_bias": "mlp.router.bias",
 }
 
 ATTENTION = {part: f"self_attn.{part[0]}_proj" for part in ("query", "key", "value", "output")}
@@ -55,15 +65,19 @@ class Sparse:
         router: the tensor of the router.
         experts: what the names of the tensors of experts begin with, before their number.
         parts: the tensors of an expert, by their names in `lowbit.model.weights.GatedWeights`.
+        stacked: whether the experts lie one after another in a few tensors (`lowbit.formats.checkpoint.stacked`).
     """
 
     router: str
     experts: str
     parts: Mapping[str, str]
+    stacked: bool = False
 
 
 MIXTRAL_EXPERTS = Sparse("block_sparse_moe.gate", "block_sparse_moe.experts", {"gate": "w1", "up": "w3", "down": "w2"})
 QWEN_EXPERTS = Sparse("mlp.gate", "mlp.experts", {part: f"{part}_proj" for part in ("gate", "up", "down")})
+
+GPT_OSS_EXPERTS = Sparse("mlp.router", "mlp.experts", {}, stacked=True)
 
 Window = Literal["never", "always", "unused", "alternating"]
 """What ``sliding_window`` means: a field that the kind does not have, a window in every layer, nothing unless
@@ -95,6 +109,8 @@ class Architecture:
         fields: further fields, each with the only value that is supported; absent is the same.
         needed: the same of fields that have to be there.
         partial: whether a part of a head may be rotated under every rule (`lowbit.formats.checkpoint.rope`).
+        sinks: whether each query head has a sink.
+        scaled: whether the file has to say how the rotary frequencies are scaled.
         rope_base: the base where no field gives it; None where one must.
         divides_width: whether an absent ``head_dim`` is the width of the stream over the heads.
         one_each: whether an absent number of key-value heads is that of the query heads.
@@ -120,10 +136,18 @@ class Architecture:
     fields: Mapping[str, Any] = field(default_factory=dict)
     needed: Mapping[str, Any] = field(default_factory=dict)
     partial: bool = False
+    sinks: bool = False
+    scaled: bool = False
     rope_base: float | None = None
     divides_width: bool = True
     one_each: bool = False
     tied: bool = False
+
+    @property
+    def all_vectors(self) -> tuple[str, ...]:
+        """The vectors of a block by their names in `LayerWeights`, those of stacked experts included."""
+        stacked = self.sparse is not None and self.sparse.stacked
+        return (*self.vectors, *(f"expert_{bias}" for bias in EXPERT_BIASES if stacked))
 
 
 UNUSED_WINDOW = {"use_sliding_window": False}
@@ -191,6 +215,19 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             local_rotation="unscaled",
             heads_normed_together=True,
             one_each=True,
+        ),
+        "gpt_oss": Architecture(
+            "GptOssForCausalLM",
+            NORMS | BIASES | GPT_OSS_VECTORS,
+            sparse=GPT_OSS_EXPERTS,
+            window="alternating",
+            full_every=2,
+            local_rotation="same",
+            activation="clamped",
+            fields={"attention_bias": True, "swiglu_alpha": SLOPE},
+            sinks=True,
+            scaled=True,
+            divides_width=False,
         ),
         "phi3": Architecture(
             "Phi3ForCausalLM", matrices=ATTENTION | DENSE | FUSED, window="always", partial=True, one_each=True

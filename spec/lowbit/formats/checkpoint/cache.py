@@ -117,7 +117,7 @@ class QuantizedCheckpoint:
     @property
     def _vectors(self) -> Iterable[str]:
         """The names of the vectors of a block."""
-        return self.source.architecture.vectors
+        return self.source.architecture.all_vectors
 
     def keep(self, name: str) -> None:
         """Make the file of a part of `parts` unless it exists; of an existing file only the header is checked."""

@@ -21,7 +21,7 @@ from typing import Any
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES, Architecture
-from lowbit.formats.checkpoint.rope import FULL, LOCAL, LOCAL_BASE, read_rotary
+from lowbit.formats.checkpoint.rope import FULL, KEPT, LOCAL, LOCAL_BASE, OLD, read_rotary
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.system.json_files import LARGEST_INTEGER, Fields, described
 from lowbit.text import quoted
@@ -96,6 +96,8 @@ def read_config(fields: Fields, context: int | None = None) -> LlamaConfig:
     layers, heads, hidden = (fields.value(KEYS[name], int) for name in ("layers", "heads", "hidden"))
     head_dim = fields.value(KEYS["head_dim"], int, hidden // max(1, heads) if architecture.divides_width else None)
     _refuse_other_features(fields, architecture, head_dim)
+    if architecture.scaled and not (fields.values.get(OLD) or fields.values.get(KEPT)):
+        raise FormatError(fields.file, OLD, "missing", "how the rotary frequencies are scaled")
     rotary = read_rotary(fields, head_dim, architecture.rope_base, context, partial=architecture.partial)
     window, full_every = _window(fields, architecture)
     local_base = rotary.local_base
@@ -124,6 +126,8 @@ def read_config(fields: Fields, context: int | None = None) -> LlamaConfig:
             local_rope_base=local_base,
             local_rope_scaling=rotary.local_scaling,
             activation=architecture.activation,
+            activation_limit=_limit(fields, architecture),
+            sinks=architecture.sinks,
             embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
             rope_scaling=rotary.scaling,
             heads_normed_together=architecture.heads_normed_together,
@@ -205,9 +209,15 @@ def _refuse_other_features(fields: Fields, architecture: Architecture, head_dim:
         raise FormatError(fields.file, DIVISOR, divisor, f"head_dim, {head_dim}")
 
 
+LIMIT, USUAL_LIMIT = "swiglu_limit", 7.0
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 """The soft caps of scores and of logits."""
 DIVISOR, USUAL_DIVISOR = "query_pre_attn_scalar", 256.0
+
+
+def _limit(fields: Fields, architecture: Architecture) -> float:
+    """Of a clamped gated unit."""
+    return fields.value(LIMIT, float, USUAL_LIMIT) if architecture.activation == "clamped" else USUAL_LIMIT
 
 
 def _score_scale(fields: Fields, architecture: Architecture, head_dim: int) -> float | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from lowbit.contract.checks import check_choice, spoken
 from lowbit.errors import ArgumentError, FormatError
-from lowbit.formats.checkpoint import stored_matrix
+from lowbit.formats.checkpoint import stacked, stored_matrix
 from lowbit.formats.checkpoint.architectures import Architecture
 from lowbit.formats.checkpoint.gptq_version import VERSIONS, Version, of_version, sampled_zeros
 from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, Shape, tensor_shapes
@@ -34,12 +34,14 @@ class Packing:
 
     Attributes:
         matrices: by the names that their weights would have.
+        coded: whether stacked experts are MXFP4 (`lowbit.formats.checkpoint.stacked`).
         method: how they were quantised; None for a checkpoint of floats.
         identity: what decides their numbers beside the files, for digests.
         remarks: what a user should know of how they are read, a sentence each.
     """
 
     matrices: Mapping[str, Packed] = field(default_factory=dict)
+    coded: bool = False
     method: Method | None = None
     identity: tuple[bytes, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -84,7 +86,7 @@ def read_packing(table: Table, method: Method | None, gptq_version: Version | No
         remarks.append("The checkpoint has scales for a cache of cast keys and values; here the cache is not cast.")
     formats = sorted({each.format for each in found})
     matrices = {f"{each.module}{WEIGHT}": each for each in found}
-    return Packing(matrices, method, tuple(name.encode() for name in formats), tuple(remarks))
+    return Packing(matrices, False, method, tuple(name.encode() for name in formats), tuple(remarks))
 
 
 def check_table(config: LlamaConfig, tied: bool, architecture: Architecture, table: Table, packing: Packing) -> None:
@@ -93,14 +95,15 @@ def check_table(config: LlamaConfig, tied: bool, architecture: Architecture, tab
     Raises:
         FormatError: a tensor that is missing, unknown, or of another shape or type.
     """
-    experts = 1 if config.routing is None else config.routing.experts
+    separate = architecture.sparse is not None and not architecture.sparse.stacked
+    experts = config.routing.experts if config.routing is not None and separate else 1
     if config.layers * experts > len(table):
         claimed = f"{config.layers} layers" + ("" if config.routing is None else f" of {experts} experts")
         raise FormatError(
             CONFIG, "shape of the model", claimed, f"what {len(table)} tensors can hold; some are missing"
         )
     has_head = HEAD in table or HEAD in packing.matrices
-    expected = dict(tensor_shapes(config, tied and not has_head, architecture))
+    expected = dict(tensor_shapes(config, tied and not has_head, architecture, coded=packing.coded))
     known = set[str]()
     for name, shape in expected.items():
         if name in packing.matrices:
@@ -122,8 +125,9 @@ def _check_floats(table: Table, name: str, shape: Shape) -> None:
     file = place.shard.path.name
     if place.shape != shape:
         raise FormatError(file, f"shape of tensor {quoted(name)}", place.shape, " x ".join(map(str, shape)))
-    if place.type not in STORED:
-        raise FormatError(file, f"type of tensor {quoted(name)}", place.type, spoken(list(STORED)))
+    types = ["U8"] if name.endswith(stacked.CODED) else list(STORED)
+    if place.type not in types:
+        raise FormatError(file, f"type of tensor {quoted(name)}", place.type, spoken(types))
 
 
 def _check_packed(table: Table, packing: Packing, name: str, shape: Shape) -> None:

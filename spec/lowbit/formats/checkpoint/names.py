@@ -10,6 +10,7 @@ Source: the published checkpoint of Mixtral 8x7B.
 
 from collections.abc import Iterator
 
+from lowbit.formats.checkpoint import stacked
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES, ATTENTION, Architecture
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import linear_shapes, vector_sizes
@@ -25,11 +26,12 @@ def vector_names(architecture: Architecture, number: int) -> dict[str, str]:
 
 
 def matrix_names(architecture: Architecture, config: LlamaConfig, number: int) -> dict[str, list[str]]:
-    """The matrices of one block: from the names of the file to those of `LayerWeights.linears`, in order of rows."""
+    """The matrices of one block: from the names of the file to those of `LayerWeights.linears`, in order of rows;
+    stacked experts are not among them."""
     parts = dict(architecture.matrices)
     if (sparse := architecture.sparse) is not None and config.routing is not None:
         parts = ATTENTION | {"feed_forward.router": sparse.router}
-        for expert in range(config.routing.experts):
+        for expert in range(0 if sparse.stacked else config.routing.experts):
             parts |= {
                 f"feed_forward.experts[{expert}].{name}": f"{sparse.experts}.{expert}.{part}"
                 for name, part in sparse.parts.items()
@@ -40,17 +42,30 @@ def matrix_names(architecture: Architecture, config: LlamaConfig, number: int) -
     return held
 
 
-def layer_shapes(architecture: Architecture, config: LlamaConfig, number: int) -> dict[str, Shape]:
-    """The tensors of one block with their shapes as they are stored."""
+def stack_prefix(architecture: Architecture, number: int) -> str | None:
+    """What the names of the stacked experts of a block begin with; None where it has none."""
+    sparse = architecture.sparse
+    return f"model.layers.{number}.{sparse.experts}" if sparse is not None and sparse.stacked else None
+
+
+def layer_shapes(
+    architecture: Architecture, config: LlamaConfig, number: int, *, coded: bool = False
+) -> dict[str, Shape]:
+    """The tensors of one block with their shapes as they are stored; stacked experts in MXFP4 where they are coded."""
     sizes, shapes = vector_sizes(config), linear_shapes(config)
     found: dict[str, Shape] = {stored: (sizes[name],) for name, stored in vector_names(architecture, number).items()}
     for stored, names in matrix_names(architecture, config, number).items():
         found[stored] = (sum(shapes[name][1] for name in names), shapes[names[0]][0])
-    return found
+    prefix = stack_prefix(architecture, number)
+    return found if prefix is None else found | stacked.shapes(config, prefix, coded=coded)
 
 
 def tensor_shapes(
-    config: LlamaConfig, tied: bool, architecture: Architecture = ARCHITECTURES["mixtral"]
+    config: LlamaConfig,
+    tied: bool,
+    architecture: Architecture = ARCHITECTURES["mixtral"],
+    *,
+    coded: bool = False,
 ) -> Iterator[tuple[str, Shape]]:
     """Every tensor of a model with its shape as it is stored, in the order in which a token meets them.
 
@@ -62,10 +77,11 @@ def tensor_shapes(
         config: the shape of the model.
         tied: whether the head is the embedding.
         architecture: the kind of model; by default one with the names of Llama, Mistral and Mixtral.
+        coded: whether stacked experts are MXFP4.
     """
     yield EMBEDDING, (config.vocabulary, config.hidden)
     for number in range(config.layers):
-        yield from layer_shapes(architecture, config, number).items()
+        yield from layer_shapes(architecture, config, number, coded=coded).items()
     yield NORM, (config.hidden,)
     if not tied:
         yield HEAD, (config.vocabulary, config.hidden)

@@ -31,12 +31,12 @@ import numpy as np
 from lowbit.arrays import F32
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, FormatError
-from lowbit.formats.checkpoint import stored_matrix
+from lowbit.formats.checkpoint import stacked, stored_matrix
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES, Architecture
 from lowbit.formats.checkpoint.config import is_tied, kind_of, read_config
-from lowbit.formats.checkpoint.contents import check_table, read_packing
+from lowbit.formats.checkpoint.contents import Packing, check_table, read_packing
 from lowbit.formats.checkpoint.gptq_version import Version
-from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, matrix_names, vector_names
+from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, matrix_names, stack_prefix, vector_names
 from lowbit.formats.checkpoint.prequantized import Packed
 from lowbit.formats.checkpoint.quantization_config import method_of
 from lowbit.formats.checkpoint.tensors import INDEX, MOST_INDEX_BYTES, STORED, WIDTHS, Table, read_floats, read_table
@@ -77,6 +77,7 @@ class Checkpoint:
         architecture: the kind of model.
         packed: the matrices that are quantised already, by the names that their weights would have.
         remarks: what a user should know of how it is read, a sentence each.
+        coded: whether stacked experts are MXFP4.
     """
 
     folder: Path
@@ -87,6 +88,7 @@ class Checkpoint:
     architecture: Architecture
     packed: Mapping[str, Packed] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    coded: bool = False
 
     @property
     def file(self) -> str:
@@ -97,7 +99,8 @@ class Checkpoint:
     def nbytes(self) -> int:
         """Bytes of its weights in memory: floats as float32, and quantised matrices as they are stored."""
         inside = {name for each in self.packed.values() for name in each.tensors.values()}
-        floats = sum(4 * prod(place.shape) for name, place in self.table.items() if name not in inside)
+        others = [place for name, place in self.table.items() if name not in inside]
+        floats = sum(4 * prod(place.shape) if place.type in STORED else place.nbytes for place in others)
         return floats + sum(each.nbytes for each in self.packed.values())
 
     @property
@@ -155,6 +158,11 @@ class Checkpoint:
             return {name: change(name, part) for name, part in zip(names, parts, strict=True)}
 
         changed = side_by_side(linears, held, threads)
+        if (prefix := stack_prefix(self.architecture, number)) is not None:
+            parts |= stacked.biases(self.table, prefix)
+            changed += [
+                {name: change(name, matrix)} for name, matrix in stacked.matrices(self.table, prefix, coded=self.coded)
+            ]
         return assembled(self.config, parts, {name: matrix for each in changed for name, matrix in each.items()})
 
     def _matrices(self, stored: str, shapes: list[tuple[int, int]]) -> Iterable[Matrix]:
@@ -201,9 +209,15 @@ def open_checkpoint(
     architecture, config, tied = ARCHITECTURES[kind_of(fields)], read_config(fields, context), is_tied(fields)
     method = method_of(path, fields)
     table = read_table(path, tuple(STORED if method is None else WIDTHS))
-    packing = read_packing(table, method, gptq_version)
+    coded = method is not None and stack_prefix(architecture, 0) is not None and method.name == stacked.FORMAT
+    packing = Packing(coded=True, identity=(b"mxfp4",)) if coded else read_packing(table, method, gptq_version)
+    if coded and gptq_version is not None:
+        sentence = f"GPTQ version {gptq_version} was asked for, and the checkpoint has no matrices of GPTQ"
+        raise ArgumentError("gptq_version", gptq_version, "None", sentence)
     check_table(config, tied, architecture, table, packing)
     index = read_bytes(path / INDEX, MOST_INDEX_BYTES) if (path / INDEX).exists() else b""
     parts = [described, index, *packing.identity]
     digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
-    return Checkpoint(path.resolve(), config, tied, table, digest, architecture, packing.matrices, packing.remarks)
+    return Checkpoint(
+        path.resolve(), config, tied, table, digest, architecture, packing.matrices, packing.remarks, coded
+    )

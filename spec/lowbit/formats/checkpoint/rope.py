@@ -183,7 +183,8 @@ def _llama3(fields: Fields, head: Head, length: int) -> Scaling:
 def _yarn(fields: Fields, head: Head, length: int) -> Scaling:
     slow, fast = fields.value("beta_slow", float, 1.0), fields.value("beta_fast", float, 32.0)
     magnitude, original = fields.optional("attention_factor", float), fields.value(ORIGINAL, int)
-    return yarn_scaling(head.channels, head.base, fields.value("factor", float), original, slow, fast, magnitude)
+    whole, factor = fields.value("truncate", bool, True), fields.value("factor", float)
+    return yarn_scaling(head.channels, head.base, factor, original, slow, fast, magnitude, whole=whole)
 
 
 def _dynamic(fields: Fields, head: Head, length: int) -> Scaling:
@@ -213,7 +214,7 @@ RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "default": (lambda fields, head, length: None, ()),
     "linear": (_linear, ("factor",)),
     "llama3": (_llama3, ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL)),
-    "yarn": (_yarn, ("factor", "beta_slow", "beta_fast", "attention_factor", ORIGINAL)),
+    "yarn": (_yarn, ("factor", "beta_slow", "beta_fast", "attention_factor", "truncate", ORIGINAL)),
     "dynamic": (_dynamic, ("factor",)),
     "longrope": (_longrope, (*LISTS, "factor", "attention_factor", ORIGINAL)),
     "proportional": (lambda fields, head, length: None, ("factor",)),

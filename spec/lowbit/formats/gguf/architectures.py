@@ -17,8 +17,12 @@ a list says which layers are not. Its local layers rotate with the base of full 
 stores queries, keys and values as one tensor, and gate above up as another. Its window is part of the model; llama.cpp
 ignores it.
 
+**What files of GPT-OSS omit.** Gates are clamped at 7, every second layer is full, and the ramp of YaRN is not rounded
+to whole pairs, as the published configuration says; llama.cpp rounds it. The experts of a layer are three tensors of
+three dimensions, with biases of two, and the norm before them is named ``post_attention_norm``.
+
 Source: the GGUF specification of the ggml project and its model definitions ``llama``, ``qwen2``, ``qwen3``,
-``gemma2``, ``gemma3``, ``smollm3``, ``olmo2`` and ``phi3``, and its converter.
+``gemma2``, ``gemma3``, ``smollm3``, ``gpt-oss``, ``olmo2`` and ``phi3``, and its converter.
 """
 
 from collections.abc import Mapping
@@ -36,6 +40,14 @@ NORMS = {"attention_norm": "attn_norm.weight", "feed_forward_norm": "ffn_norm.we
 BIASES = {"query_bias": "attn_q.bias", "key_bias": "attn_k.bias", "value_bias": "attn_v.bias"}
 HEAD_NORMS = {"query_norm": "attn_q_norm.weight", "key_norm": "attn_k_norm.weight"}
 POST_NORMS = {"attention_post_norm": "post_attention_norm.weight", "feed_forward_post_norm": "post_ffw_norm.weight"}
+
+GPT_OSS_NORMS = {"attention_norm": "attn_norm.weight", "feed_forward_norm": "post_attention_norm.weight"}
+ROUTER = "ffn_gate_inp"
+GPT_OSS_VECTORS = {
+    "output_bias": "attn_output.bias",
+    "sinks": "attn_sinks.weight",
+    "router_bias": f"{ROUTER}.bias",
+}
 
 ROTARY_FACTORS = "rope_freqs.weight"
 """The factors by which the frequencies of all pairs are divided, as for Llama 3.1 (`lowbit.attention.rope`)."""
@@ -59,6 +71,7 @@ class Architecture:
         vectors: the vectors of a block, by their names in `lowbit.model.weights.LayerWeights`; a file has all of them.
         matrices: the matrices of a block, by the names of `lowbit.model.weights.linear_shapes`; several may be the rows
             of one tensor, in this order.
+        experts: the tensors of the experts of a layer, by the parts of a gated unit; None for a dense model.
         interleaved: rows of query and key projections are stored with the channels of each rotary pair side by side.
         numbers: those that only this architecture has, by their names in `lowbit.model.config.LlamaConfig`.
         alternating: whether layers alternate between local and full ones where there is a window.
@@ -72,11 +85,14 @@ class Architecture:
         capped: whether there are soft caps, of scores and of logits.
         largest: how many layers that model has whose scores are divided by the root of the width of the stream over the
             heads; None where there is none such.
+        sinks: whether each query head has a sink.
+        whole_ramp: whether the ramp of YaRN begins and ends at whole pairs (`lowbit.attention.rope.yarn_scaling`).
         rules: the rules by which metadata may scale the rotary frequencies.
     """
 
     vectors: Mapping[str, str]
     matrices: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(ATTENTION | FEED_FORWARD))
+    experts: Mapping[str, str] | None = None
     interleaved: bool = False
     numbers: Mapping[str, Number] = field(default_factory=dict)
     alternating: bool = False
@@ -89,6 +105,8 @@ class Architecture:
     partial: bool = False
     capped: bool = False
     largest: int | None = None
+    sinks: bool = False
+    whole_ramp: bool = True
     rules: tuple[str, ...] = ("none", "linear", "yarn")
 
     @property
@@ -135,6 +153,17 @@ ARCHITECTURES = {
         numbers=WINDOW | {"local_rope_base": Number("rope.freq_base", float, 10000.0)},
         alternating=True,
         heads_normed_together=True,
+    ),
+    "gpt-oss": Architecture(
+        GPT_OSS_NORMS | BIASES | GPT_OSS_VECTORS,
+        ATTENTION | {"feed_forward.router": ROUTER},
+        experts={part: f"ffn_{part}_exps" for part in ("gate", "up", "down")},
+        numbers={"window": Number("attention.sliding_window", int)},
+        alternating=True,
+        full_every=2,
+        activation="clamped",
+        sinks=True,
+        whole_ramp=False,
     ),
     "phi3": Architecture(
         NORMS,

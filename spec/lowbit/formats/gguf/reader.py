@@ -23,7 +23,7 @@ import hashlib
 import math
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +41,7 @@ from lowbit.formats.gguf.header import Header, TensorInfo, Value, walk
 from lowbit.formats.gguf.rope import read_rotary
 from lowbit.formats.gguf.tensors import CODE_BITS, floats, format_of, matrix
 from lowbit.formats.known_file import KnownFile, opened
-from lowbit.model.config import LlamaConfig
+from lowbit.model.config import LlamaConfig, Routing
 from lowbit.model.weights import (
     Embedding,
     LayerWeights,
@@ -52,6 +52,7 @@ from lowbit.model.weights import (
     linear_shapes,
     select_columns,
     shape_of,
+    to_float,
 )
 from lowbit.system.memory import check_memory
 from lowbit.text import kind_of, quoted
@@ -59,6 +60,7 @@ from lowbit.text import kind_of, quoted
 Kind = TypeVar("Kind", bool, int, float, str, list[str])
 
 DEFAULT_ROPE_BASE = 10000.0
+ROUTER_MATRIX = "feed_forward.router"
 ROTATED = {"attn_q": "heads", "attn_k": "kv_heads"}
 
 
@@ -161,6 +163,28 @@ class GGUFFile:
         self._check_shape(info, 1, info.shape[0])
         return floats(self._bytes(info).reshape(1, -1), info, self.file).reshape(-1)
 
+    def stacked(self, name: str, count: int) -> list[Matrix]:
+        """The matrices of a tensor of three dimensions, such as those of experts, each as `tensor` gives one.
+
+        Raises:
+            FormatError: as for `tensor`, or not three dimensions, of which the first is `count`.
+        """
+        info = self._info(name)
+        self._check_shape(info, 3, count)
+        rows = self._bytes(info).reshape(count, -1)
+        each = replace(info, shape=info.shape[1:], nbytes=rows.shape[1])
+        return [matrix(own, each, self.file) for own in rows]
+
+    def rows(self, name: str) -> F32:
+        """A tensor of two dimensions as float32, N × K.
+
+        Raises:
+            FormatError: as for `tensor`.
+        """
+        info = self._info(name)
+        self._check_shape(info, 2, info.shape[0])
+        return floats(self._bytes(info).reshape(info.shape[0], -1), info, self.file)
+
     def _info(self, name: str) -> TensorInfo:
         info = self.header.tensors.get(name)
         if info is None:
@@ -242,7 +266,7 @@ def _config(source: GGUFFile) -> LlamaConfig:
         return LlamaConfig(
             layers=layers,
             hidden=hidden,
-            feed_forward=integer("feed_forward_length"),
+            feed_forward=integer("expert_feed_forward_length" if architecture.experts else "feed_forward_length"),
             heads=heads,
             kv_heads=integer("attention.head_count_kv", heads),
             head_dim=head_dim,
@@ -251,7 +275,9 @@ def _config(source: GGUFFile) -> LlamaConfig:
             rope_base=real("rope.freq_base", DEFAULT_ROPE_BASE),
             rope_scaling=rotary.scaling,
             rms_epsilon=real("attention.layer_norm_rms_epsilon"),
+            routing=Routing(integer("expert_count"), integer("expert_used_count")) if architecture.experts else None,
             activation=architecture.activation,
+            sinks=architecture.sinks,
             embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
             heads_normed_together=architecture.heads_normed_together,
             unrotated=_unrotated(architecture, layers),
@@ -347,10 +373,11 @@ def _refuse_other_features(source: GGUFFile, name: str, architecture: Architectu
     """Metadata that would make this another model, each with the only value that is supported."""
     supported: dict[str, Value] = {
         "attention.value_length": head_dim,
-        "expert_count": 0,
         "attention.causal": True,
         "attention.scale": 0.0,
     }
+    if architecture.experts is None:
+        supported["expert_count"] = 0
     if not architecture.capped:
         supported |= {"attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0}
     for key, value in supported.items():
@@ -410,7 +437,7 @@ def _model_bytes(source: GGUFFile) -> int:
 
 def _stays_small(info: TensorInfo) -> bool:
     """Whether a matrix is kept as codes."""
-    return len(info.shape) == 2 and (info.type in CODE_BITS or format_of(info) is not None)
+    return len(info.shape) in (2, 3) and (info.type in CODE_BITS or format_of(info) is not None)
 
 
 def _working_bytes(info: TensorInfo) -> int:
@@ -434,6 +461,12 @@ def read_layer(source: GGUFFile, number: int) -> LayerWeights:
         parts = _cut(source, f"{prefix}.{stored}.weight", [shapes[name][1] for name in names])
         linears |= zip(names, parts, strict=True)
     vectors = {name: source.vector(f"{prefix}.{stored}") for name, stored in architecture.vectors.items()}
+    for part, stored in (architecture.experts or {}).items():
+        experts = source.stacked(f"{prefix}.{stored}.weight", 0 if config.routing is None else config.routing.experts)
+        linears |= {f"feed_forward.experts[{number}].{part}": expert for number, expert in enumerate(experts)}
+        vectors[f"expert_{part}_bias"] = source.rows(f"{prefix}.{stored}.bias").reshape(-1)
+    if ROUTER_MATRIX in linears:
+        linears[ROUTER_MATRIX] = to_float(linears[ROUTER_MATRIX])
     return assembled(config, vectors, linears)
 
 
@@ -454,6 +487,8 @@ def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig) -> None:
     name = source.architecture
     stored = [f"{part}.weight" for part in ARCHITECTURES[name].matrices.values()]
     stored += ARCHITECTURES[name].vectors.values()
+    experts = (ARCHITECTURES[name].experts or {}).values()
+    stored += [f"{part}.{kind}" for part in experts for kind in ("weight", "bias")]
     known = {"token_embd.weight", "output_norm.weight", "output.weight", *ARCHITECTURES[name].rotary_factors}
     known |= {f"blk.{number}.{part}" for number in range(config.layers) for part in stored}
     for tensor in source.header.tensors:

@@ -101,7 +101,7 @@ def _scaling(source: Source, name: str, architecture: Architecture, channels: in
     if rule == "none":
         return None
     factor = source.value(f"{name}.rope.scaling.factor", float)
-    return linear_scaling(channels, factor) if rule == "linear" else _yarn(source, name, channels, factor)
+    return linear_scaling(channels, factor) if rule == "linear" else _yarn(source, name, architecture, channels, factor)
 
 
 def _check_rule(source: Source, name: str, rule: str, allowed: tuple[str, ...]) -> None:
@@ -114,7 +114,7 @@ ONLY = {"attn_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_ext_factor": 1.0, "ya
 """Numbers of YaRN that change its mix or its magnitude, each with the only value that is supported."""
 
 
-def _yarn(source: Source, name: str, channels: int, factor: float) -> Scaling:
+def _yarn(source: Source, name: str, architecture: Architecture, channels: int, factor: float) -> Scaling:
     for key, only in ONLY.items():
         if (given := source.value(f"{name}.rope.scaling.{key}", float, only)) != only:
             raise FormatError(source.file, f"{name}.rope.scaling.{key}", given, str(only))
@@ -123,4 +123,4 @@ def _yarn(source: Source, name: str, channels: int, factor: float) -> Scaling:
         for which, usual in (("slow", 1.0), ("fast", 32.0))
     )
     base, original = source.value(f"{name}.rope.freq_base", float), source.value(f"{name}.{ORIGINAL}", int)
-    return yarn_scaling(channels, base, factor, original, slow, fast)
+    return yarn_scaling(channels, base, factor, original, slow, fast, whole=architecture.whole_ramp)

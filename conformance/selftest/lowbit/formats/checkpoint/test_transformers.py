@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from lowbit.arrays import F32
-from lowbit.attention.rope import Scaling
+from lowbit.attention.rope import Scaling, yarn_scaling
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.cache import quantized
 from lowbit.formats.checkpoint.reader import open_checkpoint
+from lowbit.model.block import Linear
 from lowbit.model.config import Routing
 from lowbit.model.decoder import Decoder
 from lowbit.model.quantization_plan import Plan, planned
-from lowbit.model.weights import LlamaWeights, in_memory, to_float, vector_sizes
+from lowbit.model.weights import LlamaWeights, Matrix, in_memory, to_float, vector_sizes
 
 DATA = Path(__file__).parent / "data"
 MODELS = sorted(path.name for path in DATA.iterdir() if (path / "expected.npz").exists())
@@ -28,12 +29,18 @@ CONTEXTS = {"llama-dynamic": 40, "phi3-long": 40}
 """Of models whose rotation depends on the length of the text: that of the texts that they read."""
 
 
+def as_floats(matrix: Matrix) -> Linear:
+    """A product with the numbers of a matrix, however it is stored."""
+    numbers = to_float(matrix)
+    return lambda x: x @ numbers
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_transformers(name: str) -> None:
     """After every token, whether the tokens are read at once or one by one."""
     with np.load(DATA / name / "expected.npz") as held:
         tokens, expected = [int(token) for token in held["tokens"]], held["logits"]
-    decoder = Decoder(in_memory(open_checkpoint(DATA / name, context=CONTEXTS.get(name))))
+    decoder = Decoder(in_memory(open_checkpoint(DATA / name, context=CONTEXTS.get(name))), as_floats)
     largest = float(np.abs(expected).max())
     assert largest > 1
     found = decoder.logits(decoder.hidden(tokens, decoder.new_state()))
@@ -47,7 +54,7 @@ def logits_of(weights: LlamaWeights, name: str) -> tuple[F32, F32]:
     """Those of the tokens of a model, by lowbit and by ``transformers``."""
     with np.load(DATA / name / "expected.npz") as held:
         tokens, expected = [int(token) for token in held["tokens"]], held["logits"]
-    decoder = Decoder(weights)
+    decoder = Decoder(weights, as_floats)
     return decoder.logits(decoder.hidden(tokens, decoder.new_state())), expected
 
 
@@ -68,6 +75,13 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("phi3-long", {"rope_scaling": Scaling((1.0, 1.5, 4.0, math.inf), 1.25992, channels=6)}),
     ("gemma3-kinds", {"rope_scaling": None}),
     ("gemma3-kinds", {"local_rope_scaling": None}),
+    ("gpt-oss", {"sinks": False}),
+    ("gpt-oss", {"activation_limit": 7.0}),
+    ("gpt-oss", {"routing": Routing(4, 1)}),
+    ("gpt-oss", {"full_every": None}),
+    ("gpt-oss", {"rope_scaling": None}),
+    ("gpt-oss", {"rope_scaling": yarn_scaling(8, 5000.0, 4.0, 1024)}),
+    ("gpt-oss-mxfp4", {"sinks": False}),
     ("gemma2", {"score_scale": None}),
     ("gemma2", {"score_cap": None}),
     ("gemma2", {"logit_cap": None}),
@@ -103,6 +117,8 @@ def test_every_option_counts(name: str, change: dict[str, Any]) -> None:
 
 
 VECTORS = {"qwen2": "query_bias key_bias value_bias", "qwen3": "query_norm key_norm"}
+EXPERTS = "router_bias expert_gate_bias expert_up_bias expert_down_bias"
+VECTORS |= {"gpt-oss": f"query_bias key_bias value_bias output_bias {EXPERTS}"}
 VECTORS |= {"olmo2": "query_norm key_norm", "gemma3": "query_norm key_norm attention_post_norm feed_forward_post_norm"}
 
 
@@ -181,6 +197,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; allowed: 'gelu_pytorch_tanh'"),
     ("gemma3", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0.0; allowed: a number above 0"),
     ("llama3", {"query_pre_attn_scalar": 168}, "query_pre_attn_scalar is 168.0; allowed: head_dim, 8"),
+    ("gpt-oss", {"attention_bias": False}, "attention_bias is False; allowed: True"),
+    ("gpt-oss", {"swiglu_alpha": 1.5}, "swiglu_alpha is 1.5; allowed: 1.702"),
+    ("gpt-oss", {"swiglu_limit": 0}, "activation_limit is 0.0; allowed: a finite number above 0"),
+    ("gpt-oss", {"rope_scaling": None}, "rope_scaling is missing"),
+    ("gpt-oss", {"num_local_experts": 5}, r"shape of tensor 'model\.layers\.0\.mlp\.\S+ is"),
+    ("gpt-oss", {"quantization_config": {"quant_method": "mxfp4"}}, r"gate_up_proj_blocks' is missing"),
+    ("gpt-oss-mxfp4", {"quantization_config": None}, r"type of tensor \S+ is U8"),
+    ("gpt-oss-mxfp4", {"intermediate_size": 64}, r"shape of tensor \S+gate_up_proj\S+ is"),
     ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping is 0.0; allowed: a number above 0, or null"),
     ("gemma2", {"final_logit_softcapping": "30"}, "final_logit_softcapping is "),
     ("gemma2", {"rope_local_base_freq": 100.0}, "rope_local_base_freq is 100.0"),

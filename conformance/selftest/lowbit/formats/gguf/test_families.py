@@ -13,15 +13,35 @@ from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.formats.gguf.architectures import ARCHITECTURES
 from lowbit.formats.gguf.reader import open_gguf, read_llama
+from lowbit.model.block import Linear
 from lowbit.model.decoder import Decoder
-from lowbit.rewriting.source import KINDS
+from lowbit.model.weights import Matrix, in_memory, to_float
+from lowbit.rewriting.source import KINDS, open_source
+from lowbit.tensor_formats.stored import Stored
 
 DATA = Path(__file__).parents[1] / "checkpoint" / "data"
 LIMIT = 1e-5
 """Of the largest logit, as for the directories."""
 CONTEXTS = {"phi3-long": 40}
 """Of models whose rotation depends on the length of the text: that of the texts that they read."""
-DIRECTORIES = ("gemma2", "smollm3-usual", "olmo2", "olmo3", "phi3", "phi3-partial", "phi3-short", "phi3-long")
+DIRECTORIES = (
+    "gemma2",
+    "gpt-oss",
+    "gpt-oss-mxfp4",
+    "smollm3-usual",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "phi3-partial",
+    "phi3-short",
+    "phi3-long",
+)
+
+
+def as_floats(matrix: Matrix) -> Linear:
+    """A product with the numbers of a matrix, however it is stored."""
+    numbers = to_float(matrix)
+    return lambda x: x @ numbers
 
 
 @pytest.mark.parametrize("name", DIRECTORIES)
@@ -34,7 +54,10 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path, monkeypatch
     file = open_gguf(converted(DATA / name, tmp_path / "m.gguf"), CONTEXTS.get(name))
     with np.load(DATA / name / "expected.npz") as held:
         tokens, expected = [int(token) for token in held["tokens"]], held["logits"]
-    decoder = Decoder(read_llama(file))
+    weights = read_llama(file)
+    limit = 1.5 if name.startswith("gpt-oss") else weights.config.activation_limit  # a file does not say it
+    weights = replace(weights, config=replace(weights.config, activation_limit=limit))
+    decoder = Decoder(weights, as_floats)
     found = decoder.logits(decoder.hidden(tokens, decoder.new_state()))
     np.testing.assert_allclose(found, expected, rtol=0, atol=LIMIT * float(np.abs(expected).max()))
 
@@ -89,6 +112,26 @@ def test_scores_of_the_largest_gemma(tmp_path: Path) -> None:
     assert (config.score_scale, config.score_cap, config.logit_cap) == (None, 2.0, None)
 
 
+def test_stacked_experts_are_not_rewritten(tmp_path: Path) -> None:
+    """The error says why, for a file and for a directory."""
+    for path in (converted(DATA / "gpt-oss", tmp_path / "m.gguf"), DATA / "gpt-oss-mxfp4"):
+        with pytest.raises(ArgumentError, match="stacked in a few tensors, which are not rewritten"):
+            open_source(path)
+
+
+def test_coded_experts_stay_as_they_are_stored(tmp_path: Path) -> None:
+    """Those of a directory and of a file hold the same numbers, each in the bytes of its own format."""
+    file = read_llama(open_gguf(converted(DATA / "gpt-oss-mxfp4", tmp_path / "m.gguf")))
+    folder = in_memory(open_checkpoint(DATA / "gpt-oss-mxfp4"))
+    for ours, theirs in zip(file.layers, folder.layers, strict=True):
+        for name, matrix in ours.linears().items():
+            other = theirs.linears()[name]
+            np.testing.assert_array_equal(to_float(matrix), to_float(other))
+            if ".experts" in name:
+                assert isinstance(matrix, Stored) and isinstance(other, Stored)
+                assert (matrix.format, other.format) == ("gguf-mxfp4", "mxfp4")
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("olmo3", {"rope__scaling__yarn_attn_factor": 1.5}, r"yarn_attn_factor is 1\.5; allowed: 1\.0"),
     ("olmo3", {"rope__scaling__yarn_ext_factor": 0.0}, r"yarn_ext_factor is 0\.0; allowed: 1\.0"),
@@ -98,6 +141,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("olmo3", {"attention__sliding_window_pattern": [True] * 4}, "for each of 5 layers whether it is local"),
     ("olmo3", {"attention__sliding_window_pattern": 0}, "full_every is 0"),
     ("olmo2", {"rope__dimension_count": 6}, "dimension_count is 6; allowed: 8"),
+    (
+        "gpt-oss",
+        {"expert_count": 5},
+        r"shape of tensor 'blk\.0\.ffn_gate_exps\.weight' is .*allowed: 3 dimensions",
+    ),
+    ("gpt-oss", {"expert_used_count": None}, "expert_used_count is missing"),
+    ("gpt-oss", {"attention__sliding_window": None}, "sliding_window is missing"),
     ("phi3", {"rope__dimension_count": 5}, "channels is 5; allowed: an even number"),
     ("phi3", {"rope__dimension_count": 10}, "channels is 10"),
     (

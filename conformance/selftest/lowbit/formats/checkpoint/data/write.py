@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 HERE = Path(__file__).parent
 TOKENS = 40
@@ -139,6 +141,32 @@ MODELS["smollm3-usual"] = {
     name: value for name, value in MODELS["smollm3"].items() if name not in ("no_rope_layers", "layer_types")
 } | {"num_hidden_layers": 5, "no_rope_layer_interval": 4}
 MODELS["phi3-partial"] = MODELS["phi3"] | {"partial_rotary_factor": 0.75, "sliding_window": None, "rope_theta": 50.0}
+MODELS["gpt-oss"] = SIZES | {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "experts_per_token": 2,
+    "sliding_window": 8,
+    "attention_bias": True,
+    "hidden_act": "silu",
+    "swiglu_limit": 1.5,
+    "initial_context_length": 16,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 1024,
+        "truncate": False,
+    },
+}
+MODELS["gpt-oss-mxfp4"] = MODELS["gpt-oss"] | {
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+}
 LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 4.0], "long_factor": [2.0, 3.0, 9.0]}
 MODELS["phi3-short"] = MODELS["phi3-partial"] | {"rope_scaling": LONG, "max_position_embeddings": 256}
 MODELS["phi3-long"] = MODELS["phi3-short"] | {"original_max_position_embeddings": 16}
@@ -146,10 +174,30 @@ MODELS["phi3-long"] = MODELS["phi3-short"] | {"original_max_position_embeddings"
 
 def weights_of(name: str, shape: torch.Size, make: torch.Generator) -> torch.Tensor:
     """Random weights, large enough that attention is not uniform and every logit is."""
-    if len(shape) == 1:
+    if len(shape) == 1 or name.endswith("_bias"):
         return torch.randn(shape, generator=make) * (0.5 if "bias" in name else 0.2) + (0.0 if "bias" in name else 1.0)
     gain = 1.0 if "embed_tokens" in name else (2.0 if "q_proj" in name or "k_proj" in name else 1.2)
     return gain * torch.randn(shape, generator=make) / (1.0 if "embed_tokens" in name else shape[1] ** 0.5)
+
+
+def coded_experts(model: Any, make: torch.Generator) -> dict[str, torch.Tensor]:
+    """Experts in MXFP4 with random codes, and their numbers in the model."""
+    found: dict[str, torch.Tensor] = {}
+    for part, weights in model.named_parameters():
+        if part.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, rows, columns = weights.shape
+            shape = (experts, columns, rows // 32)
+            blocks = torch.randint(0, 256, (*shape, 16), generator=make, dtype=torch.uint8)
+            scales = torch.randint(122, 126, shape, generator=make, dtype=torch.uint8)
+            weights.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).reshape(weights.shape))
+            found |= {f"{part}_blocks": blocks, f"{part}_scales": scales}
+    return found
+
+
+def save_gpt_oss(model: Any, folder: Path, coded: dict[str, torch.Tensor]) -> None:
+    """The tensors as they are published, which are those of the model, with experts as they were coded."""
+    kept = {name: part.half().contiguous() for name, part in model.named_parameters() if f"{name}_blocks" not in coded}
+    save_file(kept | coded, folder / "model.safetensors", {"format": "pt"})
 
 
 def write(name: str) -> None:
@@ -163,15 +211,19 @@ def write(name: str) -> None:
     }
     (folder / "config.json").write_text(json.dumps(given, indent=1) + "\n")
     config = AutoConfig.from_pretrained(folder, attn_implementation="eager")
-    config.dtype = torch.float32
+    config.dtype, config.quantization_config = torch.float32, None
     model = AutoModelForCausalLM.from_config(config).float().eval()
     make = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for part, weights in model.named_parameters():
             weights.copy_(weights_of(part, weights.shape, make).half().float())
+        coded = coded_experts(model, make) if "quantization_config" in given else {}
         tokens = torch.randint(0, config.vocab_size, (1, TOKENS), generator=make)
         logits = model(tokens).logits[0]
-    model.half().save_pretrained(folder)
+    if config.model_type == "gpt_oss":
+        save_gpt_oss(model, folder, coded=coded)
+    else:
+        model.half().save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(given, indent=1) + "\n")  # as it is published, not as it is kept now
     (folder / "generation_config.json").unlink(missing_ok=True)
     np.savez(folder / "expected.npz", tokens=tokens[0].numpy(), logits=logits.numpy())
