@@ -9,8 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Kind = Literal["places", "layouts", "formats", "storage", "products", "memory", "roundings", "casts"]
-KINDS: tuple[Kind, ...] = ("places", "layouts", "formats", "storage", "products", "memory", "roundings", "casts")
+Kind = Literal["places", "layouts", "formats", "storage", "products", "memory", "roundings", "casts", "steps"]
+KINDS: tuple[Kind, ...] = (
+    "places",
+    "layouts",
+    "formats",
+    "storage",
+    "products",
+    "memory",
+    "roundings",
+    "casts",
+    "steps",
+)
 
 Way = Literal["solver", "enumeration"]
 WAYS: tuple[Way, ...] = ("solver", "enumeration")

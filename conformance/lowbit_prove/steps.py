@@ -1,0 +1,222 @@
+"""The theorems of steps: in a compiled step every value is read as it was written.
+
+A block's program says which line reads which values (`lowbit.model.step`). The compiled step gives each value a place
+in one buffer, whose columns are used again, and runs several lines at once (`lowbit_cppyy.step.phases`). Here the
+places are followed through the phases, by a memory that knows which value lies in which columns:
+
+- a value that is read has been written, lies at its place, and nothing was written over any of its columns since;
+- what is written at its place either takes the place of its own source, or overlaps no value that is read later;
+- two lines of one phase, which threads run at the same time, do not write to the same columns; and none writes to what
+  another reads. A line that changes elements or heads in place is alone in reading its source. With one token, a norm
+  and the phase behind it run without a wait between them, so they count as one phase;
+- at the end the residual stream holds the block's result, and all places lie inside the buffer.
+
+With one token, the rows that norms write lie in a row of each thread; with several they lie in the buffer. Both are
+followed. Programs are enumerated: every choice of norms and biases that a block can have, of rotations, of norms of
+heads, for dense blocks and experts, and some sizes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from inspect import getsource
+from itertools import chain, combinations, product
+
+from lowbit.model import step
+from lowbit.model.config import LlamaConfig, Routing
+from lowbit.model.step import BEGIN, END, Line, Program, block, widths
+from lowbit.model.weights import NORMS
+from lowbit_cppyy.step import phases
+from lowbit_cppyy.step.phases import (
+    HEAD_NORMS,
+    ROOM,
+    STREAM,
+    Experts,
+    Norm,
+    Phase,
+    Places,
+    experts_room,
+    lines_of,
+    phases_of,
+    places_of,
+)
+from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem
+
+STATEMENT = "every value is read as it was written, and no two lines that run at once touch the same columns"
+OPTIONAL = (
+    *(*NORMS, "attention_post_norm", "feed_forward_post_norm", *HEAD_NORMS),
+    *("query_bias", "key_bias", "value_bias", "output_bias"),
+)
+"""Vectors that a block may have or lack."""
+SIZES = ((64, 128, 4, 2, 16), (96, 40, 2, 2, 48), (4096, 14336, 32, 8, 128), (640, 2048, 4, 1, 256))
+"""Hidden, feed-forward, query heads, key-value heads and channels of a head."""
+KINDS: dict[str, tuple[str, Routing | None]] = {
+    "dense-silu": ("silu", None),
+    "dense-gelu": ("gelu", None),
+    "experts": ("silu", Routing(8, 2, "after")),
+}
+PlacesOf = Callable[[Program, Sequence[Phase], LlamaConfig], Places]
+
+
+class WrongPlaceError(Exception):
+    """A value that is not read as it was written, or two lines that touch the same columns."""
+
+
+def theorems() -> Iterator[Theorem]:
+    """One for each kind of feed-forward part."""
+    for name in KINDS:
+        text = f"{name}\n{getsource(step)}{getsource(phases)}"
+        yield Theorem("steps", name, STATEMENT, partial(str, text), partial(decide, name))
+
+
+def programs(kind: str, every: int = 1) -> Iterator[tuple[LlamaConfig, Program]]:
+    """The programs of all blocks of a kind, or one in `every`."""
+    activation, routing = KINDS[kind]
+    choices = chain.from_iterable(combinations(OPTIONAL, count) for count in range(len(OPTIONAL) + 1))
+    for number, (vectors, together, turned, sizes) in enumerate(product(choices, (False, True), (False, True), SIZES)):
+        if number % every == 0:
+            hidden, inner, heads, kv_heads, head_dim = sizes
+            plain = LlamaConfig(1, hidden, inner, heads, kv_heads, head_dim, 100, 32, 10000.0, 1e-5, routing)
+            unrotated = () if turned else (0,)
+            config = replace(plain, heads_normed_together=together, unrotated=unrotated, activation=activation)  # type: ignore[arg-type]  # one of the table
+            yield config, block(config, 0, vectors)
+
+
+def decide(kind: str, every: int = 1, places: PlacesOf = places_of) -> Outcome:
+    """Follow the places of every program of a kind."""
+    steps = 0
+    for config, program in programs(kind, every):
+        for one in (False, True):
+            try:
+                steps += followed(program, config, places, one_token=one)
+            except WrongPlaceError as error:
+                lines = "; ".join(map(str, program))
+                return Refutation(str(error), {"one token": int(one), "hidden": config.hidden, "program": lines})
+    return Proof(steps, "enumeration")
+
+
+# **Following.**
+
+WHOLE = ("product", "gate", "experts", "attend")
+"""Kinds of lines that read whole rows, of which several threads need each element; and norms, but those of heads."""
+ROW = -2
+"""The row of a thread, in which a norm of one token lies."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Columns of the buffer, of the residual stream or of a thread's row."""
+
+    area: int
+    first: int
+    end: int
+
+    def meets(self, other: "Span") -> bool:
+        """Whether the two have a column in common."""
+        return self.area == other.area and self.first < other.end and other.first < self.end
+
+
+@dataclass
+class Memory:
+    """What lies where.
+
+    Attributes:
+        columns: of the buffer.
+        held: for each value that is whole, its columns.
+    """
+
+    columns: int
+    held: dict[str, Span] = field(default_factory=dict)
+
+    def read(self, name: str, span: Span, line: str) -> None:
+        """A value must lie whole at its place."""
+        if self.held.get(name) != span:
+            raise WrongPlaceError(f"{line} reads {name}, which is not written or was written over")
+
+    def write(self, name: str, span: Span, line: str) -> None:
+        """What it covers is no longer there."""
+        if span.area == 0 and not 0 <= span.first <= span.end <= self.columns:
+            raise WrongPlaceError(f"{line} writes {name} outside of the buffer")
+        self.held = {other: at for other, at in self.held.items() if not at.meets(span)} | {name: span}
+
+
+def followed(program: Program, config: LlamaConfig, places: PlacesOf, *, one_token: bool) -> int:
+    """Follow a program through its phases; the number of values that were read.
+
+    Raises:
+        WrongPlaceError: something is wrong.
+    """
+    found = phases_of(program, config)
+    chosen, wide = places(program, found, config), widths(program, config)
+
+    def span(name: str) -> Span:
+        norms = {line.out for phase in found if isinstance(phase, Norm) for line in lines_of(phase)}
+        if one_token and name in norms:
+            return Span(ROW, 0, wide[name])
+        start = chosen.of[name]
+        return Span(STREAM, 0, wide[name]) if start == STREAM else Span(0, start, start + wide[name])
+
+    memory, reads = Memory(chosen.columns, {BEGIN: Span(STREAM, 0, config.hidden)}), 0
+    waiting = list[Line]()
+    for phase in found:
+        lines = lines_of(phase)
+        room = (
+            Span(0, chosen.of[ROOM], chosen.of[ROOM] + experts_room(phase, config))
+            if isinstance(phase, Experts)
+            else None
+        )
+        _check_at_once([*waiting, *lines], span, room)
+        waiting = list(lines) if one_token and isinstance(phase, Norm) else []
+        reads += _run(memory, lines, span, room)
+    memory.read(END, span(END), "the next block")
+    return reads
+
+
+def _run(memory: Memory, lines: Sequence[Line], span: Callable[[str], Span], room: Span | None) -> int:
+    """Run the lines of a phase one after the other, as each thread does for its part."""
+    if room is not None:
+        needed = {name: at for line in lines for name in line.inputs if name in memory.held and (at := span(name))}
+        for name, at in needed.items():
+            if at.meets(room):
+                raise WrongPlaceError(f"the room of experts lies over {name}, which they read")
+        memory.write(ROOM, room, "experts")
+    for line in lines:
+        for name in line.inputs:
+            memory.read(name, span(name), str(line))
+        if line.out:
+            memory.write(line.out, span(line.out), str(line))
+    return sum(len(line.inputs) for line in lines)
+
+
+def _check_at_once(lines: Sequence[Line], span: Callable[[str], Span], room: Span | None) -> None:
+    """Whether lines that threads run at the same time touch different columns.
+
+    A value that is made in the phase and read in it is read by the thread that made it, in its own columns or heads. So
+    a line may write over what a line in front of it reads, unless that reads whole rows.
+    """
+    made = {line.out for line in lines}
+    for line, other in product(lines, lines):
+        if not line.out or (line is other and not _whole(line)):
+            continue
+        target, chained = span(line.out), line is not other and _chained(line, other, lines)
+        for name in () if chained and not _whole(other) else other.inputs:
+            if name not in made and target.meets(span(name)):
+                raise WrongPlaceError(f"{line} writes over {name}, which {other} reads at the same time")
+        if line is not other and other.out and not chained and target.meets(span(other.out)):
+            raise WrongPlaceError(f"{line} and {other} write to the same columns")
+        if room is not None and other is lines[-1] and room.meets(span(other.out)):
+            raise WrongPlaceError(f"{other} writes over the room of experts")
+
+
+def _whole(line: Line) -> bool:
+    return line.kind in WHOLE or (line.kind == "norm" and line.parameter not in HEAD_NORMS)
+
+
+def _chained(line: Line, other: Line, lines: Sequence[Line]) -> bool:
+    """Whether one of two lines reads what was made, over lines between, from what the other made."""
+    made_from = {each.out: each.inputs for each in lines if each.out}
+
+    def comes_from(name: str, source: str) -> bool:
+        return name == source or any(comes_from(each, source) for each in made_from.get(name, ()) if each != name)
+
+    return comes_from(line.out, other.out) or comes_from(other.out, line.out)
