@@ -39,6 +39,7 @@ OWN = {
     "step": "lowbit.cli.step:step",
     "inspect": "lowbit.cli.inspection:inspect",
     "quantize": "lowbit.cli.quantize:quantize",
+    "convert": "lowbit.cli.convert:convert",
     "pool": "lowbit.cli.pool:pool",
     "new-weights": "lowbit.cli.new_weights:new_weights",
 }

@@ -52,7 +52,7 @@ DEFAULT_TOKENS, DEFAULT_WINDOW = 4096, 512
 SourceArgument = Annotated[
     Path, typer.Argument(metavar="SOURCE", help="A GGUF file or a checkpoint directory, quantised or not.")
 ]
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="The directory to write: a free name.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="The directory or file to write: a free name.")]
 
 
 def quantize(
@@ -107,10 +107,12 @@ def quantize(
     """Quantise a model into a directory that other tools load; after an interrupt the same command resumes."""
     chosen, by = layout_of(layout), check_choice("--method", method, METHODS)
     seen = Calibration(by, calibration, calibration_tokens, window, damping)
-    rounding = Rounding(by, group_size, symmetric, act_order, seen.part, real_zeros=chosen.has_real_zeros)
+    has_minima = chosen.is_file and by != "hqq" and not symmetric
+    zeros = {"real_zeros": chosen.has_real_zeros, "has_minima": has_minima}
+    rounding = Rounding(by, group_size, symmetric, act_order, seen.part, **zeros)
     request = Request(rounding, chosen, attention_bits or bits, experts_bits or bits)
     request.check()
-    check_destination(out)
+    check_destination(out, is_file=chosen.is_file)
     opened = opened_source(source, gptq_version)
     text, request = seen.read(opened, request)
     with interrupts_told(out), changing_bar() as report:
@@ -219,5 +221,10 @@ def _print(answer: dict[str, Any], as_json: bool) -> None:
     missed = [name for name, each in answer["matrices"].items() if not each.get("calibrated", True)]
     if missed:
         note(f"{len(missed)} matrices saw no token of the calibration and were rounded to the nearest: {missed[0]} …")
-    if answer["resumed"]:
-        note(f"{answer['resumed']} blocks were there from an interrupted run")
+    resumed_told(answer["resumed"])
+
+
+def resumed_told(blocks: int) -> None:
+    """Say how many blocks an interrupted run had finished, if any."""
+    if blocks:
+        note(f"{blocks} blocks were there from an interrupted run")

@@ -4,17 +4,25 @@ The work is done by the ``tokenizers`` library; a reader adds which token begins
 it. Special tokens, such as those that mark the turns of a chat, are recognised where a text spells them out.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders
+from tokenizers.pre_tokenizers import ByteLevel
 
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.chat import ChatTemplate
 from lowbit.text import quoted
+
+MODEL_RULES = ("type", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
+"""Flags of byte-pair encoding that change tokens."""
+UNKNOWN_RULES = ("unk_token", "fuse_unk")
+"""Flags for characters that are no tokens; no text has any where every byte is a token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +97,50 @@ class Tokenizer:
         if text is None:
             raise ArgumentError("token", token, "one of the vocabulary")
         return text
+
+    def can_replace(self, other: "Tokenizer") -> bool:
+        """Whether it gives every text the same tokens and every token the same text, by its rules.
+
+        Parts of the rules that change neither are not compared: offsets in a text, and flags that a decoder of bytes
+        ignores. Names of tokens that the other one does not have may be added.
+        """
+        ours, theirs = (None if each.chat is None else each.chat.source for each in (self, other))
+        mine, given = _rules_of(json.loads(self.to_json())), _rules_of(json.loads(other.to_json()))
+        added = {name: number for name, number in mine["vocab"].items() if name not in given["vocab"]}
+        is_more = set(added.values()).isdisjoint(given["vocab"].values())
+        mine["vocab"] = {name: number for name, number in mine["vocab"].items() if name not in added}
+        return (self.bos, self.stop, ours, mine) == (other.bos, other.stop, theirs, given) and is_more
+
+
+def _rules_of(content: dict[str, Any]) -> dict[str, Any]:
+    """What of a ``tokenizer.json`` decides which tokens a text has."""
+    model, words = content["model"], ("lstrip", "rstrip", "single_word", "special")
+    added = {each["content"]: (each["id"], *(each[name] for name in words)) for each in content["added_tokens"]}
+    cuts, decoder = flat(content["pre_tokenizer"]), flat(content["decoder"])
+    for part in cuts:
+        part.pop("trim_offsets", None)
+    has_bytes = any(part["type"] == "ByteLevel" for part in cuts)
+    is_complete = has_bytes and model["vocab"].keys() >= set(ByteLevel.alphabet())
+    flags = MODEL_RULES if is_complete else MODEL_RULES + UNKNOWN_RULES
+    return {
+        "vocab": model["vocab"] | {name: row[0] for name, row in added.items()},
+        "merges": model["merges"],
+        "model": {name: model.get(name) or None for name in flags},
+        "added": added,
+        "normalizer": content["normalizer"],
+        "cuts": cuts,
+        "decoder": [{"type": "ByteLevel"} if each["type"] == "ByteLevel" else each for each in decoder],
+    }
+
+
+def flat(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The parts of a stage of a ``tokenizer.json``, one after another."""
+    if part is None:
+        return []
+    if part["type"] != "Sequence":
+        return [part]
+    (inner,) = (each for each in part.values() if isinstance(each, list))
+    return [each for one in inner for each in flat(one)]
 
 
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:

@@ -1,8 +1,7 @@
 """Changed attention: a model whose queries, keys or values are rewritten, written as a directory of floats.
 
 A `Changed` source is read like the one that it was made from, and its blocks come out changed. `write_floats` writes
-any source as a directory of floats. Each tensor has the smallest of float16, bfloat16 and float32 that holds it
-exactly, and the configuration says float32, so a tool that follows it rounds nothing.
+any source as a directory of floats.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,13 +18,14 @@ from lowbit.formats.fetch import Report, silent
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import Embedding, LayerWeights, Matrix, to_float
 from lowbit.rewriting.journal import check_destination, journal
+from lowbit.rewriting.layouts import FLOATS
 from lowbit.rewriting.source import Source
-from lowbit.rewriting.writing import check_room, commit_ends, commit_floats, finish, shard_of
+from lowbit.rewriting.to_directory import ToDirectory, commit_floats
+from lowbit.rewriting.writing import check_room, commit_ends, finish, shard_of
 from lowbit.runtime.stored import part_of
 
 VERSION = 1
 """Of what is written; a folder that another version left is not taken up."""
-DTYPE, OTHER_DTYPE = "torch_dtype", "dtype"
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,7 @@ class Changed(Source):
         return self.original.rows()
 
     def described(self) -> dict[str, Any]:
-        own = {key: value for key, value in self.original.described().items() if key != OTHER_DTYPE}
-        return own | {DTYPE: "float32"} | dict(self.fields)
+        return self.original.described() | dict(self.fields)
 
     def files(self) -> dict[str, bytes]:
         return self.original.files()
@@ -139,13 +138,13 @@ def write_floats(
     check_room(destination, 4 * sum(prod(shape) for _, shape in shapes))
     call = {"version": [VERSION, version_of("lowbit")], "source": source.identity(), **request}
     with journal(destination, call) as parts:
-        layers, resumed = source.config.layers, 0
+        target, layers, resumed = ToDirectory(FLOATS), source.config.layers, 0
         for number in range(layers):
             report(f"writing {source.name}", number, layers)
             if parts.note_of(shard_of(number, layers)) is None:
                 commit_floats(parts, source, number, source.layer(number))
             else:
                 resumed += 1
-        commit_ends(parts, source)
-        told = finish(parts, source, progress=part_of(report, "checking"))
+        commit_ends(parts, target, source)
+        told = finish(parts, target, source, None, part_of(report, "checking"))
     return {"bytes": told["bytes"], "resumed": resumed}

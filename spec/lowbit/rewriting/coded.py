@@ -10,13 +10,17 @@ most formats, and float16 numbers in HQQ's.
 """
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F32, F64, I32, Array
+from lowbit.errors import ArgumentError
+from lowbit.numbers.floats import FLOATS
+from lowbit.quantization.affine import Convention
+from lowbit.quantization.gptq import grid
 from lowbit.quantization.packing import Codes
 
 
@@ -63,13 +67,32 @@ class CodedMatrix:
         """Whether its groups are runs of rows, one after another."""
         return bool(np.array_equal(self.g_idx, runs(len(self.codes), self.group_size)))
 
-    def columns(self, begin: int, end: int) -> "CodedMatrix":
-        """Some of its columns."""
-        some = slice(begin, end)
-        codes, scales, offsets = (
-            np.ascontiguousarray(each[:, some]) for each in (self.codes, self.scales, self.offsets)
-        )
-        return replace(self, codes=codes, scales=scales, offsets=offsets)
+
+@dataclass(frozen=True)
+class Grid:
+    """How the codes of a group are spread over its numbers.
+
+    Attributes:
+        group_size: rows of a group.
+        symmetric: whether every zero is the middle of the codes.
+        convention: ``zero_point``, or ``minimum``.
+    """
+
+    group_size: int
+    symmetric: bool = False
+    convention: Convention = "zero_point"
+
+    def of(self, group: F32, bits: int) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.generic]]:
+        """Scale, float16, and zero or minimum of each column of a group.
+
+        Raises:
+            ArgumentError: a range that float16 cannot hold.
+        """
+        return grid(group, bits, self.convention, self.symmetric, "float16")
+
+    def numbers(self, bits: int) -> tuple[int, int, bool]:
+        """The last arguments of a `CodedMatrix`."""
+        return bits, self.group_size, self.convention == "minimum"
 
 
 def runs(rows: int, group_size: int) -> I32:
@@ -79,6 +102,35 @@ def runs(rows: int, group_size: int) -> I32:
     array([0, 0, 1, 1, 2], dtype=int32)
     """
     return (np.arange(rows) // group_size).astype(np.int32)
+
+
+def whole_zeros(coded: CodedMatrix, least: int = 0, most: int | None = None) -> npt.NDArray[np.int64]:
+    """The zeros as integers in a range, by default that of the codes.
+
+    Raises:
+        ArgumentError: minima, which are no zeros; a zero that is not whole or lies outside.
+    """
+    if coded.has_minima:
+        raise ArgumentError("offsets of the groups", "minima", "zeros: a minimum is rarely a multiple of its scale")
+    end = 2**coded.bits - 1 if most is None else most
+    wrong = (coded.offsets != np.rint(coded.offsets)) | (coded.offsets < least) | (coded.offsets > end)
+    if wrong.any():
+        raise ArgumentError("zero of a group", coded.offsets[wrong][0], f"a whole number from {least} to {end}")
+    return coded.offsets.astype(np.int64)
+
+
+def exactly(numbers: Array, dtype: str, what: str) -> Array:
+    """Numbers in a type of 16 or 32 bits.
+
+    Raises:
+        ArgumentError: one that the type does not hold.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: Array = numbers.astype(FLOATS[dtype].dtype)
+    wrong = found.astype(np.float64) != numbers.astype(np.float64)
+    if wrong.any():
+        raise ArgumentError(what, numbers[wrong][0], f"numbers that {dtype} holds exactly")
+    return found
 
 
 def digest(numbers: npt.NDArray[np.floating[Any]]) -> str:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from lowbit.arrays import F32, F64
 from lowbit.errors import ArgumentError
 from lowbit.quantization.affine import group_codes, group_values
-from lowbit.quantization.gptq import damped, grid, of_live, unrounded
-from lowbit.rewriting.coded import CodedMatrix
+from lowbit.quantization.gptq import damped, of_live, unrounded
+from lowbit.rewriting.coded import CodedMatrix, Grid, runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,15 +58,14 @@ class Inputs:
         return cls(order, diagonal[order] != 0, np.ascontiguousarray(lower[::-1, ::-1]))
 
 
-def rounded(weights: F32, inputs: Inputs, bits: int, group_size: int, *, symmetric: bool) -> CodedMatrix:
+def rounded(weights: F32, inputs: Inputs, bits: int, grid: Grid) -> CodedMatrix:
     """Round the rows of a matrix one after another, each to its target.
 
     Args:
         weights: float32, K × N, finite.
         inputs: of this matrix.
         bits: 2, 3, 4 or 8.
-        group_size: 1 to K; groups are runs of rows in the order of `inputs`.
-        symmetric: whether every zero is the middle of the codes.
+        grid: of every group; groups are runs of rows in the order of `inputs`.
 
     Raises:
         ArgumentError: a range that float16 cannot hold.
@@ -75,31 +74,20 @@ def rounded(weights: F32, inputs: Inputs, bits: int, group_size: int, *, symmetr
     rows = np.where(live[:, np.newaxis], weights[inputs.order], 0).astype(np.float64)
     ratios = triangle / triangle.diagonal()
     goals, codes, scales, zeros = rows.copy(), np.empty(rows.shape, np.uint8), [], []
-    for begin in range(0, len(rows), group_size):
-        group = slice(begin, min(begin + group_size, len(rows)))
+    for begin in range(0, len(rows), grid.group_size):
+        group = slice(begin, min(begin + grid.group_size, len(rows)))
         free = unrounded(goals, rows, triangle, group)
-        scale, zero = grid(of_live(free, live[group]), bits, "zero_point", symmetric, "float16")
+        scale, zero = grid.of(of_live(free, live[group]), bits)
         scales.append(scale)
         zeros.append(zero)
         block, near = goals[group], ratios[group, group]
         errors = np.empty_like(block)
         for k, row in enumerate(rows[group]):
-            codes[begin + k] = group_codes(block[k].astype(np.float32), scale, zero, bits, "zero_point")
-            errors[k] = row - group_values(codes[begin + k], scale, zero, "zero_point")
+            codes[begin + k] = group_codes(block[k].astype(np.float32), scale, zero, bits, grid.convention)
+            errors[k] = row - group_values(codes[begin + k], scale, zero, grid.convention)
             block[k + 1 :] += near[k, k + 1 :, np.newaxis] * errors[k]
         goals[group.stop :] += ratios[group, group.stop :].T @ errors
-    return _in_place(codes, np.stack(scales), np.stack(zeros), inputs.order, bits, group_size)
-
-
-def _in_place(
-    codes: npt.NDArray[np.uint8],
-    scales: npt.NDArray[np.floating],
-    zeros: npt.NDArray[np.generic],
-    order: npt.NDArray[np.int64],
-    bits: int,
-    group_size: int,
-) -> CodedMatrix:
-    """Rows back where they were, with the group of each."""
-    back, g_idx = np.empty_like(codes), np.empty(len(codes), np.int32)
-    back[order], g_idx[order] = codes, np.arange(len(codes)) // group_size
-    return CodedMatrix(back, scales, zeros.astype(np.float64), g_idx, bits, group_size)
+    order, g_idx = inputs.order, np.empty(len(rows), np.int32)
+    back = np.empty_like(codes)
+    back[order], g_idx[order] = codes, runs(len(rows), grid.group_size)  # rows where they were, each with its group
+    return CodedMatrix(back, np.stack(scales), np.stack(zeros).astype(np.float64), g_idx, *grid.numbers(bits))

@@ -1,4 +1,4 @@
-"""Journals: a directory that is written part by part, and gets its name when all of it is there.
+"""Journals: a directory or file that is written part by part, and gets its name when all of it is there.
 
 Quantising a model takes minutes to hours. Its parts are written into a folder beside the destination, whose name nobody
 can guess. Each finished part is a file, and the journal, a file of that folder, holds its digest. A process that is
@@ -6,12 +6,13 @@ killed leaves the folder. The same command then takes it up: parts whose digest 
 made again. A folder of another command, for the same destination, is removed. While a process works in a folder it
 holds a lock on it (``flock``), so two processes never share one.
 
-When all parts are there, everything is written out to the disk and the folder is renamed to the destination. So under
-the final name there is a whole directory or nothing.
+When all parts are there, everything is written out to the disk and the folder is renamed to the destination, or one
+file of it is and the rest is removed. So under the final name there is the whole of it or nothing.
 
 **Trust.** A folder is taken up only if it belongs to this user and no other user can write to it.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -19,7 +20,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,11 +44,11 @@ RESUME = "run the same command again to resume"
 
 @dataclass
 class Journal:
-    """A directory that is being written.
+    """A directory or file that is being written.
 
     Attributes:
         folder: where its parts are.
-        destination: what the folder will be called.
+        destination: what the result will be called.
         call: what is written; JSON.
         parts: of each finished part, by the name of its file, its digest and what was noted of it.
     """
@@ -72,7 +73,7 @@ class Journal:
         Raises:
             UnavailableError: the disk is full, or cannot be written.
         """
-        with self._told():
+        with self.told():
             contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
             write_tensors(self.folder / file, contiguous, {"format": "pt"})
             self.parts[file] = {"sha256": _digest(self.folder / file), "note": note}
@@ -84,7 +85,7 @@ class Journal:
         Raises:
             UnavailableError: as `commit`.
         """
-        with self._told():
+        with self.told():
             if self.parts.pop(file, None) is not None:
                 self._record()
                 (self.folder / file).unlink(missing_ok=True)
@@ -95,71 +96,97 @@ class Journal:
         Raises:
             UnavailableError: as `commit`.
         """
-        with self._told():
+        with self.told():
             write_whole(self.folder / file, content)
 
-    def finish(self) -> None:
-        """Give the directory its name.
+    def finish(self, result: Path, files: Collection[str]) -> None:
+        """Give the result its name.
+
+        Args:
+            result: the folder, or a file in it, which then is all that remains of it.
+            files: the parts that belong to the folder; all others are removed.
 
         Raises:
             UnavailableError: as `commit`; something has got the name meanwhile.
         """
-        with self._told():
-            (self.folder / RECORD).unlink(missing_ok=True)
-            for path in sorted(self.folder.iterdir()):
-                _synchronise(path)
-            self.folder.chmod(0o777 & ~_umask())
-            _synchronise(self.folder)
-            os.rename(self.folder, self.destination)
+        for file in set(self.parts) - set(files):
+            self.discard(file)
+        with self.told():
+            if result == self.folder:
+                for path in sorted(self.folder.iterdir()):
+                    _synchronise(path)
+                self.folder.chmod(0o777 & ~_umask())
+                (self.folder / RECORD).unlink()  # last, because without it the parts are made again
+                _synchronise(self.folder)
+                os.rename(self.folder, self.destination)
+            else:
+                _synchronise(result)
+                result.chmod(0o666 & ~_umask())
+                _placed(result, self.destination)
+                shutil.rmtree(self.folder, ignore_errors=True)
             _synchronise(self.destination.parent)
 
     def _record(self) -> None:
         write_whole(self.folder / RECORD, json.dumps({"call": self.call, "parts": self.parts}).encode())
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def told(self) -> Iterator[None]:
+        """Turn what the system raises while the block writes into an error of the destination.
+
+        Raises:
+            UnavailableError: the disk is full, or cannot be written.
+        """
         try:
             yield
         except OSError as error:
             reason = f"it cannot be written: {error.strerror or error}"
             remedy = f"free disk space or make the folder writeable, and {RESUME}"
-            raise UnavailableError(f"directory {quoted(str(self.destination))}", reason, remedy) from error
+            raise UnavailableError(quoted(str(self.destination)), reason, remedy) from error
 
 
-def check_destination(destination: Path) -> None:
+def check_destination(destination: Path, *, is_file: bool = False) -> None:
     """Refuse a destination that is taken, or in a folder that does not exist.
 
+    Args:
+        destination: the name.
+        is_file: whether a file gets it; it is then free where nothing is there.
+
     Raises:
-        ArgumentError: something other than an empty directory is there, or there is no such folder.
+        ArgumentError: something is there, other than an empty directory for a directory; or there is no such folder.
     """
     if not destination.absolute().parent.is_dir():
         raise ArgumentError("--out", quoted(str(destination)), "a name in a folder that exists")
     taken = destination.is_symlink() or destination.exists()
+    if taken and is_file:
+        raise ArgumentError("--out", quoted(str(destination)), "a name that is free")
     if taken and not (destination.is_dir() and not destination.is_symlink() and not any(destination.iterdir())):
         raise ArgumentError("--out", quoted(str(destination)), "a name that is free, or an empty directory")
 
 
 @contextmanager
-def journal(destination: Path, call: Mapping[str, Any]) -> Iterator[Journal]:
+def journal(destination: Path, call: Mapping[str, Any], *, is_file: bool = False) -> Iterator[Journal]:
     """The folder of an interrupted process for the same call, or a new one.
 
-    A folder in which no part is finished is removed at the end of the block, unless it was given its name.
+    A folder in which no part is finished is removed at the end of the block, unless it was given its name. So is any
+    folder where the block refuses an argument: the same command would be refused again.
 
     Args:
-        destination: what the folder is called in the end.
+        destination: what the result is called in the end.
         call: all that determines what is written; JSON.
+        is_file: whether a file gets the name.
 
     Raises:
         ArgumentError: the destination is taken.
         UnavailableError: its folder cannot be written.
     """
-    check_destination(destination)
+    check_destination(destination, is_file=is_file)
     destination = destination.absolute()
     for folder, descriptor in _left(destination):
         try:
             parts = _parts(folder, call)
             if parts:
-                yield Journal(folder, destination, call, parts)
+                with _removed_if_refused(folder):
+                    yield Journal(folder, destination, call, parts)
                 return
             shutil.rmtree(folder, ignore_errors=True)
         finally:
@@ -170,16 +197,27 @@ def journal(destination: Path, call: Mapping[str, Any]) -> Iterator[Journal]:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         reason = f"{folder.parent} cannot be written: {error.strerror}"
-        raise UnavailableError("a folder for the new directory", reason, "name another folder") from error
+        raise UnavailableError("a folder for the new model", reason, "name another folder") from error
     try:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         made = Journal(folder, destination, call)
-        yield made
+        with _removed_if_refused(folder):
+            yield made
     finally:
         os.close(descriptor)
         if not made.parts:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _removed_if_refused(folder: Path) -> Iterator[None]:
+    """Remove a folder where the block raises what the same command would raise again."""
+    try:
+        yield
+    except ArgumentError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _left(destination: Path) -> Iterator[tuple[Path, int]]:
@@ -217,7 +255,7 @@ def _parts(folder: Path, call: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if record.value("call", dict) != json.loads(json.dumps(call)):
             return {}
         told = record.value("parts", dict)
-        parts = {file: told[file] for file in told if told[file]["sha256"] == _digest(folder / file)}
+        parts = {file: told[file] for file in told if _is_whole(folder / file, told[file]["sha256"])}
     except (ArgumentError, FormatError, OSError, LookupError, TypeError):
         return {}
     for path in folder.iterdir():
@@ -227,9 +265,25 @@ def _parts(folder: Path, call: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return parts
 
 
+def _is_whole(path: Path, digest: str) -> bool:
+    return path.is_file() and digest == _digest(path)
+
+
 def _digest(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _placed(file: Path, name: Path) -> None:
+    """Give a file a name that is free; nothing that got it meanwhile is replaced."""
+    try:
+        os.link(file, name)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if name.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+        os.rename(file, name)
 
 
 def _synchronise(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Layouts: what a directory of quantised weights looks like, for the tools that load it.
+"""Layouts: what a directory or file of quantised weights looks like, for the tools that load it.
 
 ================== ============================== =================================================================
 layout             loaded by                      holds
@@ -8,14 +8,18 @@ gptq-v1            AutoGPTQ and all that read it  the same, but no zero of 0
 awq                AutoAWQ (gemm), vLLM           4 bits
 compressed-tensors vLLM (pack-quantized)          2, 3, 4, 8 bits
 hqq                hqq, along axis 1              2, 3, 4, 8 bits, zeros that are no whole numbers
+gguf               llama.cpp                      up to 4 bits, 8 symmetric ones; groups of whole blocks of 32
+floats             transformers, vLLM             no codes: the numbers themselves, for ``lowbit convert``
 ================== ============================== =================================================================
 
-A layout says which formats of `lowbit.tensor_formats` its tensors have, what they are called, and what
-``quantization_config`` says of them. The reader, `lowbit.formats.checkpoint`, knows many more layouts.
+All but ``gguf``, which is one file, are directories. A layout says which formats of `lowbit.tensor_formats` its
+tensors have, what they are called, and what ``quantization_config`` says of them. The reader,
+`lowbit.formats.checkpoint`, knows many more layouts.
 
 Source: the chapters of `lowbit.tensor_formats` name the owners; transformers, ``utils/quantization_config.py``.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +31,7 @@ import numpy as np
 from lowbit.arrays import Array
 from lowbit.contract.checks import check_choice, spoken
 from lowbit.errors import ArgumentError
+from lowbit.rewriting.blocks import BLOCK
 from lowbit.rewriting.coded import CodedMatrix
 from lowbit.rewriting.packers import stored_of
 from lowbit.tensor_formats.stored import FORMATS, Stored
@@ -41,16 +46,16 @@ class Description:
         group_size: rows of a group.
         symmetric: whether every zero is the middle of the codes.
         act_order: whether groups may be other than runs of rows.
-        attention_bits: of the matrices of attention.
         floats: the modules that stay floats.
+        other_bits: the bits of matrices that have others, by patterns (regular expressions) of their modules.
     """
 
     bits: int
     group_size: int
     symmetric: bool
     act_order: bool
-    attention_bits: int
     floats: tuple[str, ...] = ("lm_head",)
+    other_bits: Mapping[str, int] = field(default_factory=dict)
 
 
 Config = Callable[[Description], dict[str, Any]]
@@ -59,27 +64,29 @@ Formats = Callable[[str, int, bool], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout of a directory.
+    """A layout of a directory or file.
 
     Attributes:
         name: as ``--format`` has it.
         formats: those that may hold a matrix, by the type of its scales, its bits, and whether all matrices are
             symmetric; the first that does is used.
-        config: the ``quantization_config``.
+        config: the ``quantization_config``; None for a layout without one.
         bits: those that it has.
         has_order: whether groups may be other than runs of rows.
         has_real_zeros: whether zeros may be any float16 number.
         mixes_bits: whether matrices may have different bits.
+        is_file: whether it is one file, of GGUF.
         files: further files, by name, each as what makes its content.
     """
 
     name: str
     formats: Formats
-    config: Config
+    config: Config | None
     bits: tuple[int, ...] = (2, 3, 4, 8)
     has_order: bool = False
     has_real_zeros: bool = False
     mixes_bits: bool = False
+    is_file: bool = False
     files: Mapping[str, Config] = field(default_factory=dict)
 
     def stored(self, coded: CodedMatrix, *, symmetric: bool) -> Stored:
@@ -120,6 +127,8 @@ class Layout:
                 raise ArgumentError("group_size", group_size, f"at most its {rows} rows")
             if rows % group_size and not self.has_order:
                 raise ArgumentError("group_size", group_size, f"a divisor of its {rows} rows")
+            if self.is_file and group_size % BLOCK:
+                raise ArgumentError("group_size", group_size, f"a multiple of {BLOCK}, the elements of a block")
             sizes = table.sizes(rows, columns, {name: numbers[name] for name in table.options})
             for each in table.tensors:
                 each.sizes(sizes)
@@ -138,10 +147,14 @@ class Layout:
 # **Configurations.**
 
 
+def pattern_of(module: str) -> str:
+    """The regular expression of one module."""
+    return re.escape(module) + "$"
+
+
 def _gptq(version: str, told: Description) -> dict[str, Any]:
-    rules: dict[str, Any] = {f"-:.*{name.split('.')[-1]}$": {} for name in told.floats if name != "lm_head"}
-    if told.attention_bits != told.bits:
-        rules[r"+:.*\.self_attn\..*"] = {"bits": told.attention_bits}
+    rules: dict[str, Any] = {f"-:{pattern_of(name)}": {} for name in told.floats if name != "lm_head"}
+    rules |= {f"+:{pattern}": {"bits": bits} for pattern, bits in told.other_bits.items()}
     return {
         "quant_method": "gptq",
         "bits": told.bits,
@@ -201,6 +214,10 @@ def _packed(dtype: str, bits: int, symmetric: bool) -> tuple[str, ...]:
     return (f"ct-pack{'' if symmetric else '-asym'}{'' if dtype == 'bfloat16' else '-f16'}",)
 
 
+def _blocks(dtype: str, bits: int, symmetric: bool) -> tuple[str, ...]:
+    return ("q4_0", "q4_1", "q5_0", "q8_0")
+
+
 def _along_rows(dtype: str, bits: int, symmetric: bool) -> tuple[str, ...]:
     return ("hqq-axis1-3bit" if bits == 3 else "hqq-axis1",)
 
@@ -213,15 +230,23 @@ LAYOUTS: Mapping[str, Layout] = {
         Layout("awq", lambda dtype, bits, symmetric: ("awq-gemm",), _awq, bits=(4,)),
         Layout("compressed-tensors", _packed, _compressed),
         Layout("hqq", _along_rows, _hqq, has_real_zeros=True),
+        Layout("gguf", _blocks, None, mixes_bits=True, is_file=True),
     )
 }
-"""The layouts by name; the first is the default."""
+"""The layouts of codes by name; the first is the default."""
+FLOATS = Layout("floats", lambda dtype, bits, symmetric: (), None, bits=())
+"""A directory without codes."""
 
 
-def layout_of(name: str) -> Layout:
+def layout_of(name: str, *, of_codes: bool = True) -> Layout:
     """A layout by name.
+
+    Args:
+        name: as ``--format`` has it.
+        of_codes: whether it has to hold codes.
 
     Raises:
         ArgumentError: there is none of this name.
     """
-    return LAYOUTS[check_choice("--format", name, list(LAYOUTS))]
+    known = LAYOUTS if of_codes else {**LAYOUTS, FLOATS.name: FLOATS}
+    return known[check_choice("--format", name, list(known))]

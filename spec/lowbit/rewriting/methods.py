@@ -11,6 +11,7 @@ hqq  move the zero of each group until its weights lie closer to the grid (`lowb
 
 Scales are float16. Zeros are codes, whole numbers from 0 to 2^bits − 1, except that HQQ's are float16 numbers where the
 layout stores such. Where it does not, HQQ's zeros are rounded to codes, and the codes of the weights are found anew.
+For a file of GGUF, rtn and gptq give each group a minimum in float16 in place of a zero, as Q4_1 holds it.
 """
 
 from dataclasses import dataclass
@@ -22,9 +23,9 @@ from lowbit.arrays import F32, F64
 from lowbit.errors import ArgumentError
 from lowbit.quantization import hqq, hqq_solver
 from lowbit.quantization.affine import group_codes
-from lowbit.quantization.gptq import DAMPING, grid
+from lowbit.quantization.gptq import DAMPING
 from lowbit.rewriting import gptq_blocks
-from lowbit.rewriting.coded import CodedMatrix, runs
+from lowbit.rewriting.coded import CodedMatrix, Grid, runs
 
 Method = Literal["rtn", "gptq", "hqq"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -41,6 +42,7 @@ class Rounding:
         act_order: whether GPTQ takes the most important inputs first.
         damping: of GPTQ's Hessian.
         real_zeros: whether zeros may be any float16 number.
+        has_minima: whether groups have minima in place of zeros (rtn and gptq).
     """
 
     method: Method
@@ -49,6 +51,12 @@ class Rounding:
     act_order: bool = False
     damping: float = DAMPING
     real_zeros: bool = False
+    has_minima: bool = False
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of every group."""
+        return Grid(self.group_size, self.symmetric, "minimum" if self.has_minima else "zero_point")
 
     def of_inputs(self, hessian: F64) -> gptq_blocks.Inputs:
         """What GPTQ has to know of the inputs of a matrix."""
@@ -69,26 +77,26 @@ class Rounding:
         if self.method == "hqq":
             return by_hqq(weights, bits, self.group_size, real_zeros=self.real_zeros)
         if self.method == "gptq" and inputs is not None:
-            return gptq_blocks.rounded(weights, inputs, bits, self.group_size, symmetric=self.symmetric)
-        return to_nearest(weights, bits, self.group_size, symmetric=self.symmetric)
+            return gptq_blocks.rounded(weights, inputs, bits, self.grid)
+        return to_nearest(weights, bits, self.grid)
 
 
-def to_nearest(weights: F32, bits: int, group_size: int, *, symmetric: bool) -> CodedMatrix:
+def to_nearest(weights: F32, bits: int, grid: Grid) -> CodedMatrix:
     """Round each weight to the nearest.
 
     >>> weights = np.array([[-1], [0], [0.75], [2]], np.float32)
-    >>> to_nearest(weights, 2, 4, symmetric=False).codes[:, 0]
+    >>> to_nearest(weights, 2, Grid(4)).codes[:, 0]
     array([0, 1, 2, 3], dtype=uint8)
     """
     codes, scales, zeros = np.empty(weights.shape, np.uint8), [], []
-    for begin in range(0, len(weights), group_size):
-        group = weights[begin : begin + group_size]
-        scale, zero = grid(group, bits, "zero_point", symmetric, "float16")
-        codes[begin : begin + group_size] = group_codes(group, scale, zero, bits, "zero_point")
+    for begin in range(0, len(weights), grid.group_size):
+        group = weights[begin : begin + grid.group_size]
+        scale, zero = grid.of(group, bits)
+        codes[begin : begin + grid.group_size] = group_codes(group, scale, zero, bits, grid.convention)
         scales.append(scale)
         zeros.append(zero)
-    offsets = np.stack(zeros).astype(np.float64)
-    return CodedMatrix(codes, np.stack(scales), offsets, runs(len(weights), group_size), bits, group_size)
+    order = runs(len(weights), grid.group_size)
+    return CodedMatrix(codes, np.stack(scales), np.stack(zeros).astype(np.float64), order, *grid.numbers(bits))
 
 
 def by_hqq(weights: F32, bits: int, group_size: int, *, real_zeros: bool) -> CodedMatrix:

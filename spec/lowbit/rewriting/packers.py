@@ -16,10 +16,10 @@ from lowbit.arrays import Array
 from lowbit.contract.checks import check_choice
 from lowbit.errors import ArgumentError
 from lowbit.model.weights import Matrix
-from lowbit.numbers.floats import FLOATS
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import unpack
-from lowbit.rewriting.coded import CodedMatrix, runs
+from lowbit.rewriting import blocks
+from lowbit.rewriting.coded import CodedMatrix, exactly, runs, whole_zeros
 from lowbit.tensor_formats import hqq
 from lowbit.tensor_formats.bits import INTERLEAVED, end_to_end, join, split, stream
 from lowbit.tensor_formats.stored import Stored, stored
@@ -85,21 +85,6 @@ def coded_of(matrix: Matrix) -> CodedMatrix:
 # **What a format cannot hold.**
 
 
-def _whole_zeros(coded: CodedMatrix, least: int = 0, most: int | None = None) -> npt.NDArray[np.int64]:
-    """The zeros as integers in a range, by default that of the codes.
-
-    Raises:
-        ArgumentError: minima, which are no zeros; a zero that is not whole or lies outside.
-    """
-    if coded.has_minima:
-        raise ArgumentError("offsets of the groups", "minima", "zeros: a minimum is rarely a multiple of its scale")
-    end = 2**coded.bits - 1 if most is None else most
-    wrong = (coded.offsets != np.rint(coded.offsets)) | (coded.offsets < least) | (coded.offsets > end)
-    if wrong.any():
-        raise ArgumentError("zero of a group", coded.offsets[wrong][0], f"a whole number from {least} to {end}")
-    return coded.offsets.astype(np.int64)
-
-
 def _in_order(coded: CodedMatrix) -> None:
     if not coded.in_order:
         raise ArgumentError("groups of rows", "in act-order", "one after another: the format has no g_idx")
@@ -110,25 +95,11 @@ def _scales(coded: CodedMatrix, dtype: str) -> Array:
     return exactly(coded.scales, dtype, "scale of a group")
 
 
-def exactly(numbers: Array, dtype: str, what: str) -> Array:
-    """Numbers in a type of 16 or 32 bits.
-
-    Raises:
-        ArgumentError: one that the type does not hold.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        found: Array = numbers.astype(FLOATS[dtype].dtype)
-    wrong = found.astype(np.float64) != numbers.astype(np.float64)
-    if wrong.any():
-        raise ArgumentError(what, numbers[wrong][0], f"numbers that {dtype} holds exactly")
-    return found
-
-
 # **GPTQ**: codes along K, zeros along N, and the group of each row.
 
 
 def _gptq(less: int, dtype: str, coded: CodedMatrix) -> Arrays:
-    zeros = _whole_zeros(coded, less, 2**coded.bits - 1 + less) - less
+    zeros = whole_zeros(coded, less, 2**coded.bits - 1 + less) - less
     return {
         "qweight": end_to_end(coded.codes.T, coded.bits, np.int32).T,
         "qzeros": end_to_end(zeros, coded.bits, np.int32),
@@ -160,7 +131,7 @@ def _awq(coded: CodedMatrix) -> Arrays:
     _in_order(coded)
     return {
         "qweight": join(coded.codes, 4, np.int32, INTERLEAVED),
-        "qzeros": join(_whole_zeros(coded), 4, np.int32, INTERLEAVED),
+        "qzeros": join(whole_zeros(coded), 4, np.int32, INTERLEAVED),
         "scales": _scales(coded, "float16"),
     }
 
@@ -183,7 +154,7 @@ def _of_awq_gemv(matrix: Stored) -> CodedMatrix:
 
 def _compressed(dtype: str, asymmetric: bool, coded: CodedMatrix) -> Arrays:
     _in_order(coded)
-    zeros, middle = _whole_zeros(coded), 2 ** (coded.bits - 1)
+    zeros, middle = whole_zeros(coded), 2 ** (coded.bits - 1)
     fields = {
         "weight_packed": end_to_end(coded.codes.T, coded.bits, np.int32),
         "weight_scale": _scales(coded, dtype).T,
@@ -265,6 +236,10 @@ PACKERS: Mapping[str, Packer] = {
     "ct-pack-asym-f16": Packer(partial(_compressed, "float16", True), _of_compressed),
     "ct-int": Packer(_one_way, _of_bytes, ("group_size",)),
     "ct-int-f16": Packer(_one_way, _of_bytes, ("group_size",)),
+    "q4_0": Packer(partial(blocks.pack_levels, "q4_0"), blocks.unpack_levels, ()),
+    "q4_1": Packer(blocks.pack_minima, blocks.unpack_minima, ()),
+    "q5_0": Packer(partial(blocks.pack_levels, "q5_0"), blocks.unpack_levels, ()),
+    "q8_0": Packer(partial(blocks.pack_levels, "q8_0"), blocks.unpack_levels, ()),
     "hqq-axis1": Packer(_hqq, _of_hqq),
     "hqq-axis1-3bit": Packer(_hqq, _of_hqq, ("group_size",)),
 }

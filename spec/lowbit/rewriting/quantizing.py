@@ -1,10 +1,11 @@
-"""Quantising a model into a directory, block by block.
+"""Quantising a model into a directory or a file, block by block.
 
 A request says how. One that does not fit the model is refused before any weight is read, and `quantize` carries the
 others out. Matrices of the blocks become codes, routers excepted. Embedding, head, norms and biases stay as they are.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -15,7 +16,6 @@ import numpy as np
 from lowbit.arrays import F32
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
-from lowbit.formats.checkpoint.names import matrix_names
 from lowbit.formats.fetch import Report, silent
 from lowbit.model.weights import LayerWeights, linear_shapes, to_float
 from lowbit.quantization.packing import BITS
@@ -25,13 +25,23 @@ from lowbit.rewriting.journal import Journal, check_destination, journal, read_w
 from lowbit.rewriting.layouts import Description, Layout
 from lowbit.rewriting.methods import METHODS, Rounding
 from lowbit.rewriting.source import Source
-from lowbit.rewriting.writing import Packed, check_room, commit_ends, commit_layer, finish, shard_of
+from lowbit.rewriting.targets import target_of
+from lowbit.rewriting.writing import (
+    ROUTER,
+    Packed,
+    Target,
+    check_room,
+    columns_together,
+    commit_ends,
+    commit_layer,
+    finish,
+    shard_of,
+)
 from lowbit.runtime.stored import part_of
 from lowbit.system.threads import side_by_side, usable_processors
 
-VERSION = 1
+VERSION = 2
 """Of what a request writes; a folder that another version left is not taken up."""
-ROUTER = "feed_forward.router"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +50,7 @@ class Request:
 
     Attributes:
         rounding: how weights become codes.
-        layout: of the directory.
+        layout: of what is written.
         attention_bits: of the matrices of attention.
         experts_bits: of the feed-forward matrices: those of the experts, or of dense blocks.
         tokens: of the calibration text, for ``gptq``; else empty.
@@ -77,6 +87,9 @@ class Request:
             raise ArgumentError("--act-order", "given", "only with --method gptq and a layout of GPTQ")
         if self.rounding.symmetric and method == "hqq":
             raise ArgumentError("--symmetric", "given", "only with rtn or gptq: HQQ moves the zeros")
+        if layout.is_file and not self.rounding.symmetric and max(self.attention_bits, self.experts_bits) > 4:
+            sentence = "gguf holds codes of 8 bits only with zeros in their middle; give --symmetric, or --bits 4"
+            raise ArgumentError("--format", layout.name, "gptq-v2", sentence)
         if layout.name == "gptq-v1" and not self.rounding.symmetric:
             sentence = "gptq-v1 holds no zero of 0, which some groups have; give --symmetric, or --format gptq-v2"
             raise ArgumentError("--format", layout.name, "gptq-v2", sentence)
@@ -91,9 +104,10 @@ class Request:
         Raises:
             ArgumentError: names the matrix.
         """
-        config = source.config
+        config, target = source.config, target_of(self.layout)
+        target.check(source)
         shapes, size = linear_shapes(config), self.rounding.group_size
-        for stored, names in tensors_of(source, 0):
+        for stored, names in target.holders(source, 0):
             rows, columns = shapes[names[0]][0], sum(shapes[name][1] for name in names)
             self.layout.check(f"matrix {stored}", self.bits_of(names[0]), size, rows, columns)
             if self.rounding.method == "hqq" and rows % size:
@@ -111,8 +125,8 @@ class Request:
             group_size=self.rounding.group_size,
             symmetric=self.rounding.symmetric,
             act_order=self.rounding.act_order,
-            attention_bits=self.attention_bits,
             floats=float_modules(source),
+            other_bits={} if self._is_uniform else {ATTENTION: self.attention_bits},
         )
 
     def call(self, source: Source) -> dict[str, Any]:
@@ -129,11 +143,8 @@ class Request:
         }
 
 
-def tensors_of(source: Source, number: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The quantised tensors of a block without ``.weight``, and the matrices in each."""
-    for stored, names in matrix_names(source.architecture, source.config, number).items():
-        if ROUTER not in names:
-            yield stored.removesuffix(".weight"), tuple(names)
+ATTENTION = r".*\.self_attn\..*"
+"""The pattern of the modules of attention."""
 
 
 def float_modules(source: Source) -> tuple[str, ...]:
@@ -144,11 +155,11 @@ def float_modules(source: Source) -> tuple[str, ...]:
 
 
 def quantize(source: Source, destination: Path, request: Request, report: Report = silent) -> dict[str, Any]:
-    """Quantise a model into a directory, or what an interrupted process has left to do.
+    """Quantise a model, or what an interrupted process has left to do.
 
     Args:
         source: the model.
-        destination: the directory; a free name, or an empty directory.
+        destination: what is written; a free name, or for a directory an empty one.
         request: how.
         report: called while it works.
 
@@ -164,18 +175,38 @@ def quantize(source: Source, destination: Path, request: Request, report: Report
     """
     request.check()
     request.check_model(source)
-    check_destination(destination)
-    check_room(destination, room(source, request))
-    with journal(destination, request.call(source)) as parts:
+    target = target_of(request.layout)
+    with writing(source, destination, target, request.call(source), room(source, request)) as parts:
         layers = source.config.layers
         resumed = sum(parts.note_of(shard_of(number, layers)) is not None for number in range(layers))
-        _quantize_layers(source, request, parts, part_report(report, f"quantising {source.name}"))
-        commit_ends(parts, source)
-        description = request.description(source)
-        config = {"quantization_config": request.layout.config(description)}
-        files = {name: make(description) for name, make in request.layout.files.items()}
-        told = finish(parts, source, config, files, part_of(report, "checking"))
+        _quantize_layers(source, target, request, parts, part_report(report, f"quantising {source.name}"))
+        commit_ends(parts, target, source)
+        told = finish(parts, target, source, request.description(source), part_of(report, "checking"))
     return told | {"resumed": resumed}
+
+
+@contextmanager
+def writing(
+    source: Source, destination: Path, target: Target, call: Mapping[str, Any], needed: int
+) -> Iterator[Journal]:
+    """The journal of a result, where the destination is free and the disk has room for it.
+
+    Args:
+        source: the model.
+        destination: what is written.
+        target: how.
+        call: all that determines what is written; JSON.
+        needed: about the bytes of all parts.
+
+    Raises:
+        ArgumentError: the destination is taken.
+        UnavailableError: too little disk space, or a folder that cannot be written.
+    """
+    is_file = target.layout.is_file
+    check_destination(destination, is_file=is_file)
+    check_room(destination, 2 * needed if is_file else needed)  # a file is put together from its parts
+    with journal(destination, call, is_file=is_file) as parts:
+        yield parts
 
 
 def part_report(report: Report, what: str) -> Report:
@@ -192,7 +223,7 @@ def room(source: Source, request: Request) -> int:
     return int(config.layers * codes) + 4 * config.vocabulary * config.hidden + streams
 
 
-def _quantize_layers(source: Source, request: Request, parts: Journal, report: Report) -> None:
+def _quantize_layers(source: Source, target: Target, request: Request, parts: Journal, report: Report) -> None:
     layers, streams = source.config.layers, None
     for number in range(layers):
         report("", number, layers)
@@ -202,11 +233,11 @@ def _quantize_layers(source: Source, request: Request, parts: Journal, report: R
         if request.tokens:
             streams = streams or _streams(source, request, parts, number)
             seen = streams.seen(number, layer)
-        packed = quantized_layer(source, request, number, layer, seen)
+        packed = quantized_layer(source, target, request, number, layer, seen)
         if streams is not None and number + 1 < layers:
             streams = streams.through(number, _with_codes(layer, packed))
             parts.commit(_state(number + 1), streams.tensors(), None)
-        commit_layer(parts, source, number, layer, packed, request.layout)
+        commit_layer(parts, target, source, number, layer, packed)
         parts.discard(_state(number))
     report("", layers, layers)
 
@@ -224,24 +255,25 @@ def _streams(source: Source, request: Request, parts: Journal, number: int) -> S
 
 
 def _with_codes(layer: LayerWeights, packed: Mapping[str, Packed]) -> LayerWeights:
-    floats = {name: part.floats for each in packed.values() for name, part in each.parts()}
+    floats = {name: numbers for each in packed.values() for name, numbers in each.parts()}
     return layer.changed(lambda name, matrix: floats[name])
 
 
 def quantized_layer(
-    source: Source, request: Request, number: int, layer: LayerWeights, seen: Seen | None
+    source: Source, target: Target, request: Request, number: int, layer: LayerWeights, seen: Seen | None
 ) -> dict[str, Packed]:
     """The matrices of a block, quantised; those with the same inputs one after another, others side by side.
 
     Args:
         source: the model.
+        target: what is written.
         request: how.
         number: of the block.
         layer: its weights.
         seen: its inputs, for ``gptq``.
     """
     linears, groups = layer.linears(), dict[str, list[tuple[str, tuple[str, ...]]]]()
-    for stored, names in tensors_of(source, number):
+    for stored, names in target.holders(source, number):
         groups.setdefault(source_of(names[0]), []).append((stored, names))
 
     def work(group: tuple[str, list[tuple[str, tuple[str, ...]]]]) -> dict[str, Packed]:
@@ -250,13 +282,12 @@ def quantized_layer(
         inputs = None if hessian is None else request.rounding.of_inputs(hessian)
         found = {}
         for stored, names in tensors:
-            matrices = [to_float(linears[name]) for name in names]
-            weights = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=1)
+            weights, ends = columns_together([to_float(linears[name]) for name in names])
             coded = request.rounding(weights, request.bits_of(names[0]), inputs)
-            matrix = request.layout.stored(coded, symmetric=request.rounding.symmetric)
-            notes = {"error": _error(weights, coded.floats)} | ({} if seen is None else {"calibrated": bool(inputs)})
-            ends = tuple(int(end) for end in np.cumsum([each.shape[1] for each in matrices]))
-            found[stored] = Packed(names, ends, coded, matrix, notes)
+            matrix, numbers = request.layout.stored(coded, symmetric=request.rounding.symmetric), coded.floats
+            notes: dict[str, Any] = {"bits": coded.bits, "error": _error(weights, numbers)}
+            notes |= {} if seen is None else {"calibrated": bool(inputs)}
+            found[stored] = Packed(names, ends, numbers, matrix, notes)
         return found
 
     done = side_by_side(work, groups.items(), usable_processors())

@@ -1,4 +1,4 @@
-"""Sources: a model that is rewritten, one block after another, with all that a directory needs beside the matrices.
+"""Sources: a model that is rewritten, one block after another, with all that is needed beside the matrices.
 
 A GGUF file or a checkpoint directory is opened, and its blocks are read one at a time. Vectors, embedding and head stay
 floats. Those of a directory keep their type; those of a file that is dequantised get the smallest of float16, bfloat16
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F32, Array
+from lowbit.arrays import F32, U8, Array
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint import tokenizer as checkpoint_tokenizer
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES, Architecture
@@ -49,6 +49,8 @@ COPIED = (
     *(checkpoint_tokenizer.TEMPLATE, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
 )
 """The small files of a directory that go along."""
+ENDS = {EMBEDDING: "embedding", NORM: "norm", HEAD: "head"}
+"""The tensors around the blocks, and their names in `LlamaWeights`."""
 SMALL = (FLOATS["float16"].dtype, FLOATS["bfloat16"].dtype)
 
 
@@ -84,9 +86,33 @@ class Source(ABC):
     def ends(self) -> Iterator[tuple[str, Array]]:
         """Embedding, last norm and, if it has one of its own, the head, N × K; by the names of their tensors."""
 
+    def numbers_of_ends(self) -> Iterator[tuple[str, F32]]:
+        """The same as they are used, float32, by their names in `LlamaWeights`; the head is K × N."""
+        for name, tensor in self.ends():
+            numbers = tensor.astype(np.float32)
+            if name == NORM:
+                numbers += np.float32(self.architecture.gain_offset)
+            yield ENDS[name], np.ascontiguousarray(numbers.T) if name == HEAD else numbers
+
+    def blocks(self, name: str) -> tuple[str, U8] | None:
+        """Embedding or head as a file of GGUF holds it, by its name there: type and N × bytes. A directory has None."""
+        return None
+
     @abstractmethod
     def rows(self) -> F32 | Embedding:
         """The embedding as a decoder reads it."""
+
+    def check_directory(self) -> None:  # noqa: B027 - one of a directory has a config.json already
+        """Refuse a model of which a ``config.json`` cannot say all.
+
+        Raises:
+            ArgumentError: names what it cannot say.
+        """
+
+    @property
+    def kind(self) -> str:
+        """The ``model_type`` of its architecture."""
+        return next(name for name, each in ARCHITECTURES.items() if each is self.architecture)
 
     @abstractmethod
     def described(self) -> dict[str, Any]:
@@ -115,6 +141,11 @@ def smallest(numbers: F32) -> Array:
     return numbers
 
 
+def differing(one: LlamaConfig, other: LlamaConfig) -> list[str]:
+    """The names of the fields in which two shapes differ."""
+    return [each.name for each in fields(LlamaConfig) if getattr(one, each.name) != getattr(other, each.name)]
+
+
 def open_source(path: Path, gptq_version: Version | None = None) -> Source:
     """Open a GGUF file or a checkpoint directory to rewrite it.
 
@@ -123,7 +154,7 @@ def open_source(path: Path, gptq_version: Version | None = None) -> Source:
         gptq_version: as in `lowbit.runtime.stored.open_model`.
 
     Raises:
-        ArgumentError: there is no such file; a model that a directory cannot describe.
+        ArgumentError: there is no such file.
         FormatError: it is damaged, or its architecture is not supported.
     """
     if path.is_dir():
@@ -222,14 +253,12 @@ class File(Source):
         """A file that is open.
 
         Raises:
-            ArgumentError: a model that a directory cannot describe.
+            ArgumentError: a model with stacked experts.
         """
         kind = ARCHITECTURES[KINDS[gguf.architecture]]
         _refuse_stacked(gguf.file, kind)
         tokenizer, tied = gguf_tokenizer.read_tokenizer(gguf), "output.weight" not in gguf.header.tensors
-        found = cls(gguf.file, gguf.config, kind, tied, tokenizer, (), gguf)
-        _check_described(found)
-        return found
+        return cls(gguf.file, gguf.config, kind, tied, tokenizer, (), gguf)
 
     def layer(self, number: int) -> LayerWeights:
         return read_layer(self.gguf, number)
@@ -247,9 +276,22 @@ class File(Source):
                 yield name, np.ascontiguousarray(smallest(to_float(self.gguf.tensor(stored))).T)
         yield NORM, smallest(self.gguf.vector("output_norm.weight") - np.float32(self.architecture.gain_offset))
 
+    def blocks(self, name: str) -> tuple[str, U8] | None:
+        return self.gguf.stored(name)
+
     def rows(self) -> F32 | Embedding:
         table = self.gguf.tensor("token_embd.weight")
         return np.ascontiguousarray(table.T) if isinstance(table, np.ndarray) else Embedding.of(table)
+
+    def check_directory(self) -> None:
+        try:
+            read = read_config(parsed(CONFIG, json.dumps(self.described()).encode()))
+        except FormatError as error:
+            sentence = f"no {CONFIG} describes {self.name}: {error}; start from the published directory"
+            raise ArgumentError("model", self.name, "a model that a directory can describe", sentence) from error
+        if lost := differing(read, self.config):
+            sentence = f"a {CONFIG} does not say of {self.name}: {', '.join(lost)}; start from the published directory"
+            raise ArgumentError("model", self.name, "a model that a directory can describe", sentence)
 
     def described(self) -> dict[str, Any]:
         kind, config = KINDS[self.gguf.architecture], self.config
@@ -280,21 +322,3 @@ class File(Source):
 
     def identity(self) -> str:
         return _digest([self.gguf.on_disk])
-
-
-def _check_described(source: File) -> None:
-    """Refuse a model of which a ``config.json`` cannot say all.
-
-    Raises:
-        ArgumentError: names what it cannot say.
-    """
-    text = json.dumps(source.described()).encode()
-    try:
-        read = read_config(parsed(CONFIG, text))
-    except FormatError as error:
-        sentence = f"no {CONFIG} describes {source.name}: {error}; start from the published directory"
-        raise ArgumentError("model", source.name, "a model that a directory can describe", sentence) from error
-    lost = [each.name for each in fields(LlamaConfig) if getattr(read, each.name) != getattr(source.config, each.name)]
-    if lost:
-        sentence = f"a {CONFIG} does not say of {source.name}: {', '.join(lost)}; start from the published directory"
-        raise ArgumentError("model", source.name, "a model that a directory can describe", sentence)

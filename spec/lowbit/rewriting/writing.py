@@ -1,36 +1,38 @@
-"""Writing a directory: its parts in the order in which they are committed, its small files, and the final check.
+"""Writing a model: its parts in the order in which they are committed, and the final check.
 
-A directory has one shard for each block and one for what lies around the blocks. With each shard the journal notes the
-digest of every matrix and vector *as it is meant*, in float32. `finish` writes configuration, index and tokenizer,
-loads the whole directory as a user would, and compares the digests. Only then does the directory get its name.
+There is one part for each block and one for what lies around the blocks; each is a safetensors file in the folder of
+the journal. With each part the journal notes the digest of every matrix and vector *as it is meant*, in float32.
+`finish` lets the target write what is missing, loads all of it as a user would, and compares the digests. Only then
+does the result get its name.
+
+A *target* is what is written: a directory (`lowbit.rewriting.to_directory`), whose shards are the parts, or a file of
+GGUF (`lowbit.rewriting.to_gguf`), which is put together from the parts in the end.
 """
 
-import json
 import shutil
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from lowbit.arrays import Array
+from lowbit.arrays import F32, Array
 from lowbit.backend.whole_model import spoken_bytes
 from lowbit.errors import FormatError, UnavailableError
-from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, matrix_names
-from lowbit.formats.checkpoint.reader import CONFIG, Checkpoint, open_checkpoint
-from lowbit.formats.checkpoint.tensors import INDEX
-from lowbit.formats.checkpoint.tokenizer import read_tokenizer
-from lowbit.model.weights import LayerWeights, Progress, to_float, vector_sizes
-from lowbit.rewriting.coded import CodedMatrix, digest
+from lowbit.formats.tokenizer import Tokenizer
+from lowbit.model.config import LlamaConfig
+from lowbit.model.weights import Embedding, LayerWeights, Matrix, Progress, to_float, vector_sizes
+from lowbit.rewriting.coded import digest
 from lowbit.rewriting.journal import Journal
-from lowbit.rewriting.layouts import Layout
-from lowbit.rewriting.source import Source, smallest
+from lowbit.rewriting.layouts import Description, Layout
+from lowbit.rewriting.source import Source
 from lowbit.tensor_formats.stored import Stored
 
 Floats = Mapping[str, Array]
 """Tensors by their names in a file."""
+ROUTER = "feed_forward.router"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,21 +42,79 @@ class Packed:
     Attributes:
         names: of the matrices that are its columns, side by side, as in `LayerWeights.linears`.
         ends: the last column of each, plus one.
-        coded: its numbers.
-        stored: the same in the format of the layout.
+        numbers: float32, K × N: what is meant.
+        written: the same in a format of the layout; the numbers themselves where they stay floats.
         notes: what else is noted of each matrix.
     """
 
     names: tuple[str, ...]
     ends: tuple[int, ...]
-    coded: CodedMatrix
-    stored: Stored
+    numbers: F32
+    written: Stored | F32
     notes: Mapping[str, Any]
 
-    def parts(self) -> Iterator[tuple[str, CodedMatrix]]:
-        """Its matrices by name."""
+    def parts(self) -> Iterator[tuple[str, F32]]:
+        """The numbers of its matrices by name."""
         for name, begin, end in zip(self.names, (0, *self.ends), self.ends, strict=False):
-            yield name, self.coded.columns(begin, end)
+            yield name, np.ascontiguousarray(self.numbers[:, begin:end])
+
+
+class Loaded(Protocol):
+    """A model as a user loads it; the attributes are those of `LlamaWeights`."""
+
+    @property
+    def config(self) -> LlamaConfig: ...
+    @property
+    def embedding(self) -> F32 | Embedding: ...
+    @property
+    def norm(self) -> F32: ...
+    @property
+    def head(self) -> Matrix: ...
+    def layer(self, number: int) -> LayerWeights:
+        """One block."""
+
+
+class Target(ABC):
+    """What a model is written into.
+
+    Args:
+        layout: its own.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    @abstractmethod
+    def check(self, source: Source) -> None:
+        """Refuse a model that it cannot describe.
+
+        Raises:
+            ArgumentError: names what it cannot say.
+        """
+
+    @abstractmethod
+    def holders(self, source: Source, number: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """The tensors of matrices of a block, without the router: the name of each, and the matrices in it."""
+
+    @abstractmethod
+    def layer(self, source: Source, number: int, layer: LayerWeights, packed: Mapping[str, Packed]) -> Floats:
+        """All tensors of a block, from its matrices by the names of `holders`."""
+
+    @abstractmethod
+    def ends(self, source: Source) -> Floats:
+        """Embedding, norm and head."""
+
+    @abstractmethod
+    def complete(self, journal: Journal, source: Source, description: Description | None) -> Path:
+        """Write what is missing; returns the file or folder that will get the name."""
+
+    @abstractmethod
+    def opened(self, path: Path) -> tuple[Loaded, Tokenizer]:
+        """The result as a user loads it."""
+
+    @abstractmethod
+    def as_held(self, config: LlamaConfig) -> LlamaConfig:
+        """A shape of a model in the types in which the target holds its numbers."""
 
 
 def shard_of(number: int, layers: int) -> str:
@@ -66,6 +126,11 @@ def shard_of(number: int, layers: int) -> str:
     return f"model-{number + 1:05}-of-{layers + 1:05}.safetensors"
 
 
+def shards_of(layers: int) -> list[str]:
+    """The files of all parts."""
+    return [shard_of(number, layers) for number in range(layers + 1)]
+
+
 def check_room(destination: Path, needed: int) -> None:
     """Refuse a disk with too little space.
 
@@ -75,72 +140,62 @@ def check_room(destination: Path, needed: int) -> None:
     free = shutil.disk_usage(destination.absolute().parent).free
     if free < needed:
         reason = f"{spoken_bytes(needed)} are needed and {destination.absolute().parent} has {spoken_bytes(free)}"
-        raise UnavailableError("disk space for the new directory", reason, "free disk space, or name another disk")
+        raise UnavailableError("disk space for the new model", reason, "free disk space, or name another disk")
+
+
+# **Committing.**
 
 
 def commit_layer(
-    journal: Journal, source: Source, number: int, layer: LayerWeights, packed: Mapping[str, Packed], layout: Layout
+    journal: Journal, target: Target, source: Source, number: int, layer: LayerWeights, packed: Mapping[str, Packed]
 ) -> None:
-    """Write the shard of a block.
+    """Write the part of a block.
 
     Args:
-        journal: of the directory.
+        journal: of what is written.
+        target: what is written.
         source: the model.
         number: of the block.
         layer: the block as it is read, for its vectors and its router.
-        packed: its quantised tensors by name, without ``.weight``.
-        layout: of the directory.
+        packed: its matrices.
     """
-    tensors, notes = dict[str, Array](), dict[str, Any]()
-    for module, each in packed.items():
-        tensors |= dict(layout.tensors(module, each.stored))
-        for name, part in each.parts():
-            notes[name] = {"digest": digest(part.floats), "bits": part.bits, **each.notes}
-    sparse = source.architecture.sparse
-    if sparse is not None:
-        router = layer.linears()["feed_forward.router"]
-        tensors[f"model.layers.{number}.{sparse.router}.weight"] = np.ascontiguousarray(to_float(router).T)
-        notes["feed_forward.router"] = {"digest": digest(to_float(router))}
-    _commit_block(journal, source, number, layer, tensors, notes)
-
-
-def commit_floats(journal: Journal, source: Source, number: int, layer: LayerWeights) -> None:
-    """Write the shard of a block whose matrices are floats, each tensor in the smallest type that holds it exactly.
-
-    Args:
-        journal: of the directory.
-        source: the model, as it is to be written.
-        number: of the block.
-        layer: the block.
-    """
-    tensors, notes, linears = dict[str, Array](), dict[str, Any](), layer.linears()
-    for stored, names in matrix_names(source.architecture, source.config, number).items():
-        parts = [to_float(linears[name]) for name in names]
-        tensors[stored] = smallest(np.concatenate([np.ascontiguousarray(part.T) for part in parts]))
-        notes |= {name: {"digest": digest(part)} for name, part in zip(names, parts, strict=True)}
-    _commit_block(journal, source, number, layer, tensors, notes)
-
-
-def _commit_block(
-    journal: Journal, source: Source, number: int, layer: LayerWeights, tensors: Floats, notes: Mapping[str, Any]
-) -> None:
-    """Write a block's matrices with its vectors."""
-    found = {name: getattr(layer, name) for name in vector_sizes(source.config)}
-    own = {name: {"digest": digest(vector)} for name, vector in found.items() if vector is not None}
+    notes: dict[str, Any] = {
+        name: {"digest": digest(numbers), **each.notes} for each in packed.values() for name, numbers in each.parts()
+    }
+    notes |= {name: {"digest": digest(vector)} for name, vector in _vectors(source.config, layer).items()}
+    linears = layer.linears()
+    if ROUTER in linears:
+        notes[ROUTER] = {"digest": digest(to_float(linears[ROUTER]))}
     file = shard_of(number, source.config.layers)
-    _commit(journal, file, {**tensors, **source.vectors(number)}, {**notes, **own})
+    _commit(journal, file, target.layer(source, number, layer, packed), notes)
 
 
-def commit_ends(journal: Journal, source: Source) -> None:
-    """Write embedding, last norm and head, unless an earlier process has."""
+def floats_of(target: Target, source: Source, number: int, layer: LayerWeights) -> dict[str, Packed]:
+    """The matrices of a block as floats."""
+    linears, found = layer.linears(), dict[str, Packed]()
+    for holder, names in target.holders(source, number):
+        numbers, ends = columns_together([to_float(linears[name]) for name in names])
+        found[holder] = Packed(names, ends, numbers, numbers, {})
+    return found
+
+
+def columns_together(matrices: Sequence[F32]) -> tuple[F32, tuple[int, ...]]:
+    """Matrices of the same rows as one, and the end of the columns of each."""
+    ends = tuple(int(end) for end in np.cumsum([each.shape[1] for each in matrices]))
+    return matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=1), ends
+
+
+def _vectors(config: LlamaConfig, layer: LayerWeights) -> dict[str, F32]:
+    found = {name: getattr(layer, name) for name in vector_sizes(config)}
+    return {name: vector for name, vector in found.items() if vector is not None}
+
+
+def commit_ends(journal: Journal, target: Target, source: Source) -> None:
+    """Write the part of what lies around the blocks, if it is not there."""
     file = shard_of(source.config.layers, source.config.layers)
-    if journal.note_of(file) is not None:
-        return
-    tensors, notes, added = dict(source.ends()), {}, np.float32(source.architecture.gain_offset)
-    for name, tensor in tensors.items():
-        used = tensor.astype(np.float32) + (added if name == NORM else np.float32(0))
-        notes[name] = {"digest": digest(used)}
-    _commit(journal, file, tensors, notes)
+    if journal.note_of(file) is None:
+        notes = {name: {"digest": digest(numbers)} for name, numbers in source.numbers_of_ends()}
+        _commit(journal, file, target.ends(source), notes)
 
 
 def _commit(journal: Journal, file: str, tensors: Floats, notes: Mapping[str, Any]) -> None:
@@ -152,79 +207,70 @@ def _commit(journal: Journal, file: str, tensors: Floats, notes: Mapping[str, An
 
 
 def finish(
-    journal: Journal,
-    source: Source,
-    more: Mapping[str, Any] = MappingProxyType({}),
-    files: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-    progress: Progress | None = None,
+    journal: Journal, target: Target, source: Source, description: Description | None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Write the small files, load the directory, compare it with what was meant, and give it its name.
+    """Write what is missing, load the result, compare it with what was meant, and give it its name.
 
     Args:
         journal: in which every part is finished.
+        target: what is written.
         source: the model.
-        more: what the configuration says beside the shape of the model, such as ``quantization_config``.
-        files: further files of JSON, by name.
+        description: of its codes; None where there are none.
         progress: called after each block that was compared.
 
     Returns:
-        The notes of all matrices by name, and ``bytes``.
+        The notes of all matrices by name, and ``bytes``, those of all tensors.
 
     Raises:
         FormatError: what is loaded is not what was meant.
         UnavailableError: the disk is full.
     """
-    layers = source.config.layers
-    shards = [shard_of(number, layers) for number in range(layers + 1)]
-    sizes = {file: journal.note_of(file)["tensors"] for file in shards}
-    weight_map = {name: file for file in shards for name in sizes[file]}
-    total = sum(size for file in shards for size in sizes[file].values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    texts = {INDEX: index, CONFIG: {**source.described(), **more}, **files}
-    for name, content in texts.items():
-        journal.write(name, _as_json(content))
-    for name, octets in source.files().items():
-        journal.write(name, octets)
-    _compare(open_checkpoint(journal.folder), journal, source, progress)
-    for file in set(journal.parts) - set(shards):
-        (journal.folder / file).unlink(missing_ok=True)
-    noted = {
-        f"layers[{number}].{name}": note
-        for number, file in enumerate(shards[:-1])
-        for name, note in journal.note_of(file)["numbers"].items()
-        if "bits" in note
+    files = shards_of(source.config.layers)
+    noted = [journal.note_of(file)["numbers"] for file in files]
+    total = sum(size for file in files for size in journal.note_of(file)["tensors"].values())
+    result = target.complete(journal, source, description)
+    loaded, tokenizer = target.opened(result)
+    _compare(loaded, noted, source, progress)
+    _compare_words(loaded, tokenizer, target, source)
+    journal.finish(result, files)
+    return {
+        "bytes": total,
+        "matrices": {
+            f"layers[{number}].{name}": note
+            for number, notes in enumerate(noted[:-1])
+            for name, note in notes.items()
+            if "bits" in note
+        },
     }
-    journal.finish()
-    return {"bytes": total, "matrices": noted}
 
 
-def _as_json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=1) + "\n").encode()
-
-
-def _compare(checkpoint: Checkpoint, journal: Journal, source: Source, progress: Progress | None) -> None:
+def _compare(loaded: Loaded, noted: list[Mapping[str, Any]], source: Source, progress: Progress | None) -> None:
     layers = source.config.layers
     for number in range(layers):
-        layer, noted = checkpoint.layer(number), journal.note_of(shard_of(number, layers))["numbers"]
+        layer = loaded.layer(number)
         found = {name: to_float(matrix) for name, matrix in layer.linears().items()}
-        vectors = {name: getattr(layer, name) for name in vector_sizes(source.config)}
-        found |= {name: vector for name, vector in vectors.items() if vector is not None}
-        _same(f"layers[{number}]", {name: digest(each) for name, each in found.items()}, noted)
+        found |= _vectors(source.config, layer)
+        _same(f"layers[{number}]", {name: digest(each) for name, each in found.items()}, noted[number])
         if progress is not None:
             progress(number + 1, layers)
-    noted = journal.note_of(shard_of(layers, layers))["numbers"]
-    found = {EMBEDDING: checkpoint.embedding, NORM: checkpoint.norm}
-    found |= {HEAD: np.ascontiguousarray(to_float(checkpoint.head).T)} if HEAD in noted else {}
-    _same("ends", {name: digest(each) for name, each in found.items()}, noted)
-    if checkpoint.config != source.config:
-        raise FormatError(CONFIG, "shape of the model", "another one", "that of the source")
-    tokenizer, own = read_tokenizer(checkpoint), source.tokenizer
-    if (tokenizer.bos, tokenizer.stop) != (own.bos, own.stop) or tokenizer.to_json() != own.to_json():
-        raise FormatError("tokenizer.json", "tokenizer", "another one", "that of the source")
+    found = {"embedding": np.asarray(loaded.embedding), "norm": loaded.norm}
+    if "head" in noted[-1]:
+        found["head"] = to_float(loaded.head)
+    _same("model", {name: digest(each) for name, each in found.items()}, noted[-1])
 
 
 def _same(where: str, found: Mapping[str, str], noted: Mapping[str, Any]) -> None:
     for name in sorted(found.keys() | noted.keys()):
         if found.get(name) != noted.get(name, {}).get("digest"):
-            allowed = "the numbers that were meant; nothing has been put under the final name"
-            raise FormatError("the new directory", f"{where} {name}", "other numbers when it is loaded", allowed)
+            raise _other(f"{where} {name}", "other numbers when it is loaded", "the numbers that were meant")
+
+
+def _compare_words(loaded: Loaded, tokenizer: Tokenizer, target: Target, source: Source) -> None:
+    if loaded.config != target.as_held(source.config):
+        raise _other("shape of the model", "another one", "that of the source")
+    if not tokenizer.can_replace(source.tokenizer):
+        raise _other("tokenizer", "another one", "that of the source")
+
+
+def _other(what: str, given: str, allowed: str) -> FormatError:
+    return FormatError("the new model", what, given, f"{allowed}; nothing has been put under the final name")

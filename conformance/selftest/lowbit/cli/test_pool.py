@@ -25,7 +25,7 @@ from lowbit.formats.checkpoint import tensors
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.model.decoder import Decoder, next_logits
 from lowbit.model.weights import LayerWeights, Matrix, to_float, vector_sizes
-from lowbit.rewriting import changing, writing
+from lowbit.rewriting import changing, to_directory
 from lowbit.runtime import load, open_model
 from lowbit.system.interpreters import python_command
 
@@ -225,7 +225,7 @@ def test_an_interrupted_run_is_resumed(name: str, gguf: Path, tmp_path: Path) ->
 def test_another_method_begins_anew(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder that a run of another method left is removed."""
     with monkeypatch.context() as patch:
-        made = writing.commit_floats
+        made = to_directory.commit_floats
 
         def commit(parts: Any, source: Any, number: int, layer: Any) -> None:
             if number == 1:
@@ -259,7 +259,7 @@ def test_what_loads_otherwise_is_not_published(gguf: Path, tmp_path: Path, monke
     def rounded(numbers: F32) -> Any:
         return numbers.astype(np.float16)
 
-    monkeypatch.setattr(writing, "smallest", rounded)
+    monkeypatch.setattr(to_directory, "smallest", rounded)
     result = run(gguf, "-o", tmp_path / "new", "--kv-heads", 1)
     assert isinstance(result.exception, FormatError)
     assert "other numbers when it is loaded" in str(result.exception)

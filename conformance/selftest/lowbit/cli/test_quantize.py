@@ -3,24 +3,21 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tiny_checkpoint
+import rewriting
 import tiny_gguf
-from gguf import GGMLQuantizationType
-from paths import SUPPORT
-from typer.testing import CliRunner, Result
+from gguf import GGMLQuantizationType, GGUFReader
+from rewriting import TEXT, contents, ends, events_of, floats, fused_in, killed, run_counted, sources_in
 
 from lowbit.arrays import F32, F64, Array
 from lowbit.attention.rope import Scaling
-from lowbit.cli import app
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint import tensors
 from lowbit.formats.checkpoint.reader import open_checkpoint
@@ -32,58 +29,23 @@ from lowbit.quantization.hqq import quantize as by_solver
 from lowbit.rewriting import quantizing, writing
 from lowbit.rewriting.layouts import LAYOUTS, Layout
 from lowbit.runtime import open_model
-from lowbit.system.interpreters import python_command
 from lowbit.tensor_formats.stored import Stored
 
-TEXT = "hello hall 12 of the hill, he said; hello.\n" * 8
 GROUP = ["--group-size", 16]
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("sources")
-    (folder / "text").write_text(TEXT)
-    return {
-        "gguf": tiny_gguf.write(folder / "model.gguf"),
-        "sparse": tiny_checkpoint.write(folder / "sparse"),
-        "dense": tiny_checkpoint.write(folder / "dense", tiny_checkpoint.published(tiny_checkpoint.DENSE)),
-        "text": folder / "text",
-    }
+    return sources_in(tmp_path_factory.mktemp("sources"))
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["quantize", *map(str, arguments)])
-
-
-def answer(*arguments: object) -> dict[str, Any]:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, (result.output, result.exception)
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
-
-
-def floats(weights: LlamaWeights) -> dict[str, F32]:
-    """All matrices of the blocks, and routers."""
-    return {
-        f"layers[{number}].{name}": to_float(matrix)
-        for number, layer in enumerate(weights.layers)
-        for name, matrix in layer.linears().items()
-    }
-
-
-def ends(weights: LlamaWeights) -> list[Array]:
-    """Embedding, norm and head."""
-    return [np.asarray(weights.embedding), weights.norm, to_float(weights.head)]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+run, answer = partial(rewriting.run, "quantize"), partial(rewriting.answer, "quantize")
 
 
 # **What is written.**
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "gptq-v1"])
+@pytest.mark.parametrize("layout", [name for name, each in LAYOUTS.items() if name != "gptq-v1" and not each.is_file])
 @pytest.mark.parametrize("kind", ["gguf", "sparse", "dense"])
 def test_every_layout_holds_what_affine_gives(kind: str, layout: str, sources: dict[str, Path], tmp_path: Path) -> None:
     """Matrices are those of `affine.quantize` on the source's weights; everything else is as it was."""
@@ -181,6 +143,61 @@ def test_hqq_keeps_its_real_zeros(sources: dict[str, Path], tmp_path: Path) -> N
         assert np.abs(values - dequantize(found)).max() <= 2**-20 * 8 * step, name
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "types"),
+    [
+        ("gguf", [], {"Q4_1"}),
+        ("gguf", ["--symmetric"], {"Q4_0"}),
+        ("gguf", ["--bits", 8, "--symmetric"], {"Q8_0"}),
+        ("gguf", ["--method", "hqq"], {"Q5_0"}),
+        ("gguf", ["--bits", 2, "--attention-bits", 8, "--symmetric"], {"Q4_0", "Q8_0"}),
+        ("dense", [], {"Q4_1"}),
+        ("dense", ["--bits", 3, "--symmetric"], {"Q4_0"}),
+    ],
+)
+def test_a_file_of_gguf(
+    kind: str, options: list[object], types: set[str], sources: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its types are those that hold the codes, and all but the matrices is as it was."""
+    found = answer(sources[kind], "-o", tmp_path / "new", "--format", "gguf", "--group-size", 32, *options)
+    read = GGUFReader(tmp_path / "new")
+    assert {
+        each.tensor_type.name for each in read.tensors if each.name.startswith("blk") and len(each.shape) == 2
+    } == types
+    before, after = open_model(sources[kind]), open_model(tmp_path / "new")
+    for one, other in zip(ends(after.weights), ends(before.weights), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert after.tokenizer.encode(TEXT) == before.tokenizer.encode(TEXT)
+    assert (after.tokenizer.bos, after.tokenizer.stop) == (before.tokenizer.bos, before.tokenizer.stop)
+    assert replace(after.config, rms_epsilon=1) == replace(before.config, rms_epsilon=1)
+    for name, values in floats(after.weights).items():
+        error = np.linalg.norm(values - floats(before.weights)[name]) / np.linalg.norm(floats(before.weights)[name])
+        np.testing.assert_allclose(error, found["matrices"][name]["error"], rtol=1e-5)
+
+
+def test_minima_are_those_of_affine(sources: dict[str, Path], tmp_path: Path) -> None:
+    """Without --symmetric a group of a file of GGUF has a minimum in float16."""
+    answer(sources["gguf"], "-o", tmp_path / "new", "--format", "gguf", "--bits", 3, "--group-size", 32)
+    before = floats(open_model(sources["gguf"]).weights)
+    for name, values in floats(open_model(tmp_path / "new").weights).items():
+        expected = affine.quantize(before[name], bits=3, group_size=32, convention="minimum", scale_dtype="float16")
+        np.testing.assert_array_equal(values, affine.dequantize(expected))
+
+
+def test_gptq_with_minima_beats_rounding(sources: dict[str, Path], tmp_path: Path) -> None:
+    """On the inputs that it was calibrated on."""
+    common = ["--format", "gguf", "--bits", 3, "--group-size", 32]
+    answer(sources["gguf"], "-o", tmp_path / "gptq", *common, "--method", "gptq", "--calibration", sources["text"])
+    answer(sources["gguf"], "-o", tmp_path / "rtn", *common)
+    before = open_model(sources["gguf"])
+    squares = hessians(before.weights, before.tokenizer.encode(TEXT, begin=False), 64)
+    linears = {name: open_model(tmp_path / name).weights.layers[0].linears() for name in ("gptq", "rtn")}
+    for name, matrix in before.weights.layers[0].linears().items():
+        square, plain = squares[f"layers[0].{name}"], to_float(matrix)
+        errors = [gptq.layer_error(plain, to_float(each[name]), square) for each in linears.values()]
+        assert errors[0] < errors[1], name
+
+
 def test_experts_without_tokens_are_rounded_and_named(sources: dict[str, Path], tmp_path: Path) -> None:
     """One token goes to two of four experts; the others are rounded to the nearest, and the answer says so."""
     (tmp_path / "text").write_text("h")
@@ -224,19 +241,9 @@ def test_other_architectures_of_gguf(architecture: str, tmp_path: Path) -> None:
         assert (expected is None and found is None) or np.array_equal(expected, found), name
 
 
-def test_several_matrices_in_one_tensor(tmp_path: Path, sources: dict[str, Path]) -> None:
+def test_several_matrices_in_one_tensor(tmp_path: Path) -> None:
     """Phi-3's queries, keys and values are one tensor of codes."""
-    folder = Path(__file__).parent.parent / "formats/checkpoint/quantised/gptq-v1-8-phi3"
-    source = tmp_path / "source"
-    source.mkdir()
-    for file in folder.glob("*.*"):
-        (source / file.name).write_bytes(file.read_bytes())
-    config = json.loads((source / "config.json").read_text())
-    tokenizer = {**tiny_checkpoint.TOKENIZER, "added_tokens": [], "post_processor": None}
-    letters = {chr(97 + number): number for number in range(26)}
-    tokenizer["model"] = {**tokenizer["model"], "vocab": letters, "merges": []}
-    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert config["model_type"] == "phi3"
+    source = fused_in(tmp_path / "source")
     answer(source, "-o", tmp_path / "new", *GROUP)
     names = open_checkpoint(tmp_path / "new").packed
     assert any("qkv_proj" in name for name in names)
@@ -250,39 +257,61 @@ def test_several_matrices_in_one_tensor(tmp_path: Path, sources: dict[str, Path]
 
 # **Interrupts and failures.**
 
-KILLED = """
-import os, signal, sys
-sys.path[:0] = {path!r}
-from lowbit.rewriting import quantizing
-made = quantizing.commit_layer
-def commit(parts, source, number, *rest):
-    if number == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    made(parts, source, number, *rest)
-quantizing.commit_layer = commit
-sys.argv = ["lowbit", "quantize", *{arguments!r}]
-from lowbit.cli import main
-main()
-"""
+CHOICES: dict[str, list[object]] = {
+    "rtn": ["--method", "rtn"],
+    "gptq": ["--method", "gptq", "--window", 32, "--calibration", "TEXT"],
+    "gguf": ["--method", "rtn", "--format", "gguf"],
+}
 
 
-@pytest.mark.parametrize("method", ["rtn", "gptq"])
-def test_a_killed_run_is_resumed(method: str, sources: dict[str, Path], tmp_path: Path) -> None:
-    """Nothing is under the final name; the same command keeps the first block and gives the same bytes."""
-    seen = ["--calibration", sources["text"], "--window", 32] if method == "gptq" else []
-    options = ["--method", method, *seen, *GROUP]
-    answer(sources["gguf"], "-o", tmp_path / "whole", *options)
-    arguments = [str(each) for each in (sources["gguf"], "-o", tmp_path / "new", *options)]
-    program = KILLED.format(path=[str(SUPPORT)], arguments=arguments)
-    done = subprocess.run(python_command("-c", program), capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir())[1:] == ["whole"]
+@pytest.fixture(scope="module")
+def finished(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, int, Path]]:
+    """Of each choice the arguments, how many events a run has that nothing interrupts, and what it writes."""
+    found = {}
+    for name, options in CHOICES.items():
+        folder = tmp_path_factory.mktemp(name)
+        given = [sources["text"] if each == "TEXT" else each for each in options]
+        arguments = [sources["gguf"], *given, "--group-size", 32]
+        events = events_of(folder, "quantize", *arguments, "-o", folder / "whole")
+        found[name] = arguments, events, folder / "whole"
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", list(CHOICES))
+def test_a_killed_run_is_resumed(
+    name: str, seed: int, finished: dict[str, tuple[Any, int, Path]], tmp_path: Path
+) -> None:
+    """At a random moment: what has the final name then is whole, and the same command gives the same bytes."""
+    arguments, events, whole = finished[name]
+    last = int(np.random.default_rng([seed, len(name)]).integers(1, events + 1))
+    killed(tmp_path, last, "quantize", *arguments, "-o", tmp_path / "new")
+    if not (tmp_path / "new").exists():
+        answer(*arguments, "-o", tmp_path / "new")
+        assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    assert contents(tmp_path / "new") == contents(whole)
+
+
+def test_finished_blocks_are_kept(sources: dict[str, Path], finished: dict[str, Any], tmp_path: Path) -> None:
+    """A run that was killed late has less to do, and files of others in its folder are removed."""
+    arguments, events, _ = finished["gptq"]
+    killed(tmp_path, events - 8, "quantize", *arguments, "-o", tmp_path / "new")
     (left,) = tmp_path.glob(".new.*.rewriting")
     (left / "half").mkdir()
-    found = answer(sources["gguf"], "-o", tmp_path / "new", *options)
-    assert found["resumed"] == 1
-    assert contents(tmp_path / "new") == contents(tmp_path / "whole")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "whole"]
+    assert answer(*arguments, "-o", tmp_path / "new")["resumed"] == 2
+    assert not (tmp_path / "new/half").exists()
+
+
+@pytest.mark.parametrize(("layout", "most"), [("gptq-v2", 20000), ("gptq-v2", 60000), ("gguf", 20000), ("gguf", 60000)])
+def test_a_disk_that_fills_up(layout: str, most: int, sources: dict[str, Path], tmp_path: Path) -> None:
+    """In a block, around the blocks, or while a file is put together: an error in words, and it resumes."""
+    arguments = [sources["gguf"], "--format", layout, "--group-size", 32, "-o", tmp_path / "new"]
+    status, said = run_counted(tmp_path, "quantize", *arguments, most=most)
+    assert status == 2 and "cannot be written" in said and "File too large" in said
+    assert not (tmp_path / "new").exists()
+    found = answer(*arguments)
+    assert found["resumed"] == (2 if most > 20000 else 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 def interrupted(sources: dict[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch, *options: object) -> Path:
@@ -290,10 +319,10 @@ def interrupted(sources: dict[str, Path], folder: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         made = writing.commit_layer
 
-        def commit(parts: Any, source: Any, number: int, *rest: Any) -> None:
+        def commit(parts: Any, target: Any, source: Any, number: int, *rest: Any) -> None:
             if number == 1:
                 raise KeyboardInterrupt
-            made(parts, source, number, *rest)
+            made(parts, target, source, number, *rest)
 
         patch.setattr(quantizing, "commit_layer", commit)
         result = run(sources["gguf"], "-o", folder / "new", *GROUP, *options)
@@ -377,6 +406,11 @@ REFUSED: list[tuple[list[object], str]] = [
     (["--format", "awq", "--bits", 8], "--bits is 8; allowed: 4"),
     (["--format", "hqq", "--attention-bits", 8], "--format is hqq with 8 and 4 bits; allowed: gptq-v2"),
     (["--format", "gptq-v1"], "gptq-v1 holds no zero of 0, which some groups have; give --symmetric"),
+    (["--format", "gguf", "--bits", 8], "gguf holds codes of 8 bits only with zeros in their middle; give --symmetric"),
+    (["--format", "gguf", "--group-size", 48], "group_size is 48; allowed: a divisor of its 64 rows"),
+    (["--format", "gguf", "--group-size", 16], "group_size is 16; allowed: a multiple of 32"),
+    (["--format", "gguf", "--method", "gptq", "--act-order"], "only with --method gptq and a layout of GPTQ"),
+    (["--format", "floats"], "--format is 'floats'"),
     (["--act-order"], "--act-order is given; allowed: only with --method gptq and a layout of GPTQ"),
     (["--method", "hqq", "--symmetric"], "--symmetric is given; allowed: only with rtn or gptq"),
     (["--group-size", 0], "--group-size is 0"),

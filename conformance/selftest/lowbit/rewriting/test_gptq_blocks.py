@@ -7,6 +7,7 @@ from lowbit.arrays import F32, F64
 from lowbit.errors import ArgumentError
 from lowbit.quantization import gptq
 from lowbit.quantization.packing import unpack
+from lowbit.rewriting.coded import Grid
 from lowbit.rewriting.gptq_blocks import Inputs, rounded
 
 
@@ -41,7 +42,7 @@ def test_the_codes_are_those_of_the_chapter(bits: int, group_size: int, act_orde
         scale_dtype="float16",
     )
     inputs = Inputs.of(hessian, act_order=act_order, damping=gptq.DAMPING)
-    found = rounded(weights, inputs, bits, group_size, symmetric=symmetric)
+    found = rounded(weights, inputs, bits, Grid(group_size, symmetric))
     codes = np.empty_like(found.codes)
     codes[expected.order] = unpack(expected.matrix.words, bits)
     np.testing.assert_array_equal(found.codes, codes)

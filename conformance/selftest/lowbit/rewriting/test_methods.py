@@ -5,6 +5,7 @@ import pytest
 
 from lowbit.quantization import affine, hqq
 from lowbit.quantization.packing import unpack
+from lowbit.rewriting.coded import Grid
 from lowbit.rewriting.methods import Rounding, by_hqq, to_nearest
 
 WEIGHTS = np.random.default_rng(0).standard_normal((64, 24)).astype(np.float32)
@@ -14,7 +15,7 @@ WEIGHTS = np.random.default_rng(0).standard_normal((64, 24)).astype(np.float32)
 def test_rounding_to_the_nearest_is_that_of_affine(bits: int) -> None:
     """With zero-points and scales in float16."""
     expected = affine.quantize(WEIGHTS, bits=bits, group_size=16, convention="zero_point", scale_dtype="float16")
-    found = to_nearest(WEIGHTS, bits, 16, symmetric=False)
+    found = to_nearest(WEIGHTS, bits, Grid(16))
     np.testing.assert_array_equal(found.codes, unpack(expected.words, bits))
     np.testing.assert_array_equal(found.scales, expected.scales)
     np.testing.assert_array_equal(found.offsets, expected.zeros)
@@ -44,9 +45,9 @@ def test_whole_zeros_of_hqq() -> None:
 def test_without_inputs_gptq_rounds_to_the_nearest() -> None:
     """As of an expert that no token was sent to."""
     found = Rounding("gptq", 16)(WEIGHTS, 4)
-    np.testing.assert_array_equal(found.values, to_nearest(WEIGHTS, 4, 16, symmetric=False).values)
+    np.testing.assert_array_equal(found.values, to_nearest(WEIGHTS, 4, Grid(16)).values)
 
 
 def test_symmetric_zeros() -> None:
     """All in the middle."""
-    assert (to_nearest(WEIGHTS, 3, 16, symmetric=True).offsets == 4).all()
+    assert (to_nearest(WEIGHTS, 3, Grid(16, symmetric=True)).offsets == 4).all()

@@ -185,6 +185,15 @@ class GGUFFile:
         self._check_shape(info, 2, info.shape[0])
         return floats(self._bytes(info).reshape(info.shape[0], -1), info, self.file)
 
+    def stored(self, name: str) -> tuple[str, U8]:
+        """The name of the type of a matrix, and its bytes: uint8, N × bytes of a row.
+
+        Raises:
+            FormatError: as for `tensor`.
+        """
+        info = self._info(name)
+        return info.type.name, self._bytes(info).reshape(info.shape[0], -1)
+
     def _info(self, name: str) -> TensorInfo:
         info = self.header.tensors.get(name)
         if info is None:

@@ -1,0 +1,298 @@
+"""Writing a file of GGUF: metadata, then tensors, as `lowbit.formats.gguf` reads them.
+
+The parts in the journal hold the tensors under their names and types, as bytes. When all are there, the file is put
+together from them one tensor at a time, so for a while the disk holds both.
+
+- **Rows** of query and key projections of a ``llama`` get the channels of each rotary pair side by side.
+- **Vectors** are float32, and gains are those that multiply.
+- **Embedding and head** of a file of GGUF are copied as they are; those of a directory get the smallest type of floats
+  that holds them.
+- **Numbers of the configuration**, such as the epsilon of the norms, are float32 in GGUF, and are rounded to that.
+
+Source: the GGUF specification of the ggml project; `lowbit.formats.gguf.reader`.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.constants import GGUF_DEFAULT_ALIGNMENT
+from safetensors import safe_open
+
+from lowbit.arrays import F32, U8, Array
+from lowbit.attention.rope import Scaling
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.gguf.architectures import ARCHITECTURES, ROTARY_FACTORS
+from lowbit.formats.gguf.header import Header, TensorInfo, Value
+from lowbit.formats.gguf.reader import (
+    PATTERN,
+    ROTATED,
+    GGUFFile,
+    check_model,
+    half_split_order,
+    open_gguf,
+    read_layer,
+)
+from lowbit.formats.gguf.tokenizer import read_tokenizer
+from lowbit.formats.known_file import KnownFile
+from lowbit.formats.tokenizer import Tokenizer
+from lowbit.model.config import LlamaConfig
+from lowbit.model.weights import Embedding, LayerWeights, Matrix, vector_sizes
+from lowbit.numbers.floats import FLOATS
+from lowbit.rewriting.gguf_words import words_of
+from lowbit.rewriting.journal import Journal
+from lowbit.rewriting.layouts import Description
+from lowbit.rewriting.source import File, Source, differing, smallest
+from lowbit.rewriting.writing import Packed, Target, shards_of
+from lowbit.tensor_formats.stored import Stored
+
+KINDS = {
+    **{name: name for name in ("llama", "qwen2", "qwen3", "smollm3", "olmo2", "phi3")},
+    **{"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"},
+}
+"""The architecture of GGUF of each ``model_type``."""
+TYPES = {FLOATS["float16"].dtype: "F16", FLOATS["bfloat16"].dtype: "BF16", np.dtype(np.float32): "F32"}
+FILE = "model.gguf"
+"""The file in the folder of the journal, until it gets its name."""
+EMBEDDING, NORM, HEAD = "token_embd.weight", "output_norm.weight", "output.weight"
+VERSION, OF_FILE = "general.quantization_version", ("general.file_type", "general.alignment")
+"""The key of the next number; and keys that say of a file what may be otherwise in the next one."""
+QUANTIZATION_VERSION = 2
+"""Of the blocks of GGUF, as llama.cpp counts them."""
+
+
+class ToGGUF(Target):
+    """A file of GGUF."""
+
+    def check(self, source: Source) -> None:
+        if isinstance(source, File):  # whose metadata are copied
+            return
+        kind, config = KINDS.get(source.kind), source.config
+        if kind is None:
+            raise ArgumentError("architecture", repr(source.kind), f"one that GGUF has here: {', '.join(KINDS)}")
+        header = Header(metadata(source), _claimed(config))
+        file = GGUFFile(KnownFile(Path("the new file"), 0, 0, 0, 0, 0), header)
+        try:
+            read, words = file.config, read_tokenizer(file)
+        except FormatError as error:
+            raise _loses(source, str(error)) from error
+        held = self.as_held(config)
+        if factors_of(source):  # a tensor, which `finish` compares
+            read = replace(read, rope_scaling=held.rope_scaling)
+        if lost := differing(read, held):
+            raise _loses(source, f"GGUF has no place for {', '.join(lost)}")
+        if not words.can_replace(source.tokenizer):
+            raise _loses(source, "GGUF has no name for the rules of its tokenizer")
+
+    def holders(self, source: Source, number: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+        for stored, names in ARCHITECTURES[KINDS[source.kind]].held.items():
+            yield f"blk.{number}.{stored}.weight", tuple(names)
+
+    def layer(self, source: Source, number: int, layer: LayerWeights, packed: Mapping[str, Packed]) -> dict[str, Array]:
+        architecture, tensors = ARCHITECTURES[KINDS[source.kind]], dict[str, Array]()
+        for name, each in packed.items():
+            kind, rows = _rows_of(each.written)
+            for part, heads in ROTATED.items():
+                if architecture.interleaved and name.endswith(f".{part}.weight"):
+                    rows = rows[interleaved_order(getattr(source.config, heads), source.config.head_dim)]
+            tensors[f"{name} {kind}"] = rows
+        for name, stored in architecture.vectors.items():
+            if name in vector_sizes(source.config):
+                tensors[f"blk.{number}.{stored} F32"] = _octets(getattr(layer, name))
+        return tensors
+
+    def ends(self, source: Source) -> dict[str, Array]:
+        names, tensors = {"embedding": EMBEDDING, "norm": NORM, "head": HEAD}, dict[str, Array]()
+        for name, numbers in source.numbers_of_ends():
+            found = None if name == "norm" else source.blocks(names[name])
+            if found is None:
+                wide = np.ascontiguousarray(numbers.T) if name == "head" else numbers
+                small = wide if name == "norm" else smallest(wide)
+                found = TYPES[small.dtype], _octets(small)
+            tensors[f"{names[name]} {found[0]}"] = found[1]
+        return tensors | {f"{name} F32": _octets(factors) for name, factors in factors_of(source).items()}
+
+    def complete(self, journal: Journal, source: Source, description: Description | None) -> Path:
+        files, path = shards_of(source.config.layers), journal.folder / FILE
+        with journal.told():
+            _write(path, metadata(source), [journal.folder / file for file in (files[-1], *files[:-1])])
+        return path
+
+    def opened(self, path: Path) -> tuple["LoadedFile", Tokenizer]:
+        file = open_gguf(path)
+        check_model(file)
+        return LoadedFile(file), read_tokenizer(file)
+
+    def as_held(self, config: LlamaConfig) -> LlamaConfig:
+        held = replace(
+            config,
+            rope_base=in_float32(config.rope_base),
+            rms_epsilon=in_float32(config.rms_epsilon),
+            local_rope_base=in_float32(config.local_rope_base),
+        )
+        if (scaling := config.rope_scaling) is None:
+            return held
+        return replace(held, rope_scaling=Scaling(tuple(map(in_float32, scaling.factors)), scaling.magnitude))
+
+
+def _loses(source: Source, what: str) -> ArgumentError:
+    sentence = f"{source.name} does not fit into a file of GGUF: {what}"
+    return ArgumentError("model", source.name, "a model that GGUF can describe", sentence)
+
+
+def _claimed(config: LlamaConfig) -> dict[str, TensorInfo]:
+    """As much of a table of tensors as the reader looks at for the shape of a model."""
+    shapes = {EMBEDDING: (config.vocabulary, config.hidden)}
+    shapes |= {f"blk.{number}.attn_output.weight": (config.hidden, config.hidden) for number in range(config.layers)}
+    return {name: TensorInfo(name, shape, GGMLQuantizationType.F32, 0, 0) for name, shape in shapes.items()}
+
+
+def factors_of(source: Source) -> dict[str, F32]:
+    """The tensors of rotary factors: those of a file, or those of a kind of model that has one list for all texts."""
+    if isinstance(source, File):
+        names = ARCHITECTURES[source.gguf.architecture].rotary_factors
+        return {name: source.gguf.vector(name) for name in names if name in source.gguf.header.tensors}
+    scaling, known = source.config.rope_scaling, ARCHITECTURES[KINDS[source.kind]].rotary_factors
+    if scaling is None or scaling.magnitude != 1 or ROTARY_FACTORS not in known:
+        return {}
+    return {ROTARY_FACTORS: np.array(scaling.factors, np.float32)}
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedFile:
+    """A file of GGUF as a user loads it, one block at a time."""
+
+    file: GGUFFile
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The shape of the model."""
+        return self.file.config
+
+    @property
+    def embedding(self) -> F32 | Embedding:
+        """Vocabulary × hidden."""
+        table = self.file.tensor(EMBEDDING)
+        return np.ascontiguousarray(table.T) if isinstance(table, np.ndarray) else Embedding.of(table)
+
+    @property
+    def norm(self) -> F32:
+        """Float32, hidden: gain of the last norm."""
+        return self.file.vector(NORM)
+
+    @property
+    def head(self) -> Matrix:
+        """Hidden × vocabulary."""
+        return self.file.tensor(HEAD)
+
+    def layer(self, number: int) -> LayerWeights:
+        """One block."""
+        return read_layer(self.file, number)
+
+
+# **Tensors.**
+
+
+def interleaved_order(heads: int, head_dim: int) -> Array:
+    """The inverse of `half_split_order`: for each channel of the file, its half-split place.
+
+    >>> interleaved_order(heads=1, head_dim=6)
+    array([0, 3, 1, 4, 2, 5])
+    """
+    return np.argsort(half_split_order(heads, head_dim))
+
+
+def _rows_of(matrix: Stored | F32) -> tuple[str, U8]:
+    """The type of a matrix K × N, and its rows: uint8, N × bytes."""
+    if isinstance(matrix, Stored):
+        return matrix.format.upper(), matrix.tensors[0]
+    small = np.ascontiguousarray(smallest(matrix).T)
+    return TYPES[small.dtype], _octets(small)
+
+
+def _octets(numbers: Array) -> U8:
+    """The last axis as bytes."""
+    return np.ascontiguousarray(numbers).view(np.uint8)
+
+
+def _write(path: Path, values: Mapping[str, Value], parts: list[Path]) -> None:
+    """Put the file together from its parts."""
+    architecture = str(values["general.architecture"])
+    with closing(GGUFWriter(path, architecture)) as writer:
+        for key, value in values.items():
+            if key != "general.architecture":
+                _add(writer, key, value)
+        for part in parts:
+            with safe_open(part, "numpy") as held:
+                for label in held.keys():  # noqa: SIM118 - no mapping, it only has this method
+                    rows, (name, kind) = held.get_tensor(label), label.split(" ")
+                    writer.add_tensor_info(name, rows.shape, rows.dtype, rows.nbytes, GGMLQuantizationType[kind])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+    with path.open("ab") as stream:  # the package's own way does not see every error of a full disk
+        for part in parts:
+            with safe_open(part, "numpy") as held:
+                for label in held.keys():  # noqa: SIM118 - as above
+                    stream.write(bytes(-stream.tell() % GGUF_DEFAULT_ALIGNMENT))
+                    stream.write(held.get_tensor(label).data)
+        stream.write(bytes(-stream.tell() % GGUF_DEFAULT_ALIGNMENT))
+
+
+# **Metadata.**
+
+
+def metadata(source: Source) -> dict[str, Value]:
+    """The metadata of a model: its numbers, and its tokenizer. Those of a file are copied."""
+    if isinstance(source, File):
+        given = source.gguf.header.metadata
+        return {key: value for key, value in given.items() if key not in OF_FILE} | {VERSION: QUANTIZATION_VERSION}
+    kind, config = KINDS[source.kind], source.config
+    numbers: dict[str, Any] = {
+        "block_count": config.layers,
+        "context_length": config.context,
+        "embedding_length": config.hidden,
+        "feed_forward_length": config.feed_forward,
+        "attention.head_count": config.heads,
+        "attention.head_count_kv": config.kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": config.rope_base,
+        "attention.layer_norm_rms_epsilon": config.rms_epsilon,
+        "vocab_size": config.vocabulary,
+    }
+    for name, number in ARCHITECTURES[kind].numbers.items():
+        if (value := getattr(config, name)) is not None:
+            numbers[number.key] = value
+    if ARCHITECTURES[kind].alternating and config.full_every is not None:
+        numbers[PATTERN] = config.full_every
+    found: dict[str, Value] = {
+        "general.architecture": kind,
+        "general.name": source.name,
+        VERSION: QUANTIZATION_VERSION,
+    }
+    found |= {f"{kind}.{key}": in_float32(number) for key, number in numbers.items()}
+    return found | words_of(source)
+
+
+def in_float32(number: Any) -> Any:
+    """A float rounded to float32; anything else as it is."""
+    return float(np.float32(number)) if isinstance(number, float) else number
+
+
+def _add(writer: GGUFWriter, key: str, value: Value) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value if isinstance(value, list) else value.tolist())
