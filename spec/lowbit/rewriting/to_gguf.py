@@ -26,7 +26,7 @@ from safetensors import safe_open
 from lowbit.arrays import F32, U8, Array
 from lowbit.attention.rope import Scaling
 from lowbit.errors import ArgumentError, FormatError
-from lowbit.formats.gguf.architectures import ARCHITECTURES, ROTARY_FACTORS
+from lowbit.formats.gguf.architectures import ARCHITECTURES, ROTARY_FACTORS, Architecture
 from lowbit.formats.gguf.header import Header, TensorInfo, Value
 from lowbit.formats.gguf.reader import (
     PATTERN,
@@ -89,11 +89,11 @@ class ToGGUF(Target):
             raise _loses(source, "GGUF has no name for the rules of its tokenizer")
 
     def holders(self, source: Source, number: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-        for stored, names in ARCHITECTURES[KINDS[source.kind]].held.items():
+        for stored, names in architecture_of(source).held.items():
             yield f"blk.{number}.{stored}.weight", tuple(names)
 
     def layer(self, source: Source, number: int, layer: LayerWeights, packed: Mapping[str, Packed]) -> dict[str, Array]:
-        architecture, tensors = ARCHITECTURES[KINDS[source.kind]], dict[str, Array]()
+        architecture, tensors = architecture_of(source), dict[str, Array]()
         for name, each in packed.items():
             kind, rows = _rows_of(each.written)
             for part, heads in ROTATED.items():
@@ -144,6 +144,11 @@ def _loses(source: Source, what: str) -> ArgumentError:
     return ArgumentError("model", source.name, "a model that GGUF can describe", sentence)
 
 
+def architecture_of(source: Source) -> Architecture:
+    """The kind of model, as GGUF has it."""
+    return ARCHITECTURES[source.gguf.architecture if isinstance(source, File) else KINDS[source.kind]]
+
+
 def _claimed(config: LlamaConfig) -> dict[str, TensorInfo]:
     """As much of a table of tensors as the reader looks at for the shape of a model."""
     shapes = {EMBEDDING: (config.vocabulary, config.hidden)}
@@ -156,7 +161,7 @@ def factors_of(source: Source) -> dict[str, F32]:
     if isinstance(source, File):
         names = ARCHITECTURES[source.gguf.architecture].rotary_factors
         return {name: source.gguf.vector(name) for name in names if name in source.gguf.header.tensors}
-    scaling, known = source.config.rope_scaling, ARCHITECTURES[KINDS[source.kind]].rotary_factors
+    scaling, known = source.config.rope_scaling, architecture_of(source).rotary_factors
     if scaling is None or scaling.magnitude != 1 or ROTARY_FACTORS not in known:
         return {}
     return {ROTARY_FACTORS: np.array(scaling.factors, np.float32)}
