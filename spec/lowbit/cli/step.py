@@ -78,8 +78,11 @@ def told(name: str, step: Step) -> list[str]:
     shown += ["", _line(norm, config.hidden), *(_line(line, config.vocabulary) for line in head), ""]
     kinds = {line.kind for program in (step.first, *step.blocks, step.last) for line in program}
     shown += ["Operations:"]
+    longest = max(8, *map(len, kinds))
     shown += [
-        f"  {kind:8} {operation or '-':16} {said}" for kind, (operation, said) in OPERATIONS.items() if kind in kinds
+        f"  {kind:{longest}} {operation or '-':16} {said}"
+        for kind, (operation, said) in OPERATIONS.items()
+        if kind in kinds
     ]
     return shown
 

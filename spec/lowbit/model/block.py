@@ -111,6 +111,11 @@ def routes(scores: F32, routing: Routing) -> tuple[Ids, F64]:
     return chosen, weights(scores, chosen, routing.softmax)
 
 
+def _wide(cache: KeyValueCache) -> tuple[F64, F64]:
+    """The keys and values of a cache in float64, whatever it keeps them in."""
+    return cache.keys.astype(np.float64, copy=False), cache.values.astype(np.float64, copy=False)
+
+
 def _attend_shaped(
     queries: Numbers,
     cache: KeyValueCache,
@@ -119,8 +124,8 @@ def _attend_shaped(
     cap: float | None,
     sinks: F32 | None,
 ) -> F64:
-    keys, values = (part.astype(np.float64, copy=False) for part in (cache.keys, cache.values))
-    return attend_shaped(queries, keys, values, window, scale, cap, None if sinks is None else sinks.astype(np.float64))
+    wide = None if sinks is None else sinks.astype(np.float64)
+    return attend_shaped(queries, *_wide(cache), window, scale, cap, wide)
 
 
 FORMULAS = ElementwiseOps(
@@ -132,7 +137,7 @@ FORMULAS = ElementwiseOps(
     rotate=rotate,
     gate=lambda x, router: (x @ router.astype(np.float64)).astype(np.float32),
     route=routes,
-    attend=lambda queries, cache, window: attend(queries, cache.keys, cache.values, window),
+    attend=lambda queries, cache, window: attend(queries, *_wide(cache), window),
     attend_shaped=_attend_shaped,
     soft_cap=soft_cap,
     cache=KeyValueCache,

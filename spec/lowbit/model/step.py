@@ -55,18 +55,19 @@ OPERATIONS: Mapping[Kind, tuple[str | None, str]] = MappingProxyType(
         "rotate": ("rope.rotate", "heads rotated by their positions"),
         "append": (None, "keys and values go to the cache"),
         "attend": ("attention.attend", "attention over the cache, these tokens included"),
-        "attend_shaped": ("attention.attend_shaped", "attention with a factor, a soft cap and sinks"),
+        "attend_shaped": (None, "attention with a factor, a soft cap and sinks, by its formula"),
         "swiglu": ("blocks.swiglu", "silu of the first times the second"),
         "geglu": ("blocks.geglu", "gelu of the first times the second"),
-        "clamped_swiglu": ("blocks.clamped_swiglu", "the clamped unit of both"),
+        "clamped_swiglu": (None, "the clamped unit of both, by its formula"),
         "gate": ("routing.gate", "the scores of the experts"),
         "experts": ("routing.sparse", "the experts that scores choose, weighted"),
         "add": (None, "the sum of two values"),
-        "soft_cap": ("blocks.soft_cap", "numbers kept between a cap and its negative"),
+        "soft_cap": (None, "numbers kept between a cap and its negative, by its formula"),
     }
 )
-"""For each kind of line the operation of the specification that it is, if it is more than one rounding, and a
-sentence. A product is the operation that the format of its matrix and the contract ask for."""
+"""For each kind of line the operation of the specification that it is, if it is one, and a sentence. Backends compute
+operations only; what is none is one rounding, or a formula that the specification computes itself. A product is the
+operation that the format of its matrix and the contract ask for."""
 
 BEGIN, END = "x", "result"
 """The residual stream before a block, and after it."""

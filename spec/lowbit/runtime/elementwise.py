@@ -26,22 +26,23 @@ from lowbit.model.elementwise import ElementwiseOps, Float32Cache, Numbers
 from lowbit.moe.routing import Ids
 
 ROUTING = ("routing.gate", "routing.top_k", "routing.weights")
-GATED: Mapping[Activation, str] = MappingProxyType(
-    {"silu": "blocks.swiglu", "gelu": "blocks.geglu", "clamped": "blocks.clamped_swiglu"}
-)
+GATED: Mapping[Activation, str] = MappingProxyType({"silu": "blocks.swiglu", "gelu": "blocks.geglu"})
 OPERATIONS = ("attention.attend", "blocks.geglu", "blocks.rms_norm", "blocks.swiglu", "rope.rotate", *ROUTING)
 """The elementwise operations of a decoder that a backend may compute."""
 
 
 def needed(config: LlamaConfig) -> tuple[str, ...]:
-    """The elementwise operations of a model's step."""
-    own = [_attention(config), GATED[config.activation], "blocks.rms_norm", "rope.rotate"]
-    own += [] if config.logit_cap is None else ["blocks.soft_cap"]
-    return (*own, *([] if config.routing is None else ROUTING))
+    """The elementwise operations of a model's step; beside them may be formulas (`formulas`)."""
+    own = [] if config.shaped else ["attention.attend"]
+    own += [GATED[config.activation]] if config.activation in GATED else []
+    return (*own, "blocks.rms_norm", "rope.rotate", *([] if config.routing is None else ROUTING))
 
 
-def _attention(config: LlamaConfig) -> str:
-    return "attention.attend_shaped" if config.shaped else "attention.attend"
+def formulas(config: LlamaConfig) -> list[str]:
+    """What the step of a model has that is no operation, so no backend computes it: a phrase for each."""
+    found = ["attention with a factor, a soft cap or sinks"] if config.shaped else []
+    found += [] if config.activation in GATED else ["clamped gates"]
+    return found if config.logit_cap is None else [*found, "a soft cap of the logits"]
 
 
 def check_all(backend: Backend, config: LlamaConfig, names: Collection[str]) -> None:
@@ -50,6 +51,8 @@ def check_all(backend: Backend, config: LlamaConfig, names: Collection[str]) -> 
     Raises:
         NotDeclaredError: one is missing.
     """
+    if own := formulas(config):
+        raise NotDeclaredError(backend.name, f"compiled steps with {', '.join(own)}")
     if missing := [name for name in needed(config) if name not in names]:
         raise NotDeclaredError(backend.name, f"compiled steps without {', '.join(missing)}")
 
@@ -84,18 +87,16 @@ def on_backend(
     windows = {"none" if config.layer_window(n) is None else "sliding" for n in range(config.layers)}
     asked: dict[str, list[Mapping[str, object]]] = {
         "blocks.rms_norm": [{}],
-        **({} if config.activation == "clamped" else {GATED[config.activation]: [{}]}),
+        **{name: [{}] for name in GATED.values()},
         "rope.rotate": [{"head_dim": config.head_dim}],
         "attention.attend": [{"head_dim": config.head_dim, "window": window} for window in sorted(windows)],
     }
-    if config.shaped:
-        del asked["attention.attend"]
     if config.routing is not None:
         softmax: Mapping[str, object] = {"softmax": config.routing.softmax}
         kind = "logits" if config.routing.softmax == "after" else "probabilities"
         asked |= {"routing.gate": [{"scores": kind}], "routing.top_k": [{}], "routing.weights": [softmax]}
     calls: dict[str, Callable[..., Any]] = {}
-    for name in (name for name in names if name in asked):
+    for name in (name for name in names if name in asked and name in needed(config)):
         try:
             calls[name] = backend.unchecked(name, *asked[name])
         except NotDeclaredError:
@@ -121,6 +122,10 @@ def on_backend(
     return Steps(made, tuple(sorted(calls)))
 
 
+class _OfFormulas(Float32Cache):
+    """A cache in float32 whose attention is a formula, and not an operation of the backend."""
+
+
 def in_float32(ops: ElementwiseOps) -> ElementwiseOps:
     """The same operations on float32 values: computed as they are, and rounded once."""
 
@@ -140,6 +145,7 @@ def in_float32(ops: ElementwiseOps) -> ElementwiseOps:
         attend=narrow(ops.attend, 1),
         attend_shaped=narrow(ops.attend_shaped, 1),
         soft_cap=narrow(ops.soft_cap, 1),
+        cache=_OfFormulas if ops.cache is KeyValueCache else ops.cache,
     )
 
 

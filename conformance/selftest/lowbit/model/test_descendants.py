@@ -243,6 +243,12 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"local_rope_base": float("nan")}, "local_rope_base is nan"),
     ({"activation": "relu"}, "activation is 'relu'; allowed: silu, gelu or clamped"),
     ({"embedding_scale": 0.0}, r"embedding_scale is 0\.0"),
+    *(({name: 0.0}, rf"{name} is 0\.0") for name in ("score_scale", "score_cap", "logit_cap", "activation_limit")),
+    ({"score_cap": float("inf")}, "score_cap is inf"),
+    (
+        {"local_rope_base": None, "local_rope_scaling": Scaling((1.0,) * 16)},
+        "local_rope_scaling is .*; allowed: None without local_rope_base",
+    ),
     ({"unrotated": (4,)}, r"unrotated is \(4,\); allowed: layers from 0 to 3"),
     ({"unrotated": (1, 1)}, r"unrotated is \(1, 1\)"),
     ({"rope_scaling": Scaling((1.0,) * 15)}, "number of factors in rope_scaling is 15; allowed: 16"),

@@ -12,6 +12,7 @@ from hypothesis import given
 from lowbit.arrays import F32, F64
 from lowbit.contract.rounding import Arithmetic, Bound, any_order
 from lowbit.errors import ArgumentError
+from lowbit.linear.elementary import soft_cap
 from lowbit.model import layers
 from lowbit.model.bounds import geglu_bound, rms_norm_bound, swiglu_bound
 
@@ -59,6 +60,29 @@ def test_geglu_in_decimal(gate: float, up: float) -> None:
         expected = float((1 + (power - 1) / (power + 1)) / 2 * a * Decimal(up)) if power else gate * up
     given = layers.geglu_of(np.array([[gate]], np.float32), np.array([[up]], np.float32))
     np.testing.assert_allclose(given, [[expected]], rtol=1e-12, atol=1e-300)
+
+
+SLOPE = Decimal("1.702")
+
+
+@given(st.floats(-1e4, 1e9, width=32), st.floats(-1e6, 1e6, width=32), st.sampled_from([0.5, 7.0, 1e6]))
+def test_a_clamped_unit_in_decimal(gate: float, up: float, limit: float) -> None:
+    """One element with 60 digits."""
+    with localcontext(prec=60):
+        a, b = min(Decimal(gate), Decimal(limit)), max(min(Decimal(up), Decimal(limit)), -Decimal(limit))
+        expected = float(a / (1 + (-SLOPE * a).exp()) * (b + 1))
+    given = layers.clamped_swiglu(np.array([gate]), np.array([up]), limit)
+    np.testing.assert_allclose(given, [expected], rtol=1e-11, atol=1e-300)  # e^x has the error of x, up to 17000 u
+
+
+@given(st.floats(-1e9, 1e9), st.sampled_from([0.5, 30.0, 50.0]))
+def test_a_soft_cap_in_decimal(number: float, cap: float) -> None:
+    """The quotient of exponentials that a tanh is, with enough digits that small ones cancel."""
+    with localcontext(prec=60):
+        twice = 2 * Decimal(number) / Decimal(cap)
+        power = twice.exp() if abs(twice) < 99 else None
+        expected = float(Decimal(cap) * (power - 1) / (power + 1)) if power else float(np.copysign(cap, number))
+    np.testing.assert_allclose(soft_cap(np.array([number]), cap), [expected], rtol=1e-14, atol=1e-50)
 
 
 @pytest.mark.parametrize("epsilon", [0, 0.0, -1e-6, 2.0**-127, 1e39, float("nan"), float("inf"), "1e-6", True, None])

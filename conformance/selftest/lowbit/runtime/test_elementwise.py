@@ -1,6 +1,7 @@
 """Elementwise operations on a backend: the same model, within a few roundings of float32."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,15 @@ from lowbit.arrays import F32
 from lowbit.backend import Backend, Capabilities, Declaration, load
 from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.errors import ArgumentError, NotDeclaredError
+from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder, generate
 from lowbit.model.elementwise import Float32Cache
-from lowbit.model.weights import LlamaWeights
+from lowbit.model.weights import LlamaWeights, in_memory
 from lowbit.runtime import BackendLinears
-from lowbit.runtime.elementwise import Steps, needed, on_backend
+from lowbit.runtime.elementwise import ROUTING, Steps, check_all, needed, on_backend
 
 PROMPT = [5, 99, 7, 7, 200, 31, 12, 64, 3, 180, 41]
 GEMMA = replace(CONFIG, layers=3, head_dim=32, window=4, full_every=3, local_rope_base=100.0, activation="gelu")
@@ -51,6 +53,30 @@ def test_logits_are_those_of_the_formulas_but_for_roundings(weights: LlamaWeight
     np.testing.assert_allclose(own, formulas, atol=1e-4 * np.abs(formulas).max(), rtol=0)
 
 
+DATA = Path(__file__).parents[1] / "formats/checkpoint/data"
+FORMULA: dict[str, tuple[str, ...]] = {
+    "gemma2": ("blocks.geglu", "blocks.rms_norm", "rope.rotate"),
+    "gpt-oss-mxfp4": ("blocks.rms_norm", "rope.rotate", *ROUTING),
+}
+"""Models whose attention, and whose gates in the second, are formulas; and the operations that they have."""
+
+
+@pytest.mark.parametrize("name", FORMULA)
+def test_formulas_beside_operations(name: str) -> None:
+    """A backend computes the operations, the specification the formulas, and both together the logits of the model."""
+    weights = in_memory(open_checkpoint(DATA / name))
+    with np.load(DATA / name / "expected.npz") as held:
+        tokens, expected = [int(token) for token in held["tokens"]], held["logits"]
+    with load("numpy") as backend:
+        steps = on_backend(backend, weights.config, FORMULAS)
+        assert steps.names == tuple(sorted(FORMULA[name])) == tuple(sorted(needed(weights.config)))
+        decoder = Decoder(weights, BackendLinears(backend), ops=steps.ops)
+        found = decoder.logits(decoder.hidden(tokens, decoder.new_state()))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+        with pytest.raises(NotDeclaredError, match="compiled steps with attention with a factor, a soft cap or sinks"):
+            check_all(backend, weights.config, steps.names)
+
+
 class Some(Backend):
     """Declares a norm, and attention for heads of 7 channels only; what it computes is plainly its own."""
 
@@ -77,7 +103,18 @@ def test_what_is_not_declared_stays_with_the_formulas() -> None:
     for part in ("swiglu", "geglu"):
         exact = getattr(FORMULAS, part)(gate.astype(np.float64), up.astype(np.float64))
         np.testing.assert_array_equal(getattr(steps.ops, part)(gate, up), exact.astype(np.float32))
-    assert steps.ops.cache is FORMULAS.cache
+    assert steps.ops.cache is not Float32Cache  # whose attention is an operation of the backend
+
+
+def test_attention_by_its_formula_over_values_in_float32() -> None:
+    """The cache takes the float32 of a backend that declares no attention, and the formula is that of those numbers."""
+    ops, rng = on_backend(Some(), CONFIG, FORMULAS).ops, np.random.default_rng(5)
+    keys, values, queries = rng.standard_normal((3, 5, 2, 4)).astype(np.float32)
+    caches = ops.cache(2, 4, 1), FORMULAS.cache(2, 4, 1)
+    for cache in caches:
+        cache.append(keys.astype(cache.dtype), values.astype(cache.dtype))
+    exact = FORMULAS.attend(queries.astype(np.float64), caches[1], 3)
+    np.testing.assert_array_equal(ops.attend(queries, caches[0], 3), exact.astype(np.float32))
 
 
 def test_what_is_not_asked_of_the_backend_stays_with_the_formulas() -> None:
