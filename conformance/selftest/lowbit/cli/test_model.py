@@ -228,6 +228,9 @@ REFUSED: list[tuple[list[str], str]] = [
     (["generate", "--min-p", "nan"], "--min-p is nan; allowed: a number from 0 to 1"),
     (["generate", "--seed", "-1"], "--seed is -1; allowed: an integer from 0 to"),
     (["generate", "--backend", "abacus"], "backend is 'abacus'; allowed: "),
+    (["generate", "--context", "65"], "context is 65; allowed: an integer from 1 to 64"),
+    (["logits", "--context", "0"], "context is 0; allowed: an integer from 1 to 64"),
+    (["generate", "--context", "2", "--tokens", "9"], "at most 2"),
 ]
 
 
