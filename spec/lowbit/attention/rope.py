@@ -74,7 +74,7 @@ from typing import Annotated
 import numpy as np
 
 from lowbit.arrays import F64, I64, Activations
-from lowbit.contract.checks import check_array, check_instance, check_integer, check_view
+from lowbit.contract.checks import check_array, check_instance, check_integer, check_number, check_view
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.contract.rounding import ETA, UNIT_ROUNDOFF, Arithmetic, Bound, direct_bound, gamma, returned
 from lowbit.contract.signature import ONE_TYPE, Shape, Valid, View, checked
@@ -84,6 +84,8 @@ from lowbit.linear.propagation import declared
 MOST_CHANNELS = 2**16
 MOST_ANGLES = 2**28
 """Of one `rotation`, positions times channels: two million positions of a head of 128 channels."""
+MOST_TURNS = 2.0**64
+"""Of a pair within the positions of the first training, and the inverse of the least."""
 MOST_POSITIONS = 2**40
 """Far beyond any model; an angle of a later position would have lost its fraction."""
 
@@ -335,9 +337,10 @@ def yarn_scaling(
     Source: YaRN §3.2, §3.4.
     """
     check_integer("original", original, 1, MOST_POSITIONS)
-    for name, number, least in (("slow", slow, 0), ("fast", fast, 0), ("base", base, 1)):
-        if not (math.isfinite(number) and number > least):
-            raise ArgumentError(name, number, f"a finite number above {least}")
+    if not (math.isfinite(base) and base > 1):
+        raise ArgumentError("base", base, "a finite number above 1")
+    for name, turns in (("slow", slow), ("fast", fast)):
+        check_number(name, turns, 1 / MOST_TURNS, MOST_TURNS)
     first, last = (
         head_dim * math.log(original / (2 * math.pi * turns)) / (2 * math.log(base)) for turns in (fast, slow)
     )

@@ -217,5 +217,10 @@ def test_scalings_that_are_refused() -> None:
         llama3_scaling(8, BASE, float("nan"), 1.0, 4.0, 64)
     with pytest.raises(ArgumentError, match="original is 0"):
         yarn_scaling(8, BASE, 4.0, 0)
+    for turns in (0.0, -1.0, 1e308, 1e-320, math.nan):
+        with pytest.raises(ArgumentError, match=r"slow is .*; allowed: a number from"):
+            yarn_scaling(8, BASE, 4.0, 64, slow=turns)
+        with pytest.raises(ArgumentError, match=r"fast is .*; allowed: a number from"):
+            yarn_scaling(8, BASE, 4.0, 64, fast=turns)
     with pytest.raises(ArgumentError, match=r"base is 1\.0; allowed: a finite number above 1"):
         yarn_scaling(8, 1.0, 4.0, 64)
