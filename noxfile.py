@@ -6,7 +6,7 @@ tests          the specification's own tests and doctests, and a quick run of th
 pythons        the tests that need no compiler, on every supported version of Python that is found
 conformance    the whole suite on every backend, or on one: ``-- --backend numpy [--op linear.qgemv]``
 kills          every known defect against the suite, until the suite finds it
-prove          prove what is decidable about every kernel and about packing: ``-- products --sample 10``
+prove          prove what is decidable about kernels, formats, casts, steps: ``-- products --sample 10``
 soak           a thousand seeds of every backend and the whole kill matrix: hours; resumes where it stopped
 arm            the whole suite on the kernels for ARM, emulated; needs g++-aarch64-linux-gnu and qemu-user
 atlas          other projects' kernels under the suite: ``-- PROJECT`` installs that one and runs it

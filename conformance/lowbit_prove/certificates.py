@@ -28,6 +28,7 @@ MOST_BYTES = 1 << 16
 MEANING = (
     *("lowbit.kernels", "lowbit.quantization", "lowbit.tensor_formats", "lowbit.numbers", "lowbit.linear"),
     *("lowbit_cppyy.codegen", "lowbit_cppyy.layout", "lowbit_cppyy.runtime", "lowbit_cppyy.stored", "lowbit_prove"),
+    *("lowbit.moe", "lowbit.model", "lowbit_cppyy.step", "lowbit_cuda.engine"),
 )
 """The packages whose code says what theorems mean and how they are proved."""
 

@@ -1,4 +1,4 @@
-"""``lowbit prove``: prove theorems about kernels, formats and layouts, or refute them with numbers.
+"""``lowbit prove``: prove theorems about kernels, formats, casts and steps, or refute them with numbers.
 
 Exit status: 0 all were proved, 1 one was refuted or is undecided, 2 a wrong argument or no solver.
 """
@@ -54,7 +54,7 @@ def prove(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Prove what kernels, formats and layouts promise, for all values at once, or refute it with numbers."""
+    """Prove what kernels, formats, casts and steps promise, for all values at once, or refute it with numbers."""
     if find_spec("z3") is None:
         raise UnavailableError("lowbit prove", "the package z3-solver is not installed", "pip install 'lowbit[prove]'")
     check_integer("--sample", sample, 1)

@@ -7,20 +7,12 @@ statement that is neither proved nor refuted is *undecided*, which counts as a f
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-Kind = Literal["places", "layouts", "formats", "storage", "products", "memory", "roundings", "casts", "steps"]
-KINDS: tuple[Kind, ...] = (
-    "places",
-    "layouts",
-    "formats",
-    "storage",
-    "products",
-    "memory",
-    "roundings",
-    "casts",
-    "steps",
-)
+Kind = Literal[
+    "places", "layouts", "formats", "storage", "products", "memory", "roundings", "casts", "steps", "offload"
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Way = Literal["solver", "enumeration"]
 WAYS: tuple[Way, ...] = ("solver", "enumeration")
