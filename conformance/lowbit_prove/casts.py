@@ -49,9 +49,10 @@ NUMPY: tuple[Name, ...] = ("float8_e4m3fn", "float8_e5m2")
 def theorems() -> Iterator[Theorem]:
     """One for each cast."""
     for name in COMPILED:
-        yield Theorem("casts", name, "the exact rounding, for all 2^32 float32", _text, partial(decide, name))
+        statement = "the exact rounding, for all 2^32 float32"
+        yield Theorem("casts", name, statement, partial(_text, name), partial(decide, name))
     statement = f"the exact rounding with every exponent of a block, for one float32 in {OTHERS}"
-    yield Theorem("casts", "bfp16-exponents", statement, _text, scaled)
+    yield Theorem("casts", "bfp16-exponents", statement, partial(_text, "exponents"), scaled)
     for kind in NUMPY:
         subject = partial("{}\n{}".format, kind, getsource(floats))
         yield Theorem(
@@ -59,11 +60,11 @@ def theorems() -> Iterator[Theorem]:
         )
 
 
-def _text() -> str:
-    """All C++ that the answer depends on, and the compiler."""
+def _text(name: str) -> str:
+    """The cast, and all C++ that the answer depends on."""
     folder = files("lowbit_cppyy") / "cpp"
     headers = sorted(each.read_text() for each in folder.iterdir() if each.name.endswith(".h"))
-    return "\0".join((source(), *headers))
+    return "\0".join((name, source(), *headers))
 
 
 def source() -> str:
