@@ -15,7 +15,7 @@ import json
 import numpy as np
 
 from lowbit import backend as registry
-from lowbit.arrays import F32, F64
+from lowbit.arrays import F32, F64, I64
 from lowbit.attention.ksort import channel_sizes, hadamard, magnitudes, permutation
 from lowbit.attention.rope import Layout, Rotation, half_split, rotate, rotation
 from lowbit.formats.fetch import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, fetch, read_text
@@ -47,6 +47,15 @@ def squared_error(keys: F64, block: int) -> float:
     return float(np.sum((decode(cast(second, bfp12(block))).astype(np.float64) - second) ** 2))
 
 
+def within_pairs(sizes: F64) -> I64:
+    """The order in which the larger channel of each half-split pair stands in the second half."""
+    half = len(sizes) // 2
+    order = np.arange(2 * half).reshape(2, half)
+    swapped = sizes[:half] > sizes[half:]
+    order[:, swapped] = order[::-1, swapped]
+    return order.reshape(-1)
+
+
 def ratios(weights: LlamaWeights, keys: list[F64], block: int) -> dict[str, list[float]]:
     """For each way, the error of every head divided by that of its keys as they stand in the same cache."""
     config, found = weights.config, dict[str, list[float]]()
@@ -68,6 +77,12 @@ def ratios(weights: LlamaWeights, keys: list[F64], block: int) -> dict[str, list
                 / plain,
                 "before RoPE: row norm and bias": squared_error(before[:, permutation(with_bias)], block) / plain,
                 "before RoPE: calibrated": squared_error(before[:, permutation(magnitudes(half))], block) / plain,
+                "before RoPE: norm within pairs": squared_error(
+                    before[:, within_pairs(channel_sizes(own, gain=gain))], block
+                )
+                / plain,
+                "before RoPE: calibrated within pairs": squared_error(before[:, within_pairs(magnitudes(half))], block)
+                / plain,
                 "after RoPE: norm of the pair": squared_error(after[:, permutation(pairs)], block) / plain_after,
                 "after RoPE: calibrated": squared_error(after[:, permutation(magnitudes(half_after))], block)
                 / plain_after,
@@ -98,7 +113,7 @@ def main() -> None:
     for way, values in found.items():
         low, middle, high = np.percentile(values, [10, 50, 90])
         worse = f"worse in {sum(value > 1 for value in values)} of {len(values)} heads"
-        print(f"{way:32} median {middle:.2f}, 10 to 90 %: {low:.2f} to {high:.2f}, {worse}")
+        print(f"{way:36} median {middle:.2f}, 10 to 90 %: {low:.2f} to {high:.2f}, {worse}")
 
 
 if __name__ == "__main__":

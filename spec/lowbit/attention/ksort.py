@@ -59,6 +59,7 @@ SmolLM2-135M: 90 heads, 1024 tokens, no biases. Qwen2.5-Coder-0.5B: 48 heads, 51
      - 0.41, none worse
      - 0.49, none worse
 
+``lowbit ksort`` builds an order into the weights of a model (`lowbit.rewriting.sorting`).
 ``bench/experiments/ksort.py`` measures this, for other models too. On these two the printed order gains least, an order
 that sees the bias or real keys more, and the rotation most.
 
@@ -241,6 +242,35 @@ class LayerOrders:
 
     orders: tuple[Order, ...]
     heads: int
+
+    @classmethod
+    def of(cls, key_order: F32, head_dim: int, heads: int) -> "LayerOrders":
+        """The orders that a model keeps in one vector (`lowbit.model.weights`).
+
+        >>> LayerOrders.of(np.array([1, 0, 0, 1], np.float32), head_dim=2, heads=4).query_columns
+        array([1, 0, 3, 2, 4, 5, 6, 7])
+
+        Args:
+            key_order: float32, G·d_h: for each key head the number of the channel, from 0, that each channel was.
+            head_dim: d_h.
+            heads: H, a multiple of G; or G.
+
+        Raises:
+            ArgumentError: heads that do not fit, or numbers that are not an order of each head.
+        """
+        check_integer("head_dim", head_dim, least=1)
+        check_array("key_order", key_order, np.float32, (None,))
+        groups = len(key_order) // head_dim
+        if groups * head_dim != len(key_order) or not groups or heads % groups:
+            raise ArgumentError("key_order", f"{len(key_order)} numbers", f"heads of {head_dim}, a divisor of {heads}")
+        if not np.array_equal(np.sort(key_order.reshape(groups, -1)), np.tile(np.arange(head_dim), (groups, 1))):
+            raise ArgumentError("key_order", "no permutation", f"each of 0 to {head_dim - 1} once for each head")
+        return cls(tuple(key_order.astype(np.int64).reshape(groups, -1)), heads)
+
+    @property
+    def key_order(self) -> F32:
+        """float32, G·d_h: as `of` reads it."""
+        return np.concatenate(self.orders).astype(np.float32)
 
     @property
     def key_columns(self) -> Order:

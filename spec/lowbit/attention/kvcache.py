@@ -54,6 +54,8 @@ class BfpRows:
     @property
     def values(self) -> F64:
         """All rows so far, decoded: float64, R × n."""
+        if not self._parts:
+            return np.zeros((0, self.columns))
         return decode(self.blocks).astype(np.float64)
 
     @property
@@ -67,6 +69,8 @@ class BfpKeyValueCache(KeyValueCache):
 
     >>> from lowbit.quantization.bfp import bfp12, bfp16
     >>> cache = BfpKeyValueCache(kv_heads=2, head_dim=64, key_format=bfp12(32), value_format=bfp16(64))
+    >>> cache.keys.shape
+    (2, 0, 64)
     >>> cache.append(np.ones((3, 2, 64)), np.ones((3, 2, 64)))
     >>> len(cache), cache.keys.shape, cache.nbytes
     (3, (2, 3, 64), 594)

@@ -141,7 +141,7 @@ class Calibration:
         if damping is not None and not 0 <= damping < float("inf"):
             raise ArgumentError("--damping", damping, "a finite number of at least 0")
         self.text, self.window, self.is_needed = text, window, method == "gptq"
-        self.tokens = DEFAULT_TOKENS if tokens is None else tokens
+        self.tokens = tokens
         self.part = DAMPING if damping is None else damping
 
     def read(self, source: Source, request: Request) -> tuple[Path | None, Request]:
@@ -152,10 +152,21 @@ class Calibration:
         """
         if not self.is_needed:
             return None, request
-        text = file_of(self.text, DEFAULT_TEXT)
-        tokens = source.tokenizer.encode(read_text(text), begin=False)[: self.tokens]
-        window = min(DEFAULT_WINDOW, source.config.context) if self.window is None else self.window
-        return text, replace(request, tokens=tuple(tokens), window=window)
+        text, tokens, window = calibration_of(source, self.text, self.tokens, self.window)
+        return text, replace(request, tokens=tokens, window=window)
+
+
+def calibration_of(
+    source: Source, text: Path | None, tokens: int | None, window: int | None
+) -> tuple[Path, tuple[int, ...], int]:
+    """The file of a calibration text, its first tokens, and the tokens of a window; None stands for the defaults.
+
+    Raises:
+        LowbitError: the text cannot be read or fetched.
+    """
+    file = file_of(text, DEFAULT_TEXT)
+    ids = source.tokenizer.encode(read_text(file), begin=False)[: DEFAULT_TOKENS if tokens is None else tokens]
+    return file, tuple(ids), min(DEFAULT_WINDOW, source.config.context) if window is None else window
 
 
 def opened_source(path: Path, gptq_version: str | None) -> Source:

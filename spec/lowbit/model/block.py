@@ -45,6 +45,7 @@ import numpy as np
 
 from lowbit.arrays import F32, F64
 from lowbit.attention.attention import KeyValueCache, attend
+from lowbit.attention.ksort import LayerOrders, inverse
 from lowbit.attention.rope import Frequencies, Rotation, rotate
 from lowbit.attention.shaped import attend_shaped
 from lowbit.errors import ArgumentError
@@ -251,6 +252,14 @@ class _Making:
             return rotate(x.reshape(len(x), -1, head_dim), place.rotations[frequencies]).reshape(x.shape)
 
         return rotated
+
+    def rotate_sorted(self, line: Line) -> Function:
+        """The channels go back to where the rotation has them, and return: to the bit what
+        `lowbit.attention.ksort.permuted_layout` gives."""
+        orders = LayerOrders.of(self.parameters[str(line.parameter)], line.setting("head_dim"), line.setting("heads"))
+        columns, rotate = orders.query_columns, self.rotate(line)
+        back = inverse(columns)
+        return lambda place, x: np.take(rotate(place, np.take(x, back, axis=1)), columns, axis=1)
 
     def append(self, line: Line) -> Function:
         def append(place: Place, keys: Numbers, values: Numbers) -> None:

@@ -34,6 +34,7 @@ Kind = Literal[
     "product",
     "bias",
     "rotate",
+    "rotate_sorted",
     "append",
     "attend",
     "attend_shaped",
@@ -53,6 +54,7 @@ OPERATIONS: Mapping[Kind, tuple[str | None, str]] = MappingProxyType(
         "product": ("linear.gemm", "a linear layer"),
         "bias": (None, "a vector added to every row"),
         "rotate": ("rope.rotate", "heads rotated by their positions"),
+        "rotate_sorted": ("rope.rotate", "the same, of heads whose channels stand in another order"),
         "append": (None, "keys and values go to the cache"),
         "attend": ("attention.attend", "attention over the cache, these tokens included"),
         "attend_shaped": (None, "attention with a factor, a soft cap and sinks, by its formula"),
@@ -183,7 +185,12 @@ def _attention(config: LlamaConfig, number: int, vectors: Collection[str], sourc
         scaling = () if turned.scaling is None else (("scaling", turned.scaling),)
         for name in ("query", "key"):
             settings = heads, ("base", turned.base), *scaling
-            yield Line("rotate", f"{name}_rotated", (latest[name],), settings=settings)
+            if "key_order" in vectors:
+                own = ("heads", config.heads if name == "query" else config.kv_heads)
+                line = Line("rotate_sorted", f"{name}_rotated", (latest[name],), "key_order", (*settings, own))
+            else:
+                line = Line("rotate", f"{name}_rotated", (latest[name],), settings=settings)
+            yield line
             latest[name] = f"{name}_rotated"
     yield Line("append", "", (latest["key"], latest["value"]))
     seen = () if window is None else (("window", window),)
@@ -361,7 +368,7 @@ def _width(line: Line, given: list[int], config: LlamaConfig) -> int:
         if not size or given[0] % size or (line.kind == "bias" and given[0] != size):
             raise _unsound(line, f"a vector for {given[0]} columns, not one of {size}")
         return given[0]
-    if line.kind == "rotate" and given[0] % config.head_dim:
+    if line.kind.startswith("rotate") and given[0] % config.head_dim:
         raise _unsound(line, f"whole heads of {config.head_dim} columns, not {given[0]}")
     if line.kind == "append":
         _fits(line, given, [keys, keys])

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F32, I64, Array
+from lowbit.attention.ksort import LayerOrders
 from lowbit.contract.checks import check_array, check_finite, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.config import LlamaConfig
@@ -200,6 +201,9 @@ class LayerWeights:
         expert_down_bias: E·hidden: the same for their results.
         attention_post_norm: hidden: gain after attention; a part has a norm before or after it, or both.
         feed_forward_post_norm: hidden: gain after the feed-forward part.
+        key_order: G·d_h: whole numbers, the orders in which the channels of key heads stand, as
+            `lowbit.attention.ksort.LayerOrders.of` reads them; None for half-split channels. Queries, keys and what is
+            added to them are in this order.
     """
 
     attention_norm: F32 | None
@@ -222,6 +226,7 @@ class LayerWeights:
     expert_down_bias: F32 | None = None
     attention_post_norm: F32 | None = None
     feed_forward_post_norm: F32 | None = None
+    key_order: F32 | None = None
 
     def linears(self) -> dict[str, Matrix]:
         """Its matrices by the names of `linear_shapes`."""
@@ -394,6 +399,7 @@ def vector_sizes(config: LlamaConfig) -> dict[str, int]:
     """
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     biases = {"query_bias": queries, "key_bias": keys, "value_bias": keys, "output_bias": config.hidden}
+    biases["key_order"] = keys
     if config.sinks:
         biases["sinks"] = config.heads
     if (routing := config.routing) is not None:
@@ -462,6 +468,8 @@ def _check_layer(where: str, layer: LayerWeights, config: LlamaConfig) -> None:
         replaced = name in NORMS and getattr(layer, name.replace("_norm", "_post_norm")) is not None
         if vector is not None or (name in NORMS and not replaced) or name == "sinks":
             check_array(f"{where}.{name}", vector, np.float32, (size,))
+    if layer.key_order is not None:
+        LayerOrders.of(layer.key_order, config.head_dim, config.heads)
 
 
 def _check_matrix(name: str, matrix: Matrix, shape: tuple[int, int]) -> None:

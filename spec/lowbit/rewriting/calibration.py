@@ -87,6 +87,10 @@ class Streams:
 
     def seen(self, number: int, layer: LayerWeights) -> Seen:
         """What the matrices of a block see."""
+        return self.passed(number, layer)[0]
+
+    def passed(self, number: int, layer: LayerWeights) -> tuple[Seen, "Streams"]:
+        """What the matrices of a block see, and the streams behind it."""
         seen = Seen()
 
         def watch(name: str, matrix: F32) -> Linear:
@@ -100,8 +104,7 @@ class Streams:
 
             return linear
 
-        self._run(number, layer, watch)
-        return seen
+        return seen, Streams(self.config, self._run(number, layer, watch))
 
     def through(self, number: int, layer: LayerWeights) -> "Streams":
         """Behind a block."""

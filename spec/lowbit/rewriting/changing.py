@@ -19,7 +19,7 @@ from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import Embedding, LayerWeights, Matrix, to_float
 from lowbit.rewriting.journal import check_destination, journal
 from lowbit.rewriting.layouts import FLOATS
-from lowbit.rewriting.source import Source
+from lowbit.rewriting.source import Source, smallest
 from lowbit.rewriting.to_directory import ToDirectory, commit_floats
 from lowbit.rewriting.writing import check_room, commit_ends, finish, shard_of
 from lowbit.runtime.stored import part_of
@@ -85,7 +85,9 @@ class Changed(Source):
 
     def layer(self, number: int) -> LayerWeights:
         layer = self.original.layer(number)
-        return self.made.setdefault(number, self.change(number, layer)).of(layer)
+        if number not in self.made:
+            self.made[number] = self.change(number, layer)
+        return self.made[number].of(layer)
 
     def vectors(self, number: int) -> Mapping[str, Array]:
         if number not in self.made:
@@ -95,7 +97,7 @@ class Changed(Source):
             if name in change.vectors:
                 found[stored] = change.vectors[name](found[stored])
             if name in change.added:
-                found[stored] = change.added[name]
+                found[stored] = smallest(change.added[name])
         return found
 
     def ends(self) -> Any:

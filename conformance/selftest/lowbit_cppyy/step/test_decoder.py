@@ -186,6 +186,10 @@ def test_what_is_not_compiled_is_named() -> None:
             backend.compiled(Decoder(weights, floats, ops=steps))
         with pytest.raises(NotDeclaredError, match="compiled steps with elementwise operations of another"):
             backend.compiled(Decoder(weights, BackendLinears(backend)))
+        order = np.tile(np.arange(weights.config.head_dim, dtype=np.float32), weights.config.kv_heads)
+        moved = replace(weights, layers=tuple(replace(layer, key_order=order) for layer in weights.layers))
+        with pytest.raises(NotDeclaredError, match="a compiled step with rotate_sorted"):
+            backend.compiled(operations(backend, moved))
 
 
 def test_the_text_of_a_step_says_its_lines() -> None:

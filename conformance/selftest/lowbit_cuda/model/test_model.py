@@ -351,11 +351,14 @@ def test_other_shapes_are_refused(changes: dict[str, Any], word: str) -> None:
 
 
 def test_other_layers_are_refused() -> None:
-    """A bias is refused, and so are experts that are stored otherwise than those of the first layer."""
+    """A bias and an order of channels are refused, and experts that are stored otherwise than those of the first."""
     biased = replace(MODEL.layers[1], query_bias=np.zeros(CONFIG.heads * CONFIG.head_dim, np.float32))
+    order = np.tile(np.arange(CONFIG.head_dim, dtype=np.float32), CONFIG.kv_heads)
+    moved = tuple(replace(layer, key_order=order) for layer in MODEL.layers)
     other = replace(MODEL.layers[2], feed_forward=model(experts=4).layers[2].feed_forward)
     for layers, error, word in (
         ((MODEL.layers[0], biased, MODEL.layers[2]), NotDeclaredError, "query_bias"),
+        (moved, NotDeclaredError, "key_order"),
         ((*MODEL.layers[:2], other), ArgumentError, "matrix"),
     ):
         port = device()

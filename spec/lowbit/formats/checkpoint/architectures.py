@@ -49,6 +49,7 @@ GPT_OSS_VECTORS = {
     "sinks": "self_attn.sinks",
     "router_bias": "mlp.router.bias",
 }
+KEY_ORDER = {"key_order": "self_attn.key_order"}
 
 ATTENTION = {part: f"self_attn.{part[0]}_proj" for part in ("query", "key", "value", "output")}
 DENSE = {f"feed_forward.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}

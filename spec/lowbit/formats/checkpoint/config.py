@@ -9,6 +9,10 @@ embedding scaled by another rule (`lowbit.formats.checkpoint.rope`), biases in a
 any of these would give a model that still produces text, but not the model that was trained. `SUPPORTED` lists each
 with the one value that is supported. Fields about training and about the library itself change nothing and are ignored.
 
+**Sorted key channels.** A model whose key channels stand in another order has the vector ``key_order`` in each block
+(`lowbit.model.weights`). A tool that does not know of it would load such a model and rotate wrong pairs. So its
+``model_type`` is one that no other tool has, and the kind that it is otherwise stands in a field of its own.
+
 The softmax of both is written before the choice of experts, and the chosen probabilities are scaled to a sum of 1. That
 equals the softmax over the chosen scores, as in `routing`.
 
@@ -16,11 +20,13 @@ Source: the published ``config.json`` of Mixtral 8x7B; Mixtral (arXiv 2401.04088
 """
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError
-from lowbit.formats.checkpoint.architectures import ARCHITECTURES, Architecture
+from lowbit.formats.checkpoint.architectures import ARCHITECTURES, KEY_ORDER, Architecture
 from lowbit.formats.checkpoint.rope import FULL, KEPT, LOCAL, LOCAL_BASE, OLD, read_rotary
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.system.json_files import LARGEST_INTEGER, Fields, described
@@ -55,6 +61,9 @@ SUPPORTED: dict[str, Any] = {
 """Fields that would make it another model, each with the only value that is supported; absent is the same."""
 
 
+SORTED, SORTED_DECODER = "lowbit_ksort", "LowbitKSortForCausalLM"
+"""The ``model_type`` of a model whose key channels are sorted, which is also the field that holds the kind that it is
+otherwise; and its ``architectures``."""
 WINDOW, LAYER_TYPES = "sliding_window", "layer_types"
 PATTERN = "sliding_window_pattern"
 MOST_LAYERS = 2**16
@@ -62,12 +71,36 @@ MOST_LAYERS = 2**16
 UNROTATED, UNROTATED_EVERY, USUAL_UNROTATED_EVERY = "no_rope_layers", "no_rope_layer_interval", 4
 
 
-def kind_of(fields: Fields) -> str:
-    """The kind of model: a key of `ARCHITECTURES`.
+def architecture_of(fields: Fields) -> Architecture:
+    """The kind of model.
 
     Raises:
         FormatError: another kind, or a part of one.
     """
+    if not is_sorted(fields):
+        return _named(fields)
+    if (named := fields.value("architectures", list)) != [SORTED_DECODER]:
+        raise FormatError(fields.file, "architectures", described(named), f"[{SORTED_DECODER!r}]")
+    inner = _named(Fields(f"{fields.file}: {SORTED}", fields.value(SORTED, dict)))
+    return replace(inner, vectors={**inner.vectors, **KEY_ORDER})
+
+
+def is_sorted(fields: Fields) -> bool:
+    """Whether the key channels are sorted."""
+    return fields.value("model_type", str) == SORTED
+
+
+def sorted_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``config.json`` says of the kind of a model, when its key channels are sorted.
+
+    >>> sorted_fields({"model_type": "qwen2", "hidden_size": 8})
+    {'model_type': 'lowbit_ksort', 'architectures': ['LowbitKSortForCausalLM'], 'lowbit_ksort': {'model_type': 'qwen2'}}
+    """
+    inner = {key: fields[key] for key in ("model_type", "architectures") if key in fields}
+    return {"model_type": SORTED, "architectures": [SORTED_DECODER], SORTED: inner}
+
+
+def _named(fields: Fields) -> Architecture:
     kind = fields.value("model_type", str)
     if kind not in ARCHITECTURES:
         allowed = spoken([repr(known) for known in ARCHITECTURES])
@@ -76,7 +109,7 @@ def kind_of(fields: Fields) -> str:
     named = fields.value("architectures", list, [decoder])
     if named != [decoder]:
         raise FormatError(fields.file, "architectures", described(named), f"[{decoder!r}]")
-    return kind
+    return ARCHITECTURES[kind]
 
 
 def read_config(fields: Fields, context: int | None = None) -> LlamaConfig:
@@ -91,7 +124,7 @@ def read_config(fields: Fields, context: int | None = None) -> LlamaConfig:
         FormatError: another kind of model, a number that is missing or out of range, or a feature that is not
             understood.
     """
-    architecture = ARCHITECTURES[kind_of(fields)]
+    architecture = architecture_of(fields)
     keys = KEYS | dict(architecture.keys)
     layers, heads, hidden = (fields.value(KEYS[name], int) for name in ("layers", "heads", "hidden"))
     head_dim = fields.value(KEYS["head_dim"], int, hidden // max(1, heads) if architecture.divides_width else None)
@@ -189,7 +222,7 @@ def _integer(value: object) -> int | None:
 
 def is_tied(fields: Fields) -> bool:
     """Whether the head is the embedding over again."""
-    return fields.value("tie_word_embeddings", bool, ARCHITECTURES[kind_of(fields)].tied)
+    return fields.value("tie_word_embeddings", bool, architecture_of(fields).tied)
 
 
 def _refuse_other_features(fields: Fields, architecture: Architecture, head_dim: int) -> None:

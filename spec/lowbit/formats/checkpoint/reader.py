@@ -29,11 +29,12 @@ from pathlib import Path
 import numpy as np
 
 from lowbit.arrays import F32
+from lowbit.attention.ksort import LayerOrders
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint import stacked, stored_matrix
-from lowbit.formats.checkpoint.architectures import ARCHITECTURES, Architecture
-from lowbit.formats.checkpoint.config import is_tied, kind_of, read_config
+from lowbit.formats.checkpoint.architectures import Architecture
+from lowbit.formats.checkpoint.config import architecture_of, is_tied, read_config
 from lowbit.formats.checkpoint.contents import Packing, check_table, read_packing
 from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, matrix_names, stack_prefix, vector_names
@@ -180,6 +181,12 @@ class Checkpoint:
     def _vector(self, stored: str, name: str) -> F32:
         """A vector as it is used: a gain with what the kind of model adds to it."""
         vector, offset = read_floats(self.table, stored), self.architecture.gain_offset
+        if name == "key_order":
+            try:
+                LayerOrders.of(vector, self.config.head_dim, self.config.heads)
+            except ArgumentError as error:
+                file = self.table[stored].shard.path.name
+                raise FormatError(file, f"tensor {quoted(stored)}", error.given, error.allowed) from error
         return vector + np.float32(offset) if offset and name.endswith("norm") else vector
 
 
@@ -206,7 +213,7 @@ def open_checkpoint(
         raise ArgumentError("model", quoted(str(path)), "a checkpoint directory that exists")
     described = read_bytes(path / CONFIG, MOST_CONFIG_BYTES)
     fields = parsed(CONFIG, described)
-    architecture, config, tied = ARCHITECTURES[kind_of(fields)], read_config(fields, context), is_tied(fields)
+    architecture, config, tied = architecture_of(fields), read_config(fields, context), is_tied(fields)
     method = method_of(path, fields)
     table = read_table(path, tuple(STORED if method is None else WIDTHS))
     coded = method is not None and stack_prefix(architecture, 0) is not None and method.name == stacked.FORMAT
