@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lowbit.arrays import F32, F64
-from lowbit.attention.rope import half_split, rotation
 from lowbit.model.block import FORMULAS, Interpreter, Linear, Place, check_scores, parameters_of
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import embedded
@@ -130,8 +129,7 @@ class Streams:
 
     def _place(self, count: int) -> Place:
         config = self.config
-        layout = half_split(config.head_dim)
-        rotations = {each: rotation(layout, each.base, 0, count, each.scaling) for each in config.frequencies}
+        rotations = {each: each.rotation(config.head_dim, 0, count) for each in config.frequencies}
         return Place(rotations, [FORMULAS.cache(config.kv_heads, config.head_dim, count)])
 
     def tensors(self) -> Mapping[str, F64]:
