@@ -239,6 +239,9 @@ def chosen(
     for option, given in (("--group-size", group_size), ("--experts-group-size", experts_group_size)):
         if given is not None:
             check_integer(option, given, least=1)
+    if method == "gptq":
+        sentence = "--method gptq reads a text; run `lowbit quantize --method gptq` and give its directory to --model"
+        raise ArgumentError("--method", method, spoken(METHODS), sentence)
     by = METHODS[0] if method is None else check_choice("--method", method, METHODS)
 
     def part(bits: int | None, group_size: int | None) -> Quantization | None:

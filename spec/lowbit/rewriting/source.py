@@ -20,7 +20,7 @@ from lowbit.arrays import F32, U8, Array
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint import tokenizer as checkpoint_tokenizer
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES, Architecture
-from lowbit.formats.checkpoint.config import CAPS, DIVISOR, KEYS, ROUTED, read_config
+from lowbit.formats.checkpoint.config import CAPS, DIVISOR, KEYS, ROUTED, SORTED, read_config
 from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, vector_names
 from lowbit.formats.checkpoint.quantization_config import CONFIGS
@@ -111,8 +111,8 @@ class Source(ABC):
 
     @property
     def kind(self) -> str:
-        """The ``model_type`` of its architecture."""
-        return next(name for name, each in ARCHITECTURES.items() if each is self.architecture)
+        """The ``model_type`` of its architecture; a sorted one stands in no table."""
+        return next((name for name, each in ARCHITECTURES.items() if each is self.architecture), SORTED)
 
     @abstractmethod
     def described(self) -> dict[str, Any]:

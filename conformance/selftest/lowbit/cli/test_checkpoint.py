@@ -128,6 +128,7 @@ REFUSED: list[tuple[list[object], str]] = [
     (["--experts-group-size", 8], "--experts-group-size 8 applies only together with --bits or --experts-bits"),
     (["--method", "hqq"], "--method hqq applies only together with --bits or --experts-bits"),
     (["--bits", 4, "--method", "best"], "--method is 'best'; allowed: nearest or hqq"),
+    (["--bits", 4, "--method", "gptq"], "--method gptq reads a text; run `lowbit quantize --method gptq` and give"),
     (["--experts-bits", 4, "--experts-group-size", 0], "--experts-group-size is 0"),
     (["--tokens", 9, "--bits", 4, "--group-size", 33], "group_size is 33; allowed: an integer from 1 to 32"),
     (["--tokens", 400], "--tokens is 400; allowed: at most 63 after a prompt of 2 tokens"),

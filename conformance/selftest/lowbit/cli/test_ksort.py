@@ -267,3 +267,10 @@ def test_what_is_said(sources: dict[str, Path], tmp_path: Path) -> None:
 def test_the_field_is_the_type() -> None:
     """Outsiders may have stored such directories."""
     assert checkpoint_config.SORTED == "lowbit_ksort"
+
+
+def test_a_file_of_gguf_has_no_place_for_the_order(sources: dict[str, Path], tmp_path: Path) -> None:
+    """So a sorted model is not converted into one."""
+    result = run(sources["sorted"], "-o", tmp_path / "new.gguf", "--format", "gguf", command="convert")
+    assert isinstance(result.exception, ArgumentError) and "lowbit_ksort" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
