@@ -277,6 +277,14 @@ def bench(session: nox.Session) -> None:
     session.run("python", "bench/report.py", str(figures), str(results / "bench.svg"))
 
 
+@nox.session
+def experiments(session: nox.Session) -> None:
+    """Measure the papers' claims for the pages *Results*; finished rows are kept. Arguments go to the program."""
+    install(session, extras=["cppyy", "bench", "torch"])
+    with session.chdir("bench"):
+        session.run("python", "-m", "experiments", *session.posargs)
+
+
 @nox.session(name="bench-peers")
 def bench_peers(session: nox.Session) -> None:
     """Compare with the kernels of other projects, in an environment that holds them all; run it as ``bench``.

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from training.files import write_json
 
 from lowbit.model.replay import RULES, Recall, Rule, guess_recall, replay
-from mixtral.files import write_json
 from mixtral.recordings import AHEAD, FILE, GUESSED, Recordings
 
 RESULT = Path(__file__).parent / "recall.json"

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from training.models import MODELS
+from training.texts import split
 
 from lowbit.arrays import F32, F64
 from lowbit.model.decoder import Decoder
@@ -22,7 +24,6 @@ from lowbit.model.weights import LlamaWeights, SparseWeights
 from lowbit.moe.routing import Ids
 from mixtral.loading import MODEL, load_model
 from mixtral.recordings import AHEAD, FILE, GUESSED, Recordings, Small
-from mixtral.texts import TEXTS, split
 
 PASSAGES = 3
 """Of each text, beginning at equal distances in its last tenth, which was not trained on."""
@@ -74,7 +75,7 @@ class Recorder:
 def passages(length: int) -> list[tuple[str, int, Small]]:
     """Text, offset in its kept tenth, and bytes of each passage."""
     found = []
-    for name in TEXTS:
+    for name in MODELS["mixtral"].texts:
         kept = split(name)[1]
         step = (kept.size - length) // (PASSAGES - 1)
         found += [(name, place * step, kept[place * step : place * step + length]) for place in range(PASSAGES)]

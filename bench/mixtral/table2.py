@@ -43,10 +43,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from training.files import write_json
+
 from lowbit.moe.offload import Arrangement
 from lowbit.quantization.hqq_table1 import mixtral
 from lowbit_gpusim.sim.device import SimDevice
-from mixtral.files import write_json
 from mixtral.following import SIMULATED, Plan, Row, follow, pairs
 from mixtral.paper import (
     COLUMNS,

@@ -14,6 +14,7 @@ from lowbit_docs.offloading import CudaKernels, GpuResults, VirtualTable2
 from lowbit_docs.operations import Operations
 from lowbit_docs.pages import Parts, number_headings, shorten_titles, write_pages
 from lowbit_docs.pictures import Drawing, Plot
+from lowbit_docs.results import Results
 from lowbit_docs.soak import Soak
 from lowbit_docs.sources import SourceIndex, Sources, fill, pages_to_refresh
 from lowbit_docs.tables import Data, Errata, Habits, Verdicts
@@ -39,6 +40,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("kernel-words", KernelWords)
     app.add_directive("kernel-costs", KernelCosts)
     app.add_directive("kill-matrix", KillMatrix)
+    app.add_directive("results", Results)
     app.add_directive("soak", Soak)
     app.add_directive("virtual-table2", VirtualTable2)
     app.add_directive("cuda-kernels", CudaKernels)

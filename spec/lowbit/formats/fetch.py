@@ -167,7 +167,9 @@ TABLE: dict[str, Resource] = {
         "Qwen2.5-Coder-0.5B-Instruct in Q4_K_M, Apache-2.0, packaged by a third party",
     ),
     "alice29": _text("alice29.txt", 152_089, "7467306ee0feed4971260f3c87421154a05be571d944e9cb021a5713700c38f0"),
+    "asyoulik": _text("asyoulik.txt", 125_179, "eaa3526fe53859f34ecdf255712f9ecf0b2c903451d4755b2edaa2e2599cb0fc"),
     "lcet10": _text("lcet10.txt", 426_754, "5314ba1dbb03f471df88bec6cd120a938ef60d0fd3511c5c1dce61bf7463245f"),
+    "plrabn12": _text("plrabn12.txt", 481_861, "07e2e0b461af78c7c647cb53dab39de560198e16f799b4516eccf0fbd69f764c"),
 }
 
 

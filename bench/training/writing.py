@@ -1,4 +1,4 @@
-"""Writing the trained model as a Mixtral checkpoint directory, in the form in which such models are published.
+"""Writing a trained model as a checkpoint directory, in the form in which such models are published.
 
 Weights are float16 in two shards with an index, `config.json` names the architecture, and `tokenizer.json` is a
 byte-level tokenizer of 256 tokens without merges: the token of a byte is the byte. Every file is written to a temporary
@@ -7,7 +7,6 @@ name and renamed.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from safetensors.torch import save
 
 from lowbit.formats.checkpoint.tokenizer import byte_tokenizer
 from lowbit.system.storage import write_whole
-from mixtral.files import as_json
-from mixtral.network import Parameters, Shape, Tensor
+from training.files import as_json
+from training.models import Shape
+from training.network import Parameters, Tensor
 
 SHARDS = 2
 
@@ -65,20 +65,19 @@ def shards(tensors: Mapping[str, Tensor]) -> list[list[str]]:
 
 def config(shape: Shape, balance: float) -> dict[str, Any]:
     """`config.json`."""
+    router = {"output_router_logits": False, "router_aux_loss_coef": balance, "router_jitter_noise": 0.0}
     return {
-        "architectures": ["MixtralForCausalLM"],
+        "architectures": ["MixtralForCausalLM" if shape.sparse else "LlamaForCausalLM"],
         "attention_dropout": 0.0,
         "bos_token_id": None,
         "eos_token_id": None,
         "hidden_act": "silu",
         "initializer_range": 0.02,
-        "model_type": "mixtral",
-        "output_router_logits": False,
-        "router_aux_loss_coef": balance,
-        "router_jitter_noise": 0.0,
+        "model_type": "mixtral" if shape.sparse else "llama",
+        **(router if shape.sparse else {}),
         "sliding_window": None,
         "tie_word_embeddings": False,
         "torch_dtype": "float16",
         "use_cache": True,
-        **asdict(shape),
+        **shape.numbers(),
     }

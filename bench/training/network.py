@@ -1,13 +1,13 @@
-"""A Mixtral for training, in torch: functions over a dictionary of parameters, whose names are those of a checkpoint.
+"""Llama and Mixtral for training, in torch: functions over a dictionary of parameters, named as in a checkpoint.
 
 The reading directions are the checkpoint's too (N × K, ``y = x Wᵀ``), and the experts of a layer are stacked, so that
 writing the file is cutting them apart. Nothing here is used to run the model; that is the decoder of the specification.
 
-A token goes to the two experts with the best gate logits, weighted by the softmax of these two. The experts compute
-dropless: the (token, expert) pairs are sorted by expert, each expert multiplies its run of rows, and the results are
-added back. The sum that keeps the load of experts even is that of the Switch Transformer, for each layer
-:math:`E \\sum_e f_e P_e`, with :math:`f_e` the share of pairs that expert e gets and :math:`P_e` the mean probability
-that the gate gives it; it is 1 where both are even.
+**Sparse layers.** A token goes to the two experts with the best gate logits, weighted by the softmax of these two. The
+experts compute dropless: the (token, expert) pairs are sorted by expert, each expert multiplies its run of rows, and
+the results are added back. The sum that keeps the load of experts even is that of the Switch Transformer, for each
+layer :math:`E \\sum_e f_e P_e`, with :math:`f_e` the share of pairs that expert e gets and :math:`P_e` the mean
+probability that the gate gives it; it is 1 where both are even.
 
 Source: Mixtral (arXiv 2401.04088) §2; Switch Transformer (arXiv 2101.03961) equation 4.
 """
@@ -19,26 +19,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from training.models import Shape
+
 Tensor = Any  # torch is not installed where types are checked
 Parameters = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The numbers of the model, by the names of `config.json`."""
-
-    num_hidden_layers: int = 16
-    hidden_size: int = 64
-    intermediate_size: int = 128
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
-    head_dim: int = 16
-    num_local_experts: int = 8
-    num_experts_per_tok: int = 2
-    vocab_size: int = 256
-    max_position_embeddings: int = 512
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-5
 
 
 def new_parameters(shape: Shape, seed: int) -> Parameters:
@@ -52,6 +36,20 @@ def new_parameters(shape: Shape, seed: int) -> Parameters:
     def matrix(*size: int, gain: float = 1.0) -> Tensor:
         return (torch.randn(*size, generator=generator) * (gain / math.sqrt(size[-1]))).requires_grad_()
 
+    def feed_forward() -> Parameters:
+        if not shape.sparse:
+            return {
+                "mlp.gate_proj.weight": matrix(inner, hidden),
+                "mlp.up_proj.weight": matrix(inner, hidden),
+                "mlp.down_proj.weight": matrix(hidden, inner, gain=added),
+            }
+        return {
+            "block_sparse_moe.gate.weight": matrix(experts, hidden),
+            "block_sparse_moe.experts.w1.weight": matrix(experts, inner, hidden),
+            "block_sparse_moe.experts.w3.weight": matrix(experts, inner, hidden),
+            "block_sparse_moe.experts.w2.weight": matrix(experts, hidden, inner, gain=added),
+        }
+
     made = {"model.embed_tokens.weight": matrix(shape.vocab_size, hidden, gain=math.sqrt(hidden) / 2)}
     for number in range(shape.num_hidden_layers):
         made |= {
@@ -63,10 +61,7 @@ def new_parameters(shape: Shape, seed: int) -> Parameters:
                 "self_attn.v_proj.weight": matrix(keys, hidden),
                 "self_attn.o_proj.weight": matrix(hidden, queries, gain=added),
                 "post_attention_layernorm.weight": torch.ones(hidden, requires_grad=True),
-                "block_sparse_moe.gate.weight": matrix(experts, hidden),
-                "block_sparse_moe.experts.w1.weight": matrix(experts, inner, hidden),
-                "block_sparse_moe.experts.w3.weight": matrix(experts, inner, hidden),
-                "block_sparse_moe.experts.w2.weight": matrix(experts, hidden, inner, gain=added),
+                **feed_forward(),
             }.items()
         }
     made["model.norm.weight"] = torch.ones(hidden, requires_grad=True)
@@ -80,8 +75,8 @@ class Answer:
 
     Attributes:
         logits: B × S × vocabulary.
-        balance: the balance loss, its mean over layers; 1 is even.
-        shares: layers × E, without gradient: the share of the (token, expert) pairs that each expert got.
+        balance: the balance loss, its mean over sparse layers; 1 is even, and 0 where no layer is sparse.
+        shares: sparse layers × E, without gradient: the share of the (token, expert) pairs that each expert got.
     """
 
     logits: Tensor
@@ -98,11 +93,17 @@ def forward(parameters: Parameters, shape: Shape, tokens: Tensor) -> Answer:
         prefix = f"model.layers.{number}."
         layer = {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
         x = x + attention(layer, shape, norm(x, layer["input_layernorm.weight"], shape), turn)
-        added, balance, share = sparse(layer, shape, norm(x, layer["post_attention_layernorm.weight"], shape))
+        normed = norm(x, layer["post_attention_layernorm.weight"], shape)
+        if not shape.sparse:
+            x = x + dense(layer, normed)
+            continue
+        added, balance, share = sparse(layer, shape, normed)
         x = x + added
         balances.append(balance)
         shares.append(share)
     logits = norm(x, parameters["model.norm.weight"], shape) @ parameters["lm_head.weight"].T
+    if not shape.sparse:
+        return Answer(logits, torch.zeros(()), torch.zeros(0, 0))
     return Answer(logits, torch.stack(balances).mean(), torch.stack(shares))
 
 
@@ -137,6 +138,12 @@ def attention(layer: Parameters, shape: Shape, x: Tensor, turn: tuple[Tensor, Te
     key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
     mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     return mixed.transpose(1, 2).reshape(batch, length, -1) @ layer["self_attn.o_proj.weight"].T
+
+
+def dense(layer: Parameters, x: Tensor) -> Tensor:
+    """SwiGLU: B × S × hidden."""
+    gate, up, down = (layer[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    return (functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
 
 def sparse(layer: Parameters, shape: Shape, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

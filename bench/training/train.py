@@ -1,14 +1,14 @@
-"""Train the small Mixtral whose routing this repository replays: under 30 minutes on two cores.
+"""Train one of the small models: under an hour each on two cores.
 
     cd bench
-    python -m mixtral.train                 # writes mixtral/model and mixtral/training.json
-    python -m mixtral.train --resume        # go on where Ctrl-C, or a crash, ended it
-    python -m mixtral.train --steps 20 --out /tmp/try    # see it work
+    python -m training.train mixtral             # writes mixtral/model and mixtral/training.json
+    python -m training.train mixtral --resume    # go on where Ctrl-C, or a crash, ended it
+    python -m training.train dense --steps 20 --out /tmp/try    # see it work
 
-Bytes are the tokens. The texts are two of the Canterbury corpus (the chapter `lowbit.formats.fetch` fetches them); the
-last tenth of each is kept from training, and validation and the recorded routings use nothing else. On one machine,
-with one number of threads and one version of torch, two runs give the same weights; which of these they were is written
-beside them. Needs torch and safetensors (the dependency group `torch` of pyproject.toml).
+Bytes are the tokens. The texts are of the Canterbury corpus (the chapter `lowbit.formats.fetch` fetches them); the last
+tenth of each is kept from training, and validation, perplexities and recorded routings use nothing else. On one
+machine, with one number of threads and one version of torch, two runs give the same weights; which of these they were
+is written beside them. Needs torch and safetensors (the dependency group `torch` of pyproject.toml).
 """
 
 import argparse
@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,13 +29,12 @@ from machine import description
 from torch.nn import functional
 
 from lowbit.system.storage import written
-from mixtral.files import write_json
-from mixtral.network import Parameters, Shape, Tensor, forward, new_parameters
-from mixtral.texts import TEXTS, split
-from mixtral.writing import write_model
+from training.files import write_json
+from training.models import BENCH, MODELS, Shape
+from training.network import Parameters, Tensor, forward, new_parameters
+from training.texts import split
+from training.writing import write_model
 
-HERE = Path(__file__).parent
-CHECKPOINT = HERE.parent / "results/mixtral-training.pt"  # not in the repository
 BALANCE, DECAY, CLIP, WARMUP, FLOOR = 0.01, 0.1, 1.0, 100, 0.05
 LONG_FROM = 0.85  # of the steps; from then on sequences are as long as the model's context
 EVERY = 25  # steps between two lines of progress
@@ -48,8 +46,7 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
     torch.use_deterministic_algorithms(True)
-    shape = Shape()
-    run = Run(shape, options)
+    run = Run(MODELS[options.model].shape, options)
     if options.resume:
         run.restore()
     with interrupts() as interrupted:
@@ -76,7 +73,7 @@ class Run:
         vectors = [p for p in self.parameters.values() if p.dim() == 1]
         groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=options.rate, betas=(0.9, 0.95), fused=True)
-        self.texts = [split(name)[0] for name in TEXTS]
+        self.texts = [split(name)[0] for name in MODELS[options.model].texts]
         self.step, self.seconds, self.curve = 0, 0.0, list[dict[str, float]]()
         self._recent: list[float] = []
 
@@ -121,13 +118,14 @@ class Run:
     def report(self, balance: float, shares: Tensor) -> None:
         """One line: loss since the last, balance of the experts now, and the time left."""
         bits, self._recent = float(np.mean(self._recent)), []
-        least = shares.min().item() * self.shape.num_local_experts
-        most = shares.max().item() * self.shape.num_local_experts
+        experts = ""
+        if self.shape.sparse:
+            least, most = (each.item() * self.shape.num_local_experts for each in (shares.min(), shares.max()))
+            experts = f"balance {balance:.3f}  experts get {least:.2f} to {most:.2f} of an even share  "
         left = self.seconds / self.step * (self.options.steps - self.step)
         self.curve.append({"step": self.step, "bits": round(bits, 4), "balance": round(balance, 4)})
         print(
-            f"step {self.step:5}/{self.options.steps}  {bits:.3f} bits a byte  balance {balance:.3f}  "
-            f"experts get {least:.2f} to {most:.2f} of an even share  {left / 60:.1f} min left",
+            f"step {self.step:5}/{self.options.steps}  {bits:.3f} bits a byte  {experts}{left / 60:.1f} min left",
             flush=True,
         )
 
@@ -166,14 +164,15 @@ class Run:
         names = ("seed", "steps", "tokens", "length", "rate")
         method = {"balance": BALANCE, "decay": DECAY, "clip": CLIP, "warmup": WARMUP, "floor": FLOOR}
         chosen = {name: getattr(self.options, name) for name in names}
-        return chosen | asdict(self.shape) | method | {"long_from": LONG_FROM}
+        return chosen | self.shape.numbers() | method | {"long_from": LONG_FROM}
 
 
 def finish(run: Run, options: argparse.Namespace) -> None:
     """Write the model in float16, validate what was written, and say how it was made."""
     rounded = {name: value.detach().half().float() for name, value in run.parameters.items()}
-    bits = {name: validate(rounded, run.shape, split(name)[1]) for name in TEXTS}
-    shares = bits["alice29"][1]
+    texts = MODELS[options.model].texts
+    bits = {name: validate(rounded, run.shape, split(name)[1]) for name in texts}
+    shares = bits[texts[0]][1]
     out = Path(options.out)
     files = write_model(out / "model", run.parameters, run.shape, BALANCE)
     named = {name: round(value, 4) for name, (value, _) in bits.items()}
@@ -181,9 +180,9 @@ def finish(run: Run, options: argparse.Namespace) -> None:
         out / "training.json",
         {
             "settings": run.settings(),
-            "texts": list(TEXTS),
+            "texts": list(texts),
             "validation_bits_per_byte": named,
-            "validation_shares": {"of": "alice29", "layers": [[round(s, 4) for s in row] for row in shares.tolist()]},
+            "validation_shares": {"of": texts[0], "layers": [[round(s, 4) for s in row] for row in shares.tolist()]},
             "seconds": round(run.seconds, 1),
             "threads": options.threads,
             "torch": torch.__version__,
@@ -227,25 +226,39 @@ def interrupts() -> Iterator[list[int]]:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Train the small Mixtral.", allow_abbrev=False)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--tokens", type=int, default=2048, help="bytes of a step")
+    parser = argparse.ArgumentParser(description="Train a small model.", allow_abbrev=False)
+    parser.add_argument("model", choices=list(MODELS))
+    parser.add_argument("--steps", type=int, help="by default those of the model")
+    parser.add_argument("--tokens", type=int, help="bytes of a step; by default those of the model")
     parser.add_argument("--length", type=int, default=256, help="bytes of a sequence, until the last steps")
-    parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate")
+    parser.add_argument("--rate", type=float, help="the highest learning rate; by default that of the model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--checkpoint", default=str(CHECKPOINT), help="where an interrupted run is kept")
-    parser.add_argument("--out", default=str(HERE), help="the folder that gets `model` and training.json")
+    parser.add_argument("--checkpoint", help="where an interrupted run is kept; by default in bench/results")
+    parser.add_argument("--out", help="the folder that gets `model` and training.json")
     options = parser.parse_args()
+    defaults(options)
     for name in ("steps", "tokens", "length", "threads"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}; allowed: at least 1")
     if not 0 < options.rate < math.inf:
         parser.error(f"--rate is {options.rate}; allowed: a finite number above 0")
-    if not options.length <= Shape().max_position_embeddings <= options.tokens:
-        parser.error(f"--length is {options.length} and --tokens {options.tokens}; allowed: length ≤ 512 ≤ tokens")
+    context = MODELS[options.model].shape.max_position_embeddings
+    if not options.length <= context <= options.tokens:
+        given = f"--length is {options.length} and --tokens {options.tokens}"
+        parser.error(f"{given}; allowed: length ≤ {context} ≤ tokens")
     return options
+
+
+def defaults(options: argparse.Namespace) -> None:
+    """What was not given, from the model."""
+    model = MODELS[options.model]
+    checkpoint = BENCH / f"results/{options.model}-training.pt"  # not in the repository
+    found = {"steps": model.steps, "tokens": model.tokens, "rate": model.rate}
+    for name, value in (found | {"checkpoint": str(checkpoint), "out": str(model.folder(options.seed))}).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
 
 
 if __name__ == "__main__":

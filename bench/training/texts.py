@@ -1,11 +1,9 @@
-"""The texts of the small Mixtral: bytes, nine tenths to train on and one to keep."""
+"""The texts of the small models: bytes, nine tenths to train on and one to keep."""
 
 import numpy as np
 
 from lowbit.arrays import U8
 from lowbit.formats.fetch import fetch, read_text
-
-TEXTS = ("alice29", "lcet10")
 
 
 def split(name: str) -> tuple[U8, U8]:

@@ -1,0 +1,35 @@
+"""The command: ``python -m experiments``."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from experiments import heads, keys, mixed, ngram, qigen, uptraining
+from experiments.running import RESULTS, run
+
+MODULES = (ngram, qigen, keys, heads, uptraining, mixed)
+EXPERIMENTS = {each.EXPERIMENT.name: each.EXPERIMENT for each in MODULES}
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(prog="experiments", allow_abbrev=False, description="Measure the papers' claims.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all by default: {', '.join(EXPERIMENTS)}")
+    parser.add_argument("--quick", action="store_true", help="little text and few rows, to see it work")
+    parser.add_argument("--fresh", action="store_true", help="measure rows anew that are there")
+    parser.add_argument("--out", type=Path, help="the folder of the results; docs/data/results by default")
+    options = parser.parse_args()
+    for name in options.names:
+        if name not in EXPERIMENTS:
+            parser.error(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
+    if options.quick and options.out is None:
+        parser.error("--quick needs --out, because its results are none to be kept")
+    try:
+        for name in options.names or EXPERIMENTS:
+            print(run(EXPERIMENTS[name], options.out or RESULTS, quick=options.quick, fresh=options.fresh))
+    except KeyboardInterrupt:
+        sys.exit("\nstopped; the same command goes on from here")
+
+
+if __name__ == "__main__":
+    main()

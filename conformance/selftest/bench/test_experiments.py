@@ -1,0 +1,131 @@
+"""The experiments behind the pages *Results*: rows are kept, numbers are of the committed models, quick forms run."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from experiments import heads, keys, mixed, ngram, qigen
+from experiments.measuring import DENSE, losses, subject
+from experiments.ngram import NGrams
+from experiments.running import RESULTS, Experiment, Row, run
+from lowbit_docs import results
+
+from lowbit.attention.pooling import pool
+from lowbit.model.decoder import Decoder
+from lowbit.model.weights import to_float
+
+NAMES = ("ngram", "qigen", "ksort", "heads", "uptraining", "mixed")
+
+
+def read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return found
+
+
+def numbered(measure: Callable[[int], dict[str, Any]]) -> Experiment:
+    return Experiment("some", "Three rows.", lambda quick: [Row({"row": n}, partial(measure, n)) for n in range(3)])
+
+
+def test_finished_rows_are_kept(tmp_path: Path) -> None:
+    """After an interrupt only what is missing is measured; `fresh` measures everything, and quick rows are apart."""
+    seen: list[int] = []
+
+    def measure(number: int, ends: int | None = None) -> dict[str, Any]:
+        if number == ends:
+            raise KeyboardInterrupt
+        seen.append(number)
+        return {"nats": [float(number)], "counts": [1]}
+
+    with pytest.raises(KeyboardInterrupt):
+        run(numbered(partial(measure, ends=2)), tmp_path)
+    assert [row["settings"]["row"] for row in read(tmp_path / "some.json")["rows"]] == [0, 1]
+    run(numbered(measure), tmp_path)
+    assert seen == [0, 1, 2]
+    assert [row["nats"] for row in read(tmp_path / "some.json")["rows"]] == [[0.0], [1.0], [2.0]]
+    run(numbered(measure), tmp_path, fresh=True)
+    run(numbered(measure), tmp_path, quick=True)
+    assert seen == [0, 1, 2] * 3
+
+
+@pytest.mark.parametrize("experiment", [ngram, qigen, keys, heads, mixed], ids=lambda each: str(each.EXPERIMENT.name))
+def test_the_quick_form_runs(experiment: Any, tmp_path: Path) -> None:
+    """On little text, through the same code as the long form: every row has finite losses."""
+    rows = read(run(experiment.EXPERIMENT, tmp_path, quick=True))["rows"]
+    assert len(rows) == len(experiment.EXPERIMENT.rows(True))
+    assert np.isfinite([value for row in rows for value in row["nats"]]).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kept_results_are_whole(name: str) -> None:
+    """Each row of the experiment is there once, on at least 16,384 tokens, and the tables can be made of them."""
+    told = read(RESULTS / f"{name}.json")
+    assert not told["quick"] and min(sum(row["counts"]) for row in told["rows"]) >= 16384
+    if name != "uptraining":
+        module = {each.EXPERIMENT.name: each for each in (ngram, qigen, keys, heads, mixed)}[name]
+        assert [row["settings"] for row in told["rows"]] == [dict(row.settings) for row in module.rows(False)]
+    for title, columns, lines, widths in results.TABLES[name](told["rows"]):
+        assert title and lines and {len(line) for line in lines} == {len(columns)} == {len(widths)}
+
+
+@pytest.mark.parametrize("model", [*DENSE, "mixtral"])
+def test_the_kept_results_are_of_the_committed_models(model: str) -> None:
+    """The first windows give the losses that are kept."""
+    file, settings = ("mixed", {"attention": 16, "experts": 16}) if model == "mixtral" else ("qigen", {"model": model})
+    row = results.of(read(RESULTS / f"{file}.json")["rows"], **settings)
+    it = subject(model, False)
+    found = losses(Decoder(it.weights), it.windows[:2])
+    np.testing.assert_allclose(found["nats"], row["nats"][:2], rtol=1e-6)  # float32 products in any order
+    assert len(row["nats"]) == len(it.windows)
+
+
+# **The parts.**
+
+
+def test_an_n_gram_model_is_a_distribution() -> None:
+    """Probabilities add up to 1 after contexts that were seen and that were not."""
+    model = NGrams(3, [b"abracadabra"])
+    for context in (b"", b"a", b"ab", b"zz"):
+        assert sum(model.probability(context, byte) for byte in range(256)) == pytest.approx(1, abs=1e-12)
+    assert model.nats(b"abracadabra") < model.nats(b"zyxwvutsrqp")
+
+
+def test_keys_are_turned_back_and_forth() -> None:
+    """Turned keys are turned back, and a block that holds the whole head stores the same numbers in any order."""
+    config, rng = subject(DENSE[0], True).weights.config, np.random.default_rng(0)
+    turned, some = keys.turner(config), rng.standard_normal((5, config.kv_heads, config.head_dim))
+    np.testing.assert_allclose(turned(turned(some, 7, -1), 7, 1), some, atol=1e-13)
+    sizes = rng.random((config.kv_heads, config.head_dim))
+    sorted_ = keys.Keys(np.stack([keys.permuting(size) for size in sizes]), None, config.head_dim)
+    plain = keys.Keys(np.stack([np.eye(config.head_dim)] * config.kv_heads), None, config.head_dim)
+    np.testing.assert_array_equal(sorted_.stored(some, 0), plain.stored(some, 0))
+    assert keys.moved(some, sorted_) == 0
+    halves = keys.Keys(sorted_.matrix, None, config.head_dim // 2)
+    assert (halves.stored(some, 0) != keys.Keys(plain.matrix, None, config.head_dim // 2).stored(some, 0)).any()
+
+
+def test_heads_are_pooled_by_the_chapter() -> None:
+    """Keys and values are those of `pool`; with as many heads as before nothing changes."""
+    weights = subject(DENSE[0], True).weights
+    new = heads.pooled(weights, 2, "mean")
+    for layer, old in zip(new.layers, weights.layers, strict=True):
+        np.testing.assert_array_equal(layer.key, pool(to_float(old.key), 8, 2))
+        np.testing.assert_array_equal(layer.value, pool(to_float(old.value), 8, 2))
+    assert new.config.kv_heads == 2
+    np.testing.assert_array_equal(heads.pooled(weights, 8, "first").layers[3].key, weights.layers[3].key)
+
+
+def test_a_wider_code_loses_less() -> None:
+    """Errors of layers fall with every bit, and GPTQ's are below those of rounding to the nearest."""
+    it, squares = subject(DENSE[0], True), qigen.inputs_of_layers(DENSE[0], True)
+
+    def error(method: Any, bits: int) -> float:
+        new = qigen.quantised(it, method, False, bits, 64)
+        pairs = zip(it.weights.layers, new.layers, squares, strict=True)
+        return float(np.mean([each for one, other, of in pairs for each in qigen.layer_errors(one, other, of)]))
+
+    assert error("rtn", 8) < error("rtn", 4) < error("rtn", 2)
+    assert error("gptq", 3) < error("rtn", 3)

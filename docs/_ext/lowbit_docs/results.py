@@ -1,0 +1,220 @@
+"""The directive ``.. results::``: tables of the experiments, with the papers' numbers beside ours.
+
+Each is made from a file that ``nox -s experiments`` wrote. Losses are compared window by window with those of the model
+as it is, so what stands behind ± is the standard error of a difference in pairs.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from math import exp, expm1, log
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.errors import ExtensionError
+from sphinx.util.docutils import SphinxDirective
+from training.models import MODELS
+
+from lowbit.model.comparison import Estimate, estimate
+from lowbit_docs.tables import Cell, table
+
+Row = Mapping[str, Any]
+Table = tuple[str, list[str], list[list[Cell]], list[int]]
+"""Title, heads, rows and widths."""
+
+LLAMA_7B = {
+    (128, 4): 5.81, (128, 3): 6.43, (128, 2): 23.58, (64, 4): 5.79, (64, 3): 6.23, (64, 2): 14.15,
+    (32, 4): 5.77, (32, 3): 6.11, (32, 2): 10.24, (16, 4): 5.76, (16, 3): 5.99, (16, 2): 8.30,
+}  # fmt: skip
+LLAMA_7B_FLOAT = 5.68
+"""QIGen, table 2: perplexity of LLaMA-7B by group size and bits, and of its floats."""
+LLAMA2_7B = {1: (10.0861, 10.0861), 2: (9.9999, 9.6061), 4: (9.83, 9.5196)}
+LLAMA2_7B_FLOAT = 9.4881
+"""K-sort, table I: perplexity of Llama2-7B, unsorted and sorted, by the blocks of a head; and of its floats."""
+MIXTRAL_WIKI2 = {
+    (16, 16): 3.59, (16, 4): 3.67, (16, 3): 3.96, (16, 2): 4.52, (4, 16): 3.68, (4, 4): 3.76, (4, 3): 4.05,
+    (4, 2): 4.61, (3, 16): 3.99, (3, 4): 4.06, (3, 3): 4.34, (3, 2): 4.90, (2, 16): 4.98, (2, 4): 5.08,
+    (2, 3): 5.36, (2, 2): 5.97,
+}  # fmt: skip
+"""MoE offloading, table 1: perplexity of Mixtral-8x7B on WikiText-2 by the bits of attention and of experts."""
+
+
+class Results(SphinxDirective):
+    """``.. results:: NAME``: the tables of an experiment, and a line on the machine and the date."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        name = self.arguments[0]
+        relative, file = self.env.relfn2path(f"/data/results/{name}.json")
+        self.env.note_dependency(relative)
+        try:
+            told = json.loads(Path(file).read_text("utf-8"))
+        except OSError as error:
+            raise ExtensionError(f"no {relative}: run nox -s experiments -- {name}") from error
+        shown: list[nodes.Node] = []
+        for title, heads, rows, widths in TABLES[name](told["rows"]):
+            shown += [nodes.paragraph("", "", nodes.strong(text=title)), table(heads, rows, widths)]
+        versions = ", ".join(f"{each} {number}" for each, number in told["versions"].items())
+        said = f"Measured on {told['date']}, {told['machine']['cpu']}, {versions}. {scored(told['rows'])}"
+        return [*shown, nodes.paragraph(text=said)]
+
+
+def scored(rows: Sequence[Row]) -> str:
+    """How many tokens the rows scored."""
+    counts = sorted({sum(row["counts"]) for row in rows})
+    return f"Tokens that were scored for each number: {' or '.join(f'{count:,}' for count in counts)}."
+
+
+def loss(row: Row, baseline: Row) -> Estimate:
+    """Nats a token that a row loses to a baseline, in pairs of windows."""
+    return estimate([a - b for a, b in zip(row["nats"], baseline["nats"], strict=True)], row["counts"])
+
+
+def nats(row: Row) -> float:
+    """Nats a token."""
+    return float(sum(row["nats"]) / sum(row["counts"]))
+
+
+def increase(row: Row, baseline: Row) -> str:
+    """By how many percent the perplexity grew, with its standard error.
+
+    >>> increase({"nats": [1.2, 1.4], "counts": [2, 2]}, {"nats": [1.0, 1.0], "counts": [2, 2]})
+    '+16.2 ± 5.8'
+    """
+    found = loss(row, baseline)
+    return f"{100 * expm1(found.mean):+.1f} ± {100 * exp(found.mean) * (found.error or 0.0):.1f}"
+
+
+def of(rows: Sequence[Row], **settings: object) -> Row:
+    """The row with these settings."""
+    return next(row for row in rows if settings.items() <= row["settings"].items())
+
+
+def models(rows: Sequence[Row]) -> list[str]:
+    """The models of an experiment, in order."""
+    return list(dict.fromkeys(row["settings"]["model"] for row in rows))
+
+
+# **The experiments.**
+
+
+def qigen(rows: Sequence[Row]) -> list[Table]:
+    """A table for each model and width: groups down, quantisers across; and the error of the layers."""
+    found: list[Table] = []
+    methods = list(dict.fromkeys(row["settings"]["method"] for row in rows if row["settings"]["group"]))
+    for model in models(rows):
+        base = of(rows, model=model, method="floats")
+        for bits in (4, 3, 2):
+            lines: list[list[Cell]] = []
+            for group in (0, 128, 64, 32, 16):
+                paper = f"{100 * (LLAMA_7B[group, bits] / LLAMA_7B_FLOAT - 1):+.1f}" if group else "–"
+                here = {"model": model, "bits": bits, "group": group}
+                own = [
+                    [row for row in rows if (here | {"method": each}).items() <= row["settings"].items()]
+                    for each in methods
+                ]
+                cells = [f"{increase(some[0], base)} ({some[0]['layer_error']:.1e})" if some else "–" for some in own]
+                lines.append([str(group) if group else "column", paper, *cells])
+            title = f"{model} ({exp(nats(base)):.3f}), {bits} bits: increase of perplexity in % (error of the layers)"
+            found.append((title, ["group", "paper, GPTQ", *methods], lines, [10, 14, *[19] * len(methods)]))
+    return found
+
+
+def ksort(rows: Sequence[Row]) -> list[Table]:
+    """A table for each model: places and blocks down, orders across."""
+    found: list[Table] = []
+    for model in models(rows):
+        base = of(rows, model=model, part="floats")
+        for part in ("keys before RoPE", "keys after RoPE", "values"):
+            here = [row for row in rows if row["settings"]["model"] == model and row["settings"]["part"] == part]
+            orders = list(dict.fromkeys(row["settings"]["order"] for row in here))
+            if not here:
+                continue
+            lines: list[list[Cell]] = []
+            for block in sorted({row["settings"]["block"] for row in here}, reverse=True):
+                own = {order: of(here, block=block, order=order) for order in orders}
+                plain = loss(own["unsorted"], base).mean
+                cells = [
+                    increase(row, base) + (f" ({recovered(row, base, plain)})" if order != "unsorted" else "")
+                    for order, row in own.items()
+                ]
+                lines.append([str(block), *cells])
+            title = f"{model} ({exp(nats(base)):.3f}), {part}: increase of perplexity in % (recovered)"
+            found.append((title, ["block", *orders], lines, [10, *[90 // len(orders)] * len(orders)]))
+    paper: list[list[Cell]] = []
+    for blocks, (unsorted, sorted_) in LLAMA2_7B.items():
+        whole, rest = (log(each / LLAMA2_7B_FLOAT) for each in (unsorted, sorted_))
+        grown = [f"{100 * expm1(each):+.1f}" for each in (whole, rest)]
+        paper.append([f"{128 // blocks}", grown[0], f"{grown[1]} ({100 * (1 - rest / whole):.0f} %)"])
+    title = f"The paper: Llama2-7B ({LLAMA2_7B_FLOAT}), head_dim 128"
+    return [(title, ["block", "unsorted", "row norm"], paper, [20, 40, 40]), *found]
+
+
+def recovered(row: Row, baseline: Row, plain: float) -> str:
+    """The share of the loss of the unsorted cache that an order gives back."""
+    return f"{100 * (1 - loss(row, baseline).mean / plain):.0f} %"
+
+
+def heads(rows: Sequence[Row]) -> list[Table]:
+    """A table for each model: heads down, ways across."""
+    found: list[Table] = []
+    for model in models(rows):
+        base = of(rows, model=model, kv_heads=8)
+        lines: list[list[Cell]] = []
+        for groups in (4, 2, 1):
+            own = [of(rows, model=model, kv_heads=groups, way=way) for way in ("mean", "first", "random")]
+            lines.append([str(groups), str(own[0]["cache_bytes"]), *(f"{exp(nats(row)):.2f}" for row in own)])
+        title = f"{model}, perplexity with 8 heads {exp(nats(base)):.3f} ({base['cache_bytes']} bytes a token)"
+        found.append((title, ["heads", "bytes a token", "mean", "first", "random"], lines, [12, 22, 22, 22, 22]))
+    return found
+
+
+def ngram(rows: Sequence[Row]) -> list[Table]:
+    """Texts down, orders across, for each model; the model's own from the file of its training."""
+    found: list[Table] = []
+    for model in dict.fromkeys(row["settings"]["texts of"] for row in rows):
+        here = [row for row in rows if row["settings"]["texts of"] == model]
+        folder = MODELS[model].folder(0)
+        own = json.loads((folder / "training.json").read_text("utf-8"))["validation_bits_per_byte"]
+        lines: list[list[Cell]] = []
+        for place, text in enumerate(here[0]["texts"]):
+            bits = [row["nats"][place] / row["counts"][place] / log(2) for row in here]
+            lines.append([text, f"{own[text]:.3f}", *(f"{each:.3f}" for each in bits)])
+        columns = [f"order {row['settings']['order']}" for row in here]
+        found.append((f"Bits a byte, {folder.name}", ["text", "the model", *columns], lines, [28, 18, 18, 18, 18]))
+    return found
+
+
+def uptraining(rows: Sequence[Row]) -> list[Table]:
+    """Heads and ways down, parts of the training across; beside each perplexity its increase over eight heads."""
+    whole = of(rows, kv_heads=8)["points"]
+    lines: list[list[Cell]] = []
+    for row in rows:
+        settings = row["settings"]
+        pairs = zip(row["points"], whole, strict=True)
+        cells = [f"{exp(nats(point)):.3f} ({increase(point, base)})" for point, base in pairs]
+        lines.append([str(settings["kv_heads"]), str(settings["way"]), *cells])
+    columns = [f"after {100 * point['part']:.0f} %" for point in whole]
+    title = "Perplexity (increase in % over the model with 8 heads after the same training)"
+    return [(title, ["heads", "made by", *columns], lines, [8, 12, *[20] * len(columns)])]
+
+
+def mixed(rows: Sequence[Row]) -> list[Table]:
+    """Attention down, experts across; the paper's in brackets."""
+    base, lines = of(rows, attention=16, experts=16), list[list[Cell]]()
+    widths = (16, 4, 3, 2)
+    for attention in widths:
+        cells: list[Cell] = []
+        for experts in widths:
+            row = of(rows, attention=attention, experts=experts)
+            paper = 100 * (MIXTRAL_WIKI2[attention, experts] / MIXTRAL_WIKI2[16, 16] - 1)
+            cells.append(f"{increase(row, base)} ({paper:+.1f}); {row['bytes'] / 1e6:.2f} MB")
+        lines.append([f"{attention} bits", *cells])
+    title = f"Increase of perplexity in % from {exp(nats(base)):.3f} (the paper's on WikiText-2); size of the matrices"
+    return [(title, ["attention", *(f"experts {each} bits" for each in widths)], lines, [12, 22, 22, 22, 22])]
+
+
+TABLES: Mapping[str, Callable[[Sequence[Row]], list[Table]]] = {
+    "ngram": ngram, "qigen": qigen, "ksort": ksort, "heads": heads, "uptraining": uptraining, "mixed": mixed,
+}  # fmt: skip
