@@ -281,8 +281,7 @@ def bench(session: nox.Session) -> None:
 def experiments(session: nox.Session) -> None:
     """Measure the papers' claims for the pages *Results*; finished rows are kept. Arguments go to the program."""
     install(session, extras=["cppyy", "bench", "torch"])
-    with session.chdir("bench"):
-        session.run("python", "-m", "experiments", *session.posargs)
+    session.run("python", "-P", "-m", "experiments", *session.posargs, env={"PYTHONPATH": str(HERE / "bench")})
 
 
 @nox.session(name="bench-peers")

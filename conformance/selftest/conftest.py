@@ -26,7 +26,9 @@ from lowbit_cppyy.tuning import outcomes
 
 HERE = Path(__file__).parent
 collect_ignore = [  # kernels for libraries that only `nox -s functions` installs
-    f"support/field/{library}_kernels.py" for library in ("numba", "torch", "triton") if find_spec(library) is None
+    f"support/field/{module}.py"
+    for module in ("numba_kernels", "torch_blocks", "torch_kernels", "triton_kernels")
+    if find_spec(module.partition("_")[0]) is None
 ]
 LINES = [line.split() for line in (HERE / "slow.txt").read_text("utf-8").splitlines() if not line.startswith("#")]
 SLOW = {name: 0.0 if seconds == "-" else float(seconds) for seconds, name in LINES}

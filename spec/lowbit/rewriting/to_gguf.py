@@ -242,7 +242,7 @@ def _write(path: Path, values: Mapping[str, Value], parts: list[Path]) -> None:
     with path.open("ab") as stream:  # the package's own way does not see every error of a full disk
         for part in parts:
             with safe_open(part, "numpy") as held:
-                for label in held.keys():  # noqa: SIM118 - as above
+                for label in held.keys():  # noqa: SIM118 - no mapping, it only has this method
                     stream.write(bytes(-stream.tell() % GGUF_DEFAULT_ALIGNMENT))
                     stream.write(held.get_tensor(label).data)
         stream.write(bytes(-stream.tell() % GGUF_DEFAULT_ALIGNMENT))

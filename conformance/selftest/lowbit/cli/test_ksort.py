@@ -184,6 +184,7 @@ def test_other_configurations(fields: dict[str, Any], message: str, sources: dic
 
 KILLED = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
 sys.path[:0] = {path!r}
 from lowbit.rewriting import changing
 made = changing.commit_floats

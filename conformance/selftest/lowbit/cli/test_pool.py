@@ -190,6 +190,7 @@ def test_several_matrices_in_one_tensor(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
 sys.path[:0] = {path!r}
 from lowbit.rewriting import changing
 made = changing.commit_floats

@@ -11,10 +11,10 @@ import pytest
 from step_runs import EDGES, compiled, edge, edge_answers, logits, model, operations
 
 from lowbit.arrays import F32, F64
+from lowbit.attention.rope import Frequencies
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.runtime.linears import Contract
 from lowbit_cppyy import CppyyBackend
-from lowbit_cppyy.step import decoder as step_decoder
 from lowbit_cppyy.step.decoder import State
 
 pytestmark = pytest.mark.toolchain
@@ -96,7 +96,7 @@ def test_an_interrupt_while_tables_of_angles_grow_leaves_them_whole(monkeypatch:
 
         state = own.new_state()
         with monkeypatch.context() as patch:
-            patch.setattr(step_decoder, "rotation", interrupted)
+            patch.setattr(Frequencies, "rotation", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 own.hidden(tokens, state)
         assert len(state) == 0
