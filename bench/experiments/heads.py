@@ -41,7 +41,7 @@ def measured(model: str, groups: int, way: str, quick: bool) -> dict[str, Any]:
 
 
 def pooled(weights: LlamaWeights, groups: int, way: str, seed: int = 0) -> LlamaWeights:
-    """The model with so many key and value heads."""
+    """The model with `groups` key and value heads."""
     config, rng = weights.config, np.random.default_rng(seed)
     layers = []
     for layer in weights.layers:
@@ -53,7 +53,7 @@ def pooled(weights: LlamaWeights, groups: int, way: str, seed: int = 0) -> Llama
 
 
 def made_heads(matrix: F32, heads: int, groups: int, way: str, rng: np.random.Generator) -> F32:
-    """The projection (hidden × heads · d_h) with so many heads."""
+    """The projection (hidden × heads · d_h) with `groups` heads."""
     if way == "random":
         size = (len(matrix), groups * matrix.shape[1] // heads)
         return (rng.standard_normal(size) / sqrt(len(matrix))).astype(np.float32)

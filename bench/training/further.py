@@ -34,7 +34,7 @@ class Further:
         self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
 
     def until(self, step: int) -> None:
-        """Train until so many steps are done in all."""
+        """Train until `step` steps are done in all."""
         while self.step < step:
             rng = np.random.default_rng([self.seed + 1000, self.step])
             sizes = np.array([text.size for text in self.texts])

@@ -130,7 +130,7 @@ def _segment(unroll: int, units: Any) -> Facts:
 
 @cache
 def segments_hold(unit: int) -> int | str:
-    """The step of the induction over segments, for units of so many codes.
+    """The step of the induction over segments, for units of `unit` codes.
 
     Returns:
         The number of steps that were looked at; or which of them fails, in words.

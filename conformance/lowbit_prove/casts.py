@@ -31,7 +31,7 @@ from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem, Undecided
 
 PATTERNS = 2**32
 OTHERS = 65537
-"""Of the patterns beside largest elements with other exponents, one in so many is compared; it is odd, and prime."""
+"""Where the largest element has another exponent, one pattern in this many is compared; the number is an odd prime."""
 AT_ONCE = 2**22
 """Patterns that numpy takes at once."""
 COMPILED: dict[str, tuple[str, Name | None, int]] = {

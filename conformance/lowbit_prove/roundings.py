@@ -50,7 +50,7 @@ ROWS, SIZE, TOTAL = z3.Ints("rows group_size total")
 HEAD_DIMS = range(1, 257)
 """Channels of heads whose programs are looked at, one by one."""
 RUNNING = 8
-"""Running sums of a sum of activations; it takes one addition more for each of so many rows."""
+"""Running sums of a sum of activations: it takes one more addition for every `RUNNING` rows."""
 
 
 MOST_CORRECTIONS = 200
@@ -160,7 +160,7 @@ class Derived:
         return depths.of_matrix(self.setting(rows, group_size), once=self.kernel.table.fused)
 
     def admitted(self, rows: int) -> bool:
-        """Whether the kernel is used for groups of so many rows."""
+        """Whether the kernel is used for groups of `rows` rows."""
         return self.setting(rows, rows).activations.whole
 
     def seen(self, index: str, rows: int, group_size: int) -> list[dict[str, Count]]:
@@ -335,7 +335,7 @@ def _mixes(table: InstructionSet) -> int:
 
 
 def _within(formula: Roundings, length: Any, found: Any, facts: Facts) -> int:
-    """Whether so many roundings are at most what is declared for a length."""
+    """Whether the roundings found are at most those that are declared for a length."""
     steps = 0
     for way in ways(lambda length: formula(length, length), length):
         solver = z3.Solver()

@@ -47,7 +47,7 @@ class Segment:
 
     @classmethod
     def of(cls, first: int, length: int, before: int, unit: int, ends: bool) -> "Segment":
-        """The segment whose first row has so many rows of its group before it, in units of so many codes."""
+        """The segment whose first row has `before` rows of its group before it, in units of `unit` codes."""
         start = before % unit
         stop = start + length
         return cls(first, length, start, -(-stop // unit), not ends and stop % unit > 0, ends)
