@@ -224,6 +224,14 @@ def _octets(numbers: Array) -> U8:
     return np.ascontiguousarray(numbers).view(np.uint8)
 
 
+def _tensors(parts: list[Path]) -> Iterator[tuple[str, Array]]:
+    """The tensors of the parts, one at a time, by their labels."""
+    for part in parts:
+        with safe_open(part, "numpy") as held:
+            for label in held.keys():  # noqa: SIM118 - no mapping, it only has this method
+                yield label, held.get_tensor(label)
+
+
 def _write(path: Path, values: Mapping[str, Value], parts: list[Path]) -> None:
     """Put the file together from its parts."""
     architecture = str(values["general.architecture"])
@@ -231,20 +239,16 @@ def _write(path: Path, values: Mapping[str, Value], parts: list[Path]) -> None:
         for key, value in values.items():
             if key != "general.architecture":
                 _add(writer, key, value)
-        for part in parts:
-            with safe_open(part, "numpy") as held:
-                for label in held.keys():  # noqa: SIM118 - no mapping, it only has this method
-                    rows, (name, kind) = held.get_tensor(label), label.split(" ")
-                    writer.add_tensor_info(name, rows.shape, rows.dtype, rows.nbytes, GGMLQuantizationType[kind])
+        for label, rows in _tensors(parts):
+            name, kind = label.split(" ")
+            writer.add_tensor_info(name, rows.shape, rows.dtype, rows.nbytes, GGMLQuantizationType[kind])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
     with path.open("ab") as stream:  # the package's own way does not see every error of a full disk
-        for part in parts:
-            with safe_open(part, "numpy") as held:
-                for label in held.keys():  # noqa: SIM118 - no mapping, it only has this method
-                    stream.write(bytes(-stream.tell() % GGUF_DEFAULT_ALIGNMENT))
-                    stream.write(held.get_tensor(label).data)
+        for _, rows in _tensors(parts):
+            stream.write(bytes(-stream.tell() % GGUF_DEFAULT_ALIGNMENT))
+            stream.write(rows.data)
         stream.write(bytes(-stream.tell() % GGUF_DEFAULT_ALIGNMENT))
 
 
