@@ -40,7 +40,9 @@ from lowbit_conformance.defects.unwritten import of_clamped, of_unwritten
 
 MOST_NAMED = 2
 NOTHING = "result-taken-as-0"
+PART = "-in-part"
 NARROWED = "stored-weights-in-"
+LOST = "subnormals-lost"
 """Of the names of defects whose weights may be 0 where right ones are not."""
 LEAST_SPOILT = 3  # failures, from which a defect is named that is wrong where the backend was right
 MANY = 256
@@ -59,6 +61,8 @@ ROUNDING = 1e-3  # of the distance from what is right: further away on the latti
 ALIKE = 16.0
 """Times smaller than the largest error of a result may errors be that say as much as this one."""
 MUCH = 0.25  # of that distance: so much nearer must be what is tried then
+COMPUTED = 2.0**-60
+"""Of a limit: roundings of its sum leave nothing so small, and then what is not 0 was multiplied by a small number."""
 NEARER = 16.0  # times, than what is right, must a result lie to what a defect gives
 
 
@@ -272,8 +276,12 @@ def known_defects(
 
 
 def plainest(found: dict[str, Defect]) -> dict[str, Defect]:
-    """Without those that say of zeros, too, what another says of codes or scales alone: there are no zeros, then."""
+    """Without those that say of zeros, too, what another says of codes or scales alone: there are no zeros, then.
+
+    Those that say of a part of a matrix what another says of all are left out as well.
+    """
     shorter = {name: name.replace("-and-zeros", "").replace("-and-zero", "") for name in found}
+    shorter |= {name: name.removesuffix(PART) for name in found if name.endswith(PART)}
     return {name: each for name, each in found.items() if shorter[name] == name or shorter[name] not in found}
 
 
@@ -283,7 +291,8 @@ def _vanishing(operation: str, failures: list[Seen], passes: list[Seen]) -> list
         return []
     named: dict[str, Defect] = {}
     for defect in of_matrices(failures, operation):
-        vanishes = defect.name.startswith(NARROWED) or all(each.underflows(defect) for each in failures)
+        lost = defect.name.startswith(NARROWED) or defect.name.endswith(LOST)
+        vanishes = lost or all(each.underflows(defect) for each in failures)
         if vanishes and all(each.explained(defect) for each in failures):
             named.setdefault(defect.name, defect)
     fitting = _fitting(list(named.values()), passes)
@@ -452,6 +461,8 @@ def _gives(wrong: Any, given: Any, right: Any, limits: Array | None, unit: float
         return False
     if not wrong.any() and given.any():
         return False  # what is nearly 0 was computed
+    if np.shape(given) == wrong.shape and ((wrong == 0) & (given != 0) & (np.abs(given) < COMPUTED * limits)).any():
+        return False  # so was what is too small to be left by roundings
     # The terms of a wrong sum may be larger than those of the right one, or stand elsewhere.
     larger = max(1.0, _largest(wrong) / max(_largest(right), UNDERFLOW))
     widest = (

@@ -139,6 +139,29 @@ NUMBERS: tuple[tuple[str, str, str, Change], ...] = (
 )
 
 
+IN_RUNS: tuple[tuple[str, str, Order], ...] = (
+    *(
+        (
+            f"modulo-{w}-in-runs-of-{run}",
+            f"from place i mod {w} of each run of {run} for place i",
+            lambda at, n, w=w, run=run: at // run * run + at % run % w,
+        )
+        for run in (4, 8, 16, 32)
+        for w in WIDTHS
+        if w < run
+    ),
+    *(
+        (
+            f"past-whole-{w}-from-the-beginning",
+            f"past the last whole {w} from the first places of all",
+            lambda at, n, w=w: np.where(at < n // w * w, at, at % w),
+        )
+        for w in WIDTHS
+    ),
+)
+"""Orders of results and arguments: unrolled code reads one of its numbers for another."""
+
+
 def _along(axis: int, order: Order) -> Change:
     def change(array: Array) -> Array:
         if array.ndim <= axis:
@@ -259,7 +282,7 @@ def changes() -> Iterator[tuple[str, str, Change]]:
     for name, words, kinds, change in NUMBERS:
         yield name, f"is taken {words}.", _numeric(kinds, change)
     for axis in AXES:
-        for name, words, order in ORDERS:
+        for name, words, order in (*ORDERS, *IN_RUNS):
             yield f"{name}-along-axis-{axis}", f"is taken {words}, along axis {axis}.", _along(axis, order)
         for name, words, kept in DROPPED:
             cause = f"is taken {words}, along axis {axis}."

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F64, Array
+from lowbit.contract.rounding import UNIT_ROUNDOFF
 from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.places import right_answer
 
@@ -95,3 +96,35 @@ def of_running(failures: list[Any], operation: str) -> Iterator[Defect]:
                 order = partial(lanes_of, axis=axis, width=width, tiles_first=tiles_first)
                 run = partial(replayed, operation, failures, order)
                 yield arithmetical("result-added-to-those-before", cause, "", {operation: run})
+
+
+# **From call to call.**
+
+CLEARLY = 4.0
+"""Times larger than what rounding may explain must right results be, so that growing by them says something."""
+ENOUGH = 3
+"""Calls whose results grow clearly."""
+
+
+def grown(failure: Any) -> bool | None:
+    """Whether the second result of a call is the first plus what is right; None where rounding hides it."""
+    first, second = (np.asarray(each).astype(np.float64) for each in (failure.call.given, failure.call.again))
+    right = np.asarray(failure.exact, np.float64)
+    if not first.shape == second.shape == right.shape:
+        return False
+    unit = UNIT_ROUNDOFF.get(failure.call.given.dtype.name, 0.0)
+    room = 2 * unit * (np.abs(first) + np.abs(second)) + (0.0 if failure.limits is None else 2 * failure.limits)
+    there = np.isfinite(first) & np.isfinite(second) & np.isfinite(right)
+    first, second, right, room = first[there], second[there], right[there], room[there]
+    if (np.abs(second - first - right) > room).any():
+        return False
+    return True if np.linalg.norm(right) > CLEARLY * np.linalg.norm(room) else None
+
+
+def of_kept_sums(failures: list[Any]) -> tuple[Defect, ...]:
+    """Sums that are kept from call to call: the same call again gives its first result plus what is right."""
+    found = [grown(each) for each in failures if getattr(each.call, "again", None) is not None]
+    if False in found or found.count(True) < ENOUGH:
+        return ()
+    cause = "Results are added to those of the call before: sums are not set to 0 when a call begins."
+    return (arithmetical("result-added-to-the-call-before", cause, "", {}),)

@@ -41,6 +41,17 @@ STEPS: dict[str, Size] = {
     "N / 8": lambda i, j, k, n, g: n // 8,
 }
 OF_ROWS = tuple(STEPS)
+
+
+def whole(width: int, up: bool, i: int, j: int, k: int, n: int, g: int) -> int:
+    return -(-j // width) * width if up else j // width * width
+
+
+for _width in (2, 4, 8, 16, 32, 64, 128):
+    STEPS[f"J rounded down to {_width}"] = partial(whole, _width, False)
+    STEPS[f"J rounded up to {_width}"] = partial(whole, _width, True)
+WHOLE = tuple(STEPS)[len(OF_ROWS) :]
+"""Steps of rows that have whole tiles of columns."""
 OF_COLUMNS = ("1", "0", "2", "I", "J", "J + 1", "K", "N")
 SHIFTS = (1, -1)
 
@@ -88,6 +99,8 @@ def ways() -> Iterator[tuple[str, str, int]]:
     steps = [pair for pair in pairs(OF_ROWS, OF_COLUMNS) if pair != ("J", "1")]
     for row, column in sorted(steps, key=lambda pair: (pair[0] != "J") + (pair[1] != "1")):
         yield row, column, 0
+    for row in WHOLE:
+        yield row, "1", 0
     for shift in SHIFTS:
         yield "J", "1", shift
 

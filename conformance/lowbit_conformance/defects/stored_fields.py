@@ -403,6 +403,40 @@ def records_wider(by: int, weights: Stored) -> Terms:
     return reread(weights, table.fields_of({table.tensors[0].name: np.ascontiguousarray(read)}))
 
 
+def lines_wider(by: int, weights: Stored) -> Terms:
+    """Lines of blocks that begin as if their blocks were some bytes longer or shorter; past the end, the beginning.
+
+    Raises:
+        ValueError: the format has no blocks.
+    """
+    table, at = weights.table, weights.sizes
+    if table.block is None:
+        raise ValueError("there are no blocks")
+    size, blocks = table.record.itemsize, at.K // table.block
+    octets = weights.tensors[0].reshape(-1)
+    places = np.arange(at.N)[:, np.newaxis] * blocks * (size + by) + np.arange(blocks * size)
+    read = np.ascontiguousarray(octets[places % octets.size])
+    return reread(weights, table.fields_of({table.tensors[0].name: read}))
+
+
+def with_alike(names: tuple[str, ...], change: Callable[[Field, Array, Stored], Array], weights: Stored) -> Terms:
+    """The numbers with several fields changed alike."""
+    fields = weights.table.fields_of(weights.by_name)
+    rows = [row for row in weights.table.fields if row.name in names]
+    return reread(weights, {row.name: change(row, np.ascontiguousarray(fields[row.name]), weights) for row in rows})
+
+
+def of_alike(format: str) -> Named:
+    """Fields of scales of one type that are read as another."""
+    rows = [row for row in FORMATS[format].fields if row.role == "scale" and row.dtype in FLOATS]
+    names = tuple(row.name for row in rows)
+    if len(rows) > 1 and len({(row.dtype, row.shape) for row in rows}) == 1:
+        for name, words, change in of_types(rows[0]):
+            words = words.replace(" where it is ", " where they are ")
+            cause = f"The fields {' and '.join(names)} are taken {words}."
+            yield f"stored-scale-{name}", cause, partial(with_alike, names, change)
+
+
 def of_records(format: str) -> Named:
     table = FORMATS[format]
     if table.block is None:
@@ -420,6 +454,10 @@ def of_records(format: str) -> Named:
     for by in (1, -1, 2, -2, 4, -4):
         size = table.record.itemsize + by
         yield "stored-blocks-of-another-size", f"A block is taken to have {size} bytes.", partial(records_wider, by)
+    for by in (1, -1, 2, -2, 4, -4, 8, -8, 16, -16):
+        size = table.record.itemsize + by
+        cause = f"Lines of blocks begin as if a block had {size} bytes; inside of a line blocks have theirs."
+        yield "stored-lines-of-blocks-of-another-size", cause, partial(lines_wider, by)
 
 
 @cache
@@ -441,4 +479,4 @@ def of_fields(format: str) -> tuple[tuple[str, str, Numbers], ...]:
         for name, words, change in of_field(row, table.block is not None):
             slug = f"stored-{row.role}-{name}"
             found.append((slug, f"The field {row.name} is taken {words}.", partial(with_field, row.name, change)))
-    return (*found, *of_addresses(format))
+    return (*found, *of_alike(format), *of_addresses(format))

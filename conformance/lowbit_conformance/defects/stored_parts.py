@@ -329,6 +329,14 @@ READ: tuple[tuple[str, str, Callable[[F64, int], F64]], ...] = (
 )
 
 
+WRAPPED: tuple[tuple[str, str, Callable[[F64, int], F64]], ...] = (
+    ("0-as-their-number", "as the number of codes where it is 0", lambda a, bits: np.where(a == 0, 2.0**bits, a)),
+    ("one-too-low-and-wrapped", "one too low, modulo the number of codes", lambda a, bits: (a - 1) % 2.0**bits),
+    ("one-too-high-and-wrapped", "one too high, modulo the number of codes", lambda a, bits: (a + 1) % 2.0**bits),
+)
+"""Kinds that are not tried in a part of a matrix."""
+
+
 def dropped_offset(parts: Parts, change: Change) -> Terms:
     """Codes that need no offset by another reading."""
     return Terms(change(parts.units) * parts.scale, 0.0)
@@ -349,6 +357,8 @@ def in_difference(change: Callable[[F64], F64], weights: Stored) -> Terms:
 
 DIFFERENCES: tuple[tuple[str, str, Callable[[F64], F64]], ...] = (
     ("wraps-in-bytes", "wraps around in unsigned bytes", lambda a: a % 256),
+    ("wraps-in-signed-bytes", "wraps around in signed bytes", lambda a: (a + 128) % 256 - 128),
+    ("saturates-in-signed-bytes", "saturates in signed bytes", lambda a: np.clip(a, -128, 127)),
     ("wraps-in-4-bits", "wraps around in 4 bits", lambda a: a % 16),
     ("wraps-in-signed-4-bits", "wraps around in 4 signed bits", lambda a: (a + 8) % 16 - 8),
     ("is-never-negative", "is 0 where it is negative", lambda a: np.maximum(a, 0)),
@@ -382,7 +392,7 @@ def of_numbers() -> Named:
         said = what.replace("-and-zero", " and zeros")
         for where in ways:
             end = ", and no offset is subtracted." if where is dropped_offset else "."
-            for name, words, read in READ:
+            for name, words, read in (*READ, *WRAPPED):
                 change = partial(changed, where, partial(in_integers, read))
                 yield f"stored-{what}-{name}", f"Taken {words}: the {said}{end}", change
     for what, ways in PLACED.items():

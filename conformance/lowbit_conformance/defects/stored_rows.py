@@ -110,7 +110,11 @@ def of_index(where: Where, way: str, weights: Stored) -> Terms:
     if "g_idx" not in weights.by_name:
         raise ValueError("there is no g_idx")
     of_group, rows = row_of_group(weights), np.arange(weights.rows)
-    groups = np.sort(group_of_row(weights)) if way == "sorted" else rows // max(1, run_of(weights))
+    groups = {
+        "sorted": np.sort(group_of_row(weights)),
+        "divided": rows // max(1, run_of(weights)),
+        "equal": rows * len(of_group) // len(rows),
+    }[way]
     return of_rows_like(where, of_group[np.minimum(groups, len(of_group) - 1)], weights)
 
 
@@ -177,7 +181,7 @@ def of_groups() -> Named:
             for first in (False, True):
                 cause = f"Words and places of rows are mistaken: the {said}."
                 yield f"stored-{what}-of-another-word", cause, partial(of_words, first, where)
-            for way in ("sorted", "divided") if "codes" not in what else ():
+            for way in ("sorted", "divided", "equal") if "codes" not in what else ():
                 cause = f"Only the {said} without g_idx, which the rest is taken by."
                 yield f"stored-{what}-without-the-index", cause, partial(of_index, where, way)
             for name, words, order in FEW if "codes" not in what else ():
@@ -297,13 +301,13 @@ def codes_gathered(order: Order, run: int, weights: Stored) -> Terms:
 
 
 def codes_of_tiles(size: int, weights: Stored) -> Terms:
-    """Each tile of rows has the codes of the first."""
-    return of_rows_like(in_codes, np.arange(weights.rows) % size, weights)
+    """Each tile of rows, or each group if the size is 0, has the codes of the first."""
+    return of_rows_like(in_codes, np.arange(weights.rows) % (size or run_of(weights)), weights)
 
 
 def x_of_tiles(size: int, weights: Stored) -> Terms:
-    """Each tile of rows meets x of the first."""
-    return met(np.arange(weights.rows) % size, weights)
+    """Each tile of rows, or each group if the size is 0, meets x of the first."""
+    return met(np.arange(weights.rows) % (size or run_of(weights)), weights)
 
 
 def half_gathered(order: Order, odd: bool, run: int, weights: Stored) -> Terms:
@@ -371,11 +375,21 @@ GATHERS: tuple[tuple[str, str, Order], ...] = (
 )
 
 
+def tells(name: str, run: int) -> bool:
+    """Whether an order says of a run of some places what it is; of a shorter run another order says it.
+
+    >>> tells("quarters-apart", 8), tells("quarters-apart", 2), tells("divided-by-4", 2)
+    (True, False, False)
+    """
+    return run >= (8 if "quarters" in name else 2 * int(name.removeprefix("divided-by-")) if "divided" in name else 0)
+
+
 def of_x() -> Named:
     for said, permutations in PERMUTED:
         yield "stored-rows-permuted", f"{said}.", partial(by_groups, permutations)
     for run in (2, *WITHIN):
-        for name, words, order in GATHERS:
+        gathers = [each for each in GATHERS if tells(each[0], run)]
+        for name, words, order in gathers:
             yield f"x-{name}-in-runs", f"In each run of {run}, x is taken {words}.", partial(gathered, order, run)
         for name, words, order in HALF_GATHERS:
             for odd, said in ((True, "odd"), (False, "even")):
@@ -384,9 +398,11 @@ def of_x() -> Named:
             for half, said in enumerate(("first", "second")):
                 cause = f"In each run of {run}, codes of the {said} half meet x {words}."
                 yield f"x-{name}-for-the-{said}-half", cause, partial(halves_gathered, order, half, run)
-        for name, words, order in GATHERS:
+        for name, words, order in gathers:
             cause = f"In each run of {run}, codes are taken {words}."
             yield f"stored-codes-{name}-in-runs", cause, partial(codes_gathered, order, run)
+    yield "stored-codes-of-the-first-group", "All groups have the codes of the first.", partial(codes_of_tiles, 0)
+    yield "x-of-the-first-group", "All groups meet x of the first.", partial(x_of_tiles, 0)
     for size in SIZES:
         cause = f"Each tile of {size} rows has the codes of the first."
         yield "stored-codes-of-the-first-tile", cause, partial(codes_of_tiles, size)

@@ -13,6 +13,7 @@ from lowbit.arrays import F64, Array
 from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Terms
 from lowbit_conformance.defects.stored import DECODES
+from lowbit_conformance.defects.stored_codes import run_of
 from lowbit_conformance.defects.stored_parts import (
     DIFFERENCES,
     READ,
@@ -53,6 +54,17 @@ def past(run: int, axis: int, weights: Stored) -> Array:
     return np.asarray(there[:, np.newaxis] if axis == 0 else there[np.newaxis])
 
 
+def in_short_group(weights: Stored) -> Array:
+    """The rows of a last group that is not whole.
+
+    Raises:
+        ValueError: rows have an index of groups.
+    """
+    if "g_idx" in weights.by_name:
+        raise ValueError("groups are no runs of rows")
+    return np.asarray((np.arange(weights.rows) >= weights.rows // run_of(weights) * run_of(weights))[:, np.newaxis])
+
+
 def first_of(run: int, axis: int, weights: Stored) -> Array:
     count = (weights.rows, weights.columns)[axis]
     there = np.arange(count) < run
@@ -60,6 +72,7 @@ def first_of(run: int, axis: int, weights: Stored) -> Array:
 
 
 def parts_of_a_matrix() -> Iterator[tuple[str, Callable[[Stored], Array]]]:
+    yield "in a last group that is not whole", in_short_group
     for axis, things in enumerate(("rows", "columns")):
         yield f"in odd {things}", partial(in_half, 2, 1, axis)
         yield f"in even {things}", partial(in_half, 2, 0, axis)

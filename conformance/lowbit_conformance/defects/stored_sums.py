@@ -199,6 +199,22 @@ def carried(what: str, over: str, run: int, x: Any, weights: Stored, result: Any
         return like(x, (terms * scale).sum(axis=-1))
 
 
+def x_scaled_with_total(run: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
+    """The total so far meets the scale of x once for each run.
+
+    Raises:
+        ValueError: x has no scales, or they change inside a run.
+    """
+    dots, rest, scale = sums_of_runs(run, x, weights)
+    own, labels = scale_of_x(x), runs_of(run, weights)
+    of_x = constant(own.T, labels)[:, np.newaxis]
+    terms, total = quotient((dots + rest) * scale, np.broadcast_to(of_x, dots.shape)), np.zeros(dots.shape[:2])
+    with np.errstate(all="ignore"):
+        for at in range(dots.shape[2]):
+            total = of_x[..., at] * (total + terms[..., at])
+    return like(x, total)
+
+
 def scaled_with_total(run: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
     """The total so far is scaled together with the sum of each run."""
     dots, rest, scale = sums_of_runs(run, x, weights)
@@ -335,6 +351,8 @@ def of_sums() -> Iterator[tuple[str, str, Wrong]]:
         yield "stored-sum-not-reset", cause, partial(begun_with_total, run)
         cause = f"The total so far is multiplied by the scale of each {said} as well."
         yield "stored-total-scaled-again", cause, partial(scaled_with_total, run)
+        cause = f"The total so far is multiplied by the scale of x after each {said}, and not once."
+        yield "x-total-scaled-again", cause, partial(x_scaled_with_total, run)
         for what, terms in (("all", "sum"), ("products", "sum of products of codes")):
             for name, words, change in CHANGED:
                 cause = f"The {terms} of a {said} {words} before it is scaled."

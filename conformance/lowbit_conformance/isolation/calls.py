@@ -34,6 +34,7 @@ class Call:
         out: the position of the array that is written to; -1 if none.
         poisoned: whether that array is filled beforehand with what shows.
         result: what came back.
+        again: what came back from the same call made once more, if that was something else.
     """
 
     what: str
@@ -44,6 +45,7 @@ class Call:
     out: int = -1
     poisoned: bool = False
     result: Any = None
+    again: Any = None
 
     @cached_property
     def kind(self) -> str:

@@ -243,7 +243,7 @@ class Remote:
                     raise result
             for other in results[1:]:
                 if not same(results[0], other):
-                    self._record_moving(call, results[0])
+                    self._record_moving(call, results[0], other)
                     self._explain(call, results[0], other)
             if isinstance(results[0], Exception):
                 raise results[0]
@@ -255,10 +255,10 @@ class Remote:
             self._recording.append(call)
         return call.result
 
-    def _record_moving(self, call: Call, result: Any) -> None:
-        """Keep a result that is not the same on both sides: its elements that are wrong may say why."""
+    def _record_moving(self, call: Call, result: Any, again: Any) -> None:
+        """Keep results that are not the same on both sides: what is wrong in them, or between them, may say why."""
         if self._recording is not None and isinstance(result, np.ndarray):
-            call.result = result
+            call.result, call.again = result, again
             self._recording.append(call)
 
     def _give_up(self, operation: str) -> None:

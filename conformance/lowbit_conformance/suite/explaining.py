@@ -27,6 +27,7 @@ from lowbit_conformance.defects.diagnosis import (
     sentence,
     unwritten,
 )
+from lowbit_conformance.defects.running import of_kept_sums
 from lowbit_conformance.isolation.calls import Call, RemoteLinear, RemoteSession
 
 MOST_BYTES = 1 << 20  # of a call that is looked at
@@ -58,6 +59,7 @@ class Asked:
     given: Any
     steps: tuple[tuple[Any, ...], ...] = ()
     nbytes: int = 0
+    again: Any = None
 
 
 @dataclass(frozen=True)
@@ -121,13 +123,25 @@ class Explainer:
 
     def explanations(self) -> Iterator[tuple[str, Explanation]]:
         """For each failed case of which something can be said, what that is."""
+        kept = {operation: told for operation in self._moving if (told := self._kept_sums(operation))}
+        for operation, told in kept.items():
+            for failure in (*self._moving[operation], *self._failures.get(operation, ())):
+                yield failure.id, told
         for operation, failures in self._failures.items():
             # A report that cannot explain is still a report: arguments that were wrong on purpose end here.
             with contextlib.suppress(Exception), np.errstate(all="ignore"):
-                yield from self._of_operation(operation, failures)
+                yield from self._of_operation(operation, failures if operation not in kept else [])
         for operation, failures in self._moving.items():
             with contextlib.suppress(Exception), np.errstate(all="ignore"):
-                yield from self._of_moving(operation, failures)
+                yield from self._of_moving(operation, failures if operation not in kept else [])
+
+    def _kept_sums(self, operation: str) -> Explanation | None:
+        """Where results that are not the same twice grow by what is right each time: that explains all others, too."""
+        with contextlib.suppress(Exception), np.errstate(all="ignore"):
+            failures = _spread([failure for failure in self._moving[operation] if failure.calls], MOST_FAILURES)
+            if found := of_kept_sums([Seen.of(operation, failure.calls[-1]) for failure in failures]):
+                return Explanation({}, sentence(found), tuple(each.name for each in found))
+        return None
 
     def _of_moving(self, operation: str, failures: list[Failure]) -> Iterator[tuple[str, Explanation]]:
         """Where all elements that move and are wrong lie, if they lie in places that a loop may leave out."""
@@ -255,7 +269,8 @@ def asked_of(calls: list[Call]) -> Iterator[Asked]:
         if call.nbytes > MOST_BYTES or call.result is None:
             continue
         if call.what == "run":
-            yield Asked(call.operation, call.arguments, call.choices, call.result, nbytes=call.nbytes)
+            own, size = call.arguments, call.nbytes
+            yield Asked(call.operation, own, call.choices, call.result, nbytes=size, again=call.again)
         elif isinstance(call.owner, RemoteLinear):
             pair = call.arguments[0], call.owner.matrix
             yield Asked(call.operation, pair, {}, call.result, nbytes=call.nbytes + call.owner.matrix.nbytes)

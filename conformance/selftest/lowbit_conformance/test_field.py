@@ -37,6 +37,10 @@ ONCE_HELD_OUT = [
         ("eighth", "tokens after the last whole tile of four are not computed"),
         ("eighth", "the sums of a tile begin with those of the tile before"),
         ("eighth", "weights pass through float16"),
+        ("ninth", "the difference of code and zero is kept in 8 bits"),
+        ("ninth", "the sums of the parts of K are kept from call to call"),
+        ("ninth", "the last two of four tokens read the x of the first two"),
+        ("ninth", "zeros follow the order of rows, scales follow g_idx"),
     )
 ]
 SAMPLE = (*MISTAKES[::9], *ONCE_HELD_OUT)

@@ -99,6 +99,8 @@ def casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
     for case in matrices(clause):
         for turn, name in enumerate(each for each in CAST if case.rows % (FORMATS[each].block or 1) == 0):
             yield replace(case, vectors=3, activations=name, result=RESULTS[turn % 3])
+            if RESULTS[turn % 3] != "float32":  # in which most kernels for such activations give their results
+                yield replace(case, vectors=3, activations=name, result="float32")
             if any(row.dtype == "float16" for row in FORMATS[name].fields):
                 yield replace(case, variant="subnormal-activations", vectors=3, activations=name)
 

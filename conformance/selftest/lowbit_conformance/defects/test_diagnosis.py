@@ -160,6 +160,23 @@ def explained(operation: str, calls: list[tuple[tuple[Any, ...], Any]], right: i
     return next((each.defects for _, each in explainer.explanations() if each.defects), ())
 
 
+def moving(grows: bool) -> set[str]:
+    """The names that are given to calls whose results are other ones when they are made again."""
+    explainer = Explainer()
+    for number, kept in enumerate(np.array([0, 40, -7], np.float32)):
+        right = qgemv(X, FIRST).astype(np.float32)
+        again = kept + right + right if grows else kept - right
+        asked = Asked("linear.qgemv", (X, FIRST), {}, kept + right, again=again)
+        explainer.note(f"linear.qgemv/C1/lattice/{number}-s0", [asked], verdict="NONDETERMINISTIC")
+    return {name for _, each in explainer.explanations() for name in each.defects}
+
+
+def test_sums_that_are_kept_from_call_to_call_are_named() -> None:
+    """Each result is the one before plus what is right; others that change say nothing of that."""
+    assert moving(grows=True) == {"result-added-to-the-call-before"}
+    assert "result-added-to-the-call-before" not in moving(grows=False)
+
+
 def in_tf32(numbers: Any) -> Any:
     """Ties away, as a tensor core is fed by a conversion in software."""
     return ((numbers.view(np.uint32) + np.uint32(1 << 12)) & np.uint32(2**32 - (1 << 13))).view(np.float32)
