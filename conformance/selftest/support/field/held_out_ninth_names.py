@@ -63,4 +63,5 @@ NAMES: dict[str, tuple[str, ...]] = {
     "q4_k-d-in-bfloat16": ("stored-scale-read-as-bfloat16",),
     "fp8-rest-reads-first-tokens": ("result-past-whole-4-from-the-beginning-along-axis-0",),
     "fp8-last-scale-left-out": ("stored-scale-forgotten-in-part",),
+    "q4_k-subnormal-d": ("stored-scale-subnormals-lost",),
 }
