@@ -1,8 +1,8 @@
-// Casts of the backend against exact roundings, for all bit patterns of float32 or for one in `step`.
+// Casts against exact roundings, for the bit patterns of float32 in a range, or for one in `step` of them.
 //
-// A cast takes the header's own function. What it should give is found in float64, which holds every number here
-// exactly: by a search among the values of the type, or by a rounding to an integer. Each function gives the first
-// pattern for which the two differ, or -1.
+// A cast takes the header's own function; of FP8 the results of the specification are given. What a cast should give is
+// found in float64, which holds every number here exactly: by a search among the values of the type, or by a rounding to
+// an integer. Each function gives the first pattern for which the two differ, or -1.
 #include <cfenv>
 
 #include "casts.h"
@@ -10,35 +10,50 @@
 
 namespace {
 
-constexpr std::uint64_t patterns = std::uint64_t{1} << 32;
+// The patterns first, first + step, … below end.
+struct Range {
+  std::uint64_t first, end, step;
+};
 
-template <class Right> std::int64_t first_wrong(std::uint64_t step, const Right& right) {
-  for (std::uint64_t bits = 0; bits < patterns; bits += step)
+template <class Right> std::int64_t first_wrong(Range range, const Right& right) {
+  for (std::uint64_t bits = range.first; bits < range.end; bits += range.step)
     if (!right(static_cast<std::uint32_t>(bits))) return static_cast<std::int64_t>(bits);
   return -1;
 }
 
-// The pattern of a magnitude among `count` ascending values, the last of which is infinity: the nearest, of two equally
-// near ones the even pattern. `middles[i]` lies between value i and value i + 1.
-std::uint32_t nearest(const double* middles, std::int64_t count, double magnitude) {
-  std::int64_t low = 0, high = count - 1;
-  while (low < high) {
-    const std::int64_t i = (low + high) / 2;
-    if (magnitude > middles[i] || (magnitude == middles[i] && i % 2 == 1)) low = i + 1;
-    else high = i;
+// The pattern of a magnitude among `count` ascending values: the nearest, of two equally near ones the even pattern.
+// `middles[i]` lies between value i and value i + 1. Magnitudes mostly ascend, as patterns of float32 do, so the search
+// begins where the one before has ended.
+class Nearest {
+ public:
+  Nearest(const double* middles, std::int64_t count) : middles_(middles), count_(count) {}
+
+  std::uint32_t operator()(double magnitude) {
+    while (i_ < count_ - 1 && above(i_, magnitude)) ++i_;
+    while (i_ > 0 && !above(i_ - 1, magnitude)) --i_;
+    return static_cast<std::uint32_t>(i_);
   }
-  return static_cast<std::uint32_t>(low);
-}
+
+ private:
+  bool above(std::int64_t i, double magnitude) const {
+    return magnitude > middles_[i] || (magnitude == middles_[i] && i % 2 == 1);
+  }
+
+  const double* middles_;
+  std::int64_t count_, i_ = 0;
+};
 
 bool is_nan(std::uint32_t bits) { return (bits & 0x7FFFFFFFu) > 0x7F800000u; }
 
+// Types of 16 bits, whose last value is infinity.
 template <class Narrow>
-std::int64_t narrowed(const double* middles, std::int64_t count, std::uint64_t step, const Narrow& narrow) {
-  return first_wrong(step, [&](std::uint32_t bits) {
+std::int64_t narrowed(const double* middles, std::int64_t count, Range range, const Narrow& narrow) {
+  Nearest nearest(middles, count);
+  return first_wrong(range, [&](std::uint32_t bits) {
     const float x = lowbit::from_bits(bits);
     const std::uint32_t given = narrow(x), sign = bits >> 31 << 15;
     if (is_nan(bits)) return (given & 0x7FFFu) > static_cast<std::uint32_t>(count - 1);
-    return given == (sign | nearest(middles, count, std::fabs(static_cast<double>(x))));
+    return given == (sign | nearest(std::fabs(static_cast<double>(x))));
   });
 }
 
@@ -60,17 +75,17 @@ bool finite(float x) { return std::isfinite(x); }
 
 extern "C" {
 
-std::int64_t wrong_half(const double* middles, std::int64_t count, std::uint64_t step) {
-  return narrowed(middles, count, step, lowbit::narrow_half);
+std::int64_t wrong_half(const double* middles, std::int64_t count, Range range) {
+  return narrowed(middles, count, range, lowbit::narrow_half);
 }
 
-std::int64_t wrong_brain(const double* middles, std::int64_t count, std::uint64_t step) {
-  return narrowed(middles, count, step, lowbit::narrow_brain);
+std::int64_t wrong_brain(const double* middles, std::int64_t count, Range range) {
+  return narrowed(middles, count, range, lowbit::narrow_brain);
 }
 
 // Activations: x as the largest of its block, and x beside a largest number L of a block with the exponent 0.
-std::int64_t wrong_blocks(const double*, std::int64_t, std::uint64_t step) {
-  return first_wrong(step, [](std::uint32_t bits) {
+std::int64_t wrong_blocks(const double*, std::int64_t, Range range) {
+  return first_wrong(range, [](std::uint32_t bits) {
     const float L = lowbit::from_bits(0x42FFFFFFu), x = lowbit::from_bits(bits);  // L: below 128
     if (!finite(x)) return true;
     std::int8_t mantissas[2];
@@ -86,11 +101,11 @@ std::int64_t wrong_blocks(const double*, std::int64_t, std::uint64_t step) {
 }
 
 // The same for the operation, with mantissas of `count` bits.
-std::int64_t wrong_format(const double*, std::int64_t count, std::uint64_t step) {
+std::int64_t wrong_format(const double*, std::int64_t count, Range range) {
   const lowbit::Format format{2, count, 127};
   const int top = (1 << (count - 1)) - 1;
   const float L = std::nextafter(std::ldexp(1.0f, static_cast<int>(count) - 1), 0.0f);
-  return first_wrong(step, [&](std::uint32_t bits) {
+  return first_wrong(range, [&](std::uint32_t bits) {
     const float x = lowbit::from_bits(bits);
     if (!finite(x)) return true;
     std::int8_t mantissas[2];
@@ -106,10 +121,10 @@ std::int64_t wrong_format(const double*, std::int64_t count, std::uint64_t step)
 }
 
 // x beside the largest number of a block, for every exponent of a block; those of one exponent are one in `step`.
-std::int64_t wrong_scaled(const double*, std::int64_t, std::uint64_t step) {
+std::int64_t wrong_scaled(const double*, std::int64_t, Range range) {
   for (int e = -127; e <= 120; ++e) {
     const float L = std::ldexp(127.0f, e);
-    const std::int64_t wrong = first_wrong(step, [&](std::uint32_t bits) {
+    const std::int64_t wrong = first_wrong(range, [&](std::uint32_t bits) {
       const float pair[2] = {L, lowbit::from_bits(bits)};
       if (!(std::fabs(pair[1]) <= L)) return true;
       std::int8_t mantissas[2];
@@ -123,13 +138,24 @@ std::int64_t wrong_scaled(const double*, std::int64_t, std::uint64_t step) {
 }
 
 // int8, Q8_0, Q8_1 and Q8_K: the integer nearest to a product.
-std::int64_t wrong_products(const double*, std::int64_t, std::uint64_t step) {
-  return first_wrong(step, [](std::uint32_t bits) {
+std::int64_t wrong_products(const double*, std::int64_t, Range range) {
+  return first_wrong(range, [](std::uint32_t bits) {
     const float x = lowbit::from_bits(bits);
     if (!(std::fabs(x) <= 128.0f)) return true;
     std::int8_t code;
     lowbit::round_products(&x, 1, 1.0f, 127, &code);
     return code == std::min(std::nearbyint(static_cast<double>(x)), 127.0);
+  });
+}
+
+// Types of 8 bits, which the specification casts: `given` are its results for the patterns of the range. Beyond the
+// largest number lies the largest one; the pattern of NaN is all ones without a sign.
+std::int64_t wrong_byte(const double* middles, std::int64_t count, Range range, const std::uint8_t* given) {
+  Nearest nearest(middles, count);
+  return first_wrong(range, [&](std::uint32_t bits) {
+    const double x = lowbit::from_bits(bits);
+    const std::uint32_t sign = bits >> 31 << 7;
+    return *given++ == (is_nan(bits) ? 0x7Fu : (sign | nearest(std::fabs(x))));
   });
 }
 }

@@ -7,11 +7,13 @@ in float64, which holds every number that occurs (``casts.cpp``). So these are p
 - to float16 and bfloat16: the nearest value, of two the even one, infinity from the middle to it on;
 - to blocks: the exponent of the largest element, and :math:`\mathrm{rint}(x / 2^e)` within the mantissa's range, for
   every x as the largest of its block and for every x beside a largest element with :math:`e = 0`. For the other
-  exponents, :math:`x\,2^{-e}` is exact or far below one half, and one x in 65537 is compared;
+  exponents, :math:`x\,2^{-e}` is exact or far below one half, and one x in 257 is compared;
 - to 8-bit codes: the integer nearest to a product, from -128 to 128.
 
-FP8 is cast by the specification only (`lowbit.numbers.floats.round_to`), on numpy's arrays. It is compared with a
-search among the values of the type, for every float32.
+FP8 is cast by the specification only (`lowbit.numbers.floats.round_to`), on numpy's arrays. Its results go to compiled
+code, which compares them with a search among the values of the type, for every float32.
+
+All processors share the patterns, a range at a time.
 """
 
 import ctypes
@@ -22,18 +24,21 @@ from inspect import getsource
 
 import numpy as np
 
-from lowbit.arrays import F64
+from lowbit.arrays import F64, U32, Array
 from lowbit.numbers import floats
 from lowbit.numbers.floats import FLOATS, Name
 from lowbit.system.storage import code_folder
+from lowbit.system.threads import side_by_side, usable_processors
 from lowbit_cppyy.kept.libraries import LIBRARY, compiler, kept_library
 from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem, Undecided
 
 PATTERNS = 2**32
-OTHERS = 65537
+OTHERS = 257
 """Where the largest element has another exponent, one pattern in this many is compared; the number is an odd prime."""
-AT_ONCE = 2**22
-"""Patterns that numpy takes at once."""
+AT_ONCE = 2**26
+"""Patterns of a range, which one thread takes."""
+TOGETHER = 2**14
+"""Numbers that numpy takes at once: few enough for its intermediate results to lie in the processor's cache."""
 COMPILED: dict[str, tuple[str, Name | None, int]] = {
     "float16": ("wrong_half", "float16", 0),
     "bfloat16": ("wrong_brain", "bfloat16", 0),
@@ -90,6 +95,23 @@ def middles(kind: Name) -> F64:
     return found
 
 
+class Range(ctypes.Structure):
+    """The patterns first, first + step, … below end, as ``casts.cpp`` takes them."""
+
+    _fields_ = (("first", ctypes.c_uint64), ("end", ctypes.c_uint64), ("step", ctypes.c_uint64))
+
+    @property
+    def patterns(self) -> U32:
+        found: U32 = np.arange(self.first, self.end, self.step, dtype=np.uint32)
+        return found
+
+
+def ranges(step: int, each: int = AT_ONCE) -> list[Range]:
+    """Every pattern, or one in `step`, in ranges of at most `each` patterns."""
+    length = max(1, each // step) * step
+    return [Range(first, min(PATTERNS, first + length), step) for first in range(0, PATTERNS, length)]
+
+
 def decide(name: str, step: int = 1, text: str | None = None) -> Outcome:
     """Compare a compiled cast for one float32 in `step`."""
     function, kind, number = COMPILED[name]
@@ -102,33 +124,42 @@ def scaled(step: int = OTHERS, text: str | None = None) -> Outcome:
     return _compared("wrong_scaled", np.zeros(1), 0, step, text)
 
 
-def _compared(function: str, table: F64, count: int, step: int, text: str | None) -> Outcome:
+def fp8(kind: Name, step: int = 1) -> Outcome:
+    """Compare the specification's rounding to a type of 8 bits for one float32 in `step`."""
+    table = middles(kind)[:-1]  # what lies beyond the largest number is saturated
+
+    def given(part: Range) -> Array:
+        with np.errstate(invalid="ignore"):  # of signalling NaNs
+            numbers = part.patterns.view(np.float32).astype(np.float64)
+        return floats.round_to(numbers, kind, "saturate")
+
+    return _compared("wrong_byte", table, len(table) + 1, step, None, given)
+
+
+def _compared(
+    function: str, table: F64, count: int, step: int, text: str | None, given: Callable[[Range], Array] | None = None
+) -> Outcome:
+    """Take every range through a function of ``casts.cpp``; `given` are results that it compares."""
     compiled = library(source() if text is None else text)
     if compiled is None:
         return Undecided("there is no C++ compiler; install g++ or clang++")
     call: Callable[..., int] = compiled[function]
     call.restype = ctypes.c_int64  # type: ignore[attr-defined]  # of ctypes
-    found = call(table.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(count), ctypes.c_uint64(step))
-    if found < 0:
+    values = table.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(count)
+
+    def wrong(whole: Range) -> int:
+        if given is None:
+            return call(*values, whole)
+        length = TOGETHER * step
+        for first in range(whole.first, whole.end, length):
+            part = Range(first, min(whole.end, first + length), step)
+            results = given(part)
+            if (found := call(*values, part, results.ctypes.data_as(ctypes.c_void_p))) >= 0:
+                return found
+        return -1
+
+    found = [each for each in side_by_side(wrong, ranges(step), usable_processors()) if each >= 0]
+    if not found:
         return Proof(-(-PATTERNS // step), "enumeration")
-    number = float(np.array(found, np.uint32).view(np.float32))
-    return Refutation(f"the cast of {number!r} is another", {"bits": found, "number": repr(number)})
-
-
-def fp8(kind: Name, step: int = 1) -> Outcome:
-    """Compare the specification's rounding to a type of 8 bits for one float32 in `step`."""
-    between, sign = middles(kind), 1 << (FLOATS[kind].bits - 1)
-    for first in range(0, PATTERNS, AT_ONCE * step):
-        bits = np.arange(first, min(PATTERNS, first + AT_ONCE * step), step, dtype=np.uint32)
-        numbers = bits.view(np.float32)
-        bits, numbers = bits[~np.isnan(numbers)], numbers[~np.isnan(numbers)]
-        wide = np.abs(numbers.astype(np.float64))
-        expected = np.searchsorted(between, wide, side="left")
-        tie = between[np.minimum(expected, len(between) - 1)] == wide
-        expected = np.minimum(expected + (tie & (expected % 2 == 1)), FLOATS[kind].top)
-        given = floats.round_to(numbers.astype(np.float64), kind, "saturate")
-        wrong = np.flatnonzero(given != (expected | sign * np.signbit(numbers)))
-        if len(wrong):
-            number = repr(float(numbers[wrong[0]]))
-            return Refutation(f"the cast of {number} is another", {"bits": int(bits[wrong[0]]), "number": number})
-    return Proof(-(-PATTERNS // step), "enumeration")
+    number = float(np.array(found[0], np.uint32).view(np.float32))
+    return Refutation(f"the cast of {number!r} is another", {"bits": found[0], "number": repr(number)})

@@ -6,40 +6,22 @@ Exit status: 0 all were proved, 1 one was refuted or is undecided, 2 a wrong arg
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.cli.progress import changing_bar
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.system.threads import usable_processors
 from lowbit.text import one_line
 
 if TYPE_CHECKING:
-    from lowbit_prove.theorem import Outcome, Theorem
+    from lowbit_prove.deciding import Decided
 
 MOST_SHOWN = 12
 """Numbers of a refutation that are printed; ``--json`` has all."""
-
-
-@dataclass(frozen=True)
-class Decided:
-    """A theorem with its outcome, the seconds it took, and whether a certificate was believed instead."""
-
-    theorem: "Theorem"
-    outcome: "Outcome"
-    seconds: float
-    certified: bool
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """For ``--json``."""
-        outcome = {"outcome": type(self.outcome).__name__.lower(), **asdict(self.outcome)}
-        told = {"theorem": self.theorem.id, "statement": self.theorem.statement, **outcome}
-        return told | {"seconds": round(self.seconds, 3), "certified": self.certified}
 
 
 def prove(
@@ -52,22 +34,27 @@ def prove(
     run: Annotated[
         Path | None, typer.Option(help="Run the kernel of this name on the numbers of a refutation, in a JSON file.")
     ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="The most processes at a time; by default one for each processor.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Prove what kernels, formats, casts and steps promise, for all values at once, or refute it with numbers."""
     if find_spec("z3") is None:
         raise UnavailableError("lowbit prove", "the package z3-solver is not installed", "pip install 'lowbit[prove]'")
     check_integer("--sample", sample, 1)
-    from lowbit_prove import catalogue, certificates
+    check_integer("--jobs", jobs := usable_processors() if jobs is None else jobs, 1)
+    from lowbit_prove import certificates
+    from lowbit_prove.deciding import Choice, decided
 
     if run is not None:
         raise typer.Exit(demonstrate(names or [], run, as_json=as_json))
-    wanted = catalogue.chosen(names or [])[::sample]
+    choice = Choice(tuple(names or ()), sample)
     if list_only:
-        listed = [{"theorem": each.id, "statement": each.statement} for each in wanted]
+        listed = [{"theorem": each.id, "statement": each.statement} for each in choice.theorems]
         print(json.dumps({"theorems": listed}) if as_json else "\n".join(each["theorem"] for each in listed))
         return
-    started, found = time.monotonic(), list(decided(wanted, fresh=fresh))
+    started, found = time.monotonic(), decided(choice, fresh=fresh, jobs=jobs)
     failed = [each for each in found if each.document["outcome"] != "proof"]
     if as_json:
         documents = [each.document for each in found]
@@ -113,26 +100,7 @@ def read_plain(path: Path) -> dict[str, Any]:
     return numbers
 
 
-def decided(theorems: list["Theorem"], *, fresh: bool) -> Iterator[Decided]:
-    """Each theorem's outcome; theorems that say the same of the same program are decided once."""
-    from lowbit_prove import certificates
-    from lowbit_prove.theorem import Outcome, Proof
-
-    outcomes = dict[str, tuple[Outcome, bool]]()
-    with changing_bar() as report:
-        for number, theorem in enumerate(theorems):
-            report("proving", number, len(theorems))
-            started, wanted = time.monotonic(), certificates.certificate(theorem)
-            if wanted.key not in outcomes:
-                known = None if fresh else certificates.kept(wanted)
-                outcomes[wanted.key] = theorem.decide() if known is None else known, known is not None
-            outcome, certified = outcomes[wanted.key]
-            if isinstance(outcome, Proof) and not certified:
-                certificates.keep(wanted, outcome)
-            yield Decided(theorem, outcome, time.monotonic() - started, certified)
-
-
-def told(each: Decided) -> Iterator[str]:
+def told(each: "Decided") -> Iterator[str]:
     """A theorem and its outcome in words."""
     document = each.document
     yield f"{each.theorem.id}: {each.theorem.statement}"

@@ -1,14 +1,14 @@
 """The theorems of casts: for samples of float32 with all ties among them, and with mistakes planted in the C++."""
 
 import re
+from collections.abc import Callable
 from importlib.resources import files
 
 import numpy as np
 import pytest
 
-from lowbit.arrays import F64, Array
+from lowbit.arrays import F64, U32, Array
 from lowbit.numbers import floats
-from lowbit.numbers.floats import FLOATS
 from lowbit_prove import casts
 from lowbit_prove.theorem import Proof, Refutation, Undecided
 
@@ -29,6 +29,16 @@ def test_casts_to_fp8_are_exact_roundings(kind: floats.Name) -> None:
 
 def test_every_exponent_of_a_block_is_compared() -> None:
     assert isinstance(casts.scaled(2**20), Proof)
+
+
+@pytest.mark.parametrize("step", (1, TIES, OTHERS))
+def test_ranges_are_all_patterns(step: int) -> None:
+    """Each begins a step behind the last pattern of the one before."""
+    found = casts.ranges(step)
+    lengths = [len(range(each.first, each.end, step)) for each in found]
+    assert found[0].first == 0 and sum(lengths) == -(-casts.PATTERNS // step) and max(lengths) <= casts.AT_ONCE
+    for before, each, length in zip(found, found[1:], lengths, strict=False):
+        assert each.first == before.first + length * step
 
 
 def test_the_middles_of_a_type_lie_between_its_values() -> None:
@@ -83,7 +93,27 @@ def test_a_cast_to_fp8_that_truncates_is_refuted(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(floats, "round_to", truncated)
     found = casts.fp8("float8_e4m3fn", OTHERS)
-    assert isinstance(found, Refutation) and FLOATS["float8_e4m3fn"].largest > 0
+    assert isinstance(found, Refutation) and 0 <= int(found.numbers["bits"]) < 2**32
+
+
+@pytest.mark.parametrize("kind", casts.NUMPY)
+@pytest.mark.parametrize(
+    "wrong",
+    (lambda bits: bits == 0x7F800000, lambda bits: bits == 0xFFC00000, lambda bits: bits == 0x80000000),
+    ids=("infinity", "NaN", "-0"),
+)
+def test_one_wrong_result_of_fp8_is_refuted(
+    kind: floats.Name, wrong: Callable[[U32], Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = floats.round_to
+
+    def mistaken(numbers: F64, kind: floats.Name, overflow: floats.Overflow) -> Array:
+        with np.errstate(all="ignore"):
+            return own(numbers, kind, overflow) ^ wrong(numbers.astype(np.float32).view(np.uint32)).astype(np.uint8)
+
+    monkeypatch.setattr(floats, "round_to", mistaken)
+    found = casts.fp8(kind, TIES)
+    assert isinstance(found, Refutation) and wrong(np.array([found.numbers["bits"]], np.uint32))[0]
 
 
 def test_without_a_compiler_casts_are_undecided(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from command_line import CommandLine, command_line
 
 from lowbit.errors import UnavailableError
 from lowbit_cppyy.names import kernel_of
-from lowbit_prove import catalogue, certificates, command, machine, products, symbols
+from lowbit_prove import catalogue, certificates, command, deciding, machine, products, symbols
+from lowbit_prove.deciding import Decided
 from lowbit_prove.theorem import Proof, Refutation, Theorem, Undecided
 
 KERNEL = "gemv_f32_u4_s16z_fold_1x1c1t1_p64a0_avx2"
@@ -56,6 +57,21 @@ def test_wrong_arguments_are_refused_in_words(commands: CommandLine) -> None:
     assert found.returncode == 2 and "'everything'" in found.stderr and "formats" in found.stderr
     assert commands.run("prove", "gemv_f32_u5").returncode == 2
     assert commands.run("prove", "places", "--sample", "0").returncode == 2
+    assert commands.run("prove", "places", "--jobs", "0").returncode == 2
+
+
+def test_several_processes_find_what_one_finds(cache: Path) -> None:
+    """Of more theorems than one process takes alone, in the order of the catalogue; the second time by certificates."""
+    choice = deciding.Choice(("places", "formats/q4_0/qs"))
+    assert len(choice.theorems) > deciding.FEW
+    several = deciding.decided(choice, fresh=False, jobs=2)
+    assert [each.theorem.id for each in several] == [each.id for each in choice.theorems]
+    assert all(isinstance(each.outcome, Proof) and not each.certified for each in several)
+    again = deciding.decided(choice, fresh=False, jobs=2)
+    assert [each.outcome for each in again] == [each.outcome for each in several]
+    assert all(each.certified for each in again)
+    one = deciding.decided(choice, fresh=True, jobs=1)
+    assert [each.outcome for each in one] == [each.outcome for each in several]
 
 
 def test_without_the_solver_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +82,7 @@ def test_without_the_solver_the_command_says_what_to_install(monkeypatch: pytest
 
 def test_a_refutation_is_told_with_its_numbers() -> None:
     theorem = Theorem("products", "some", "y = x", lambda: "", lambda: Undecided(""))
-    refuted = command.Decided(theorem, Refutation("a code is 3", {f"w_{n}": 255 for n in range(20)}), 0.5, False)
+    refuted = Decided(theorem, Refutation("a code is 3", {f"w_{n}": 255 for n in range(20)}), 0.5, False)
     lines = list(command.told(refuted))
     assert (
         lines[1] == "    REFUTED: a code is 3"
@@ -74,7 +90,7 @@ def test_a_refutation_is_told_with_its_numbers() -> None:
         and lines[-1] == "    and 8 more, with --json"
     )
     assert refuted.document["outcome"] == "refutation" and len(refuted.document["numbers"]) == 20
-    undecided = command.Decided(theorem, Undecided("it takes too long"), 0.5, False)
+    undecided = Decided(theorem, Undecided("it takes too long"), 0.5, False)
     assert list(command.told(undecided))[1] == "    undecided: it takes too long"
 
 
