@@ -25,12 +25,13 @@ from inspect import getsource
 import numpy as np
 
 from lowbit.arrays import F64, U32, Array
+from lowbit.errors import UnavailableError
 from lowbit.numbers import floats
 from lowbit.numbers.floats import FLOATS, Name
 from lowbit.system.storage import code_folder
 from lowbit.system.threads import side_by_side, usable_processors
 from lowbit_cppyy.kept.libraries import LIBRARY, compiler, kept_library
-from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem, Undecided
+from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided, whole
 
 PATTERNS = 2**32
 OTHERS = 257
@@ -55,14 +56,23 @@ def theorems() -> Iterator[Theorem]:
     """One for each cast."""
     for name in COMPILED:
         statement = "the exact rounding, for all 2^32 float32"
-        yield Theorem("casts", name, statement, partial(_text, name), partial(decide, name))
+        run = partial(ran, partial(decide, name))
+        yield Theorem("casts", name, statement, partial(_text, name), partial(decide, name), run)
     statement = f"the exact rounding with every exponent of a block, for one float32 in {OTHERS}"
-    yield Theorem("casts", "bfp16-exponents", statement, partial(_text, "exponents"), scaled)
+    yield Theorem("casts", "bfp16-exponents", statement, partial(_text, "exponents"), scaled, partial(ran, scaled))
     for kind in NUMPY:
         subject = partial("{}\n{}".format, kind, getsource(floats))
-        yield Theorem(
-            "casts", kind, "round_to is the exact rounding, for all 2^32 float32", subject, partial(fp8, kind)
-        )
+        statement = "round_to is the exact rounding, for all 2^32 float32"
+        yield Theorem("casts", kind, statement, subject, partial(fp8, kind), partial(ran, partial(fp8, kind)))
+
+
+def ran(decide: Callable[..., Outcome], numbers: Numbers) -> Refutation | None:
+    """Take the pattern of a refutation through a cast."""
+    bits = whole(numbers, "bits", PATTERNS - 1)
+    found = decide(among=[Range(bits, bits + 1, 1)])
+    if isinstance(found, Undecided):
+        raise UnavailableError("lowbit prove", *found.reason.split("; "))
+    return found if isinstance(found, Refutation) else None
 
 
 def _text(name: str) -> str:
@@ -101,6 +111,10 @@ class Range(ctypes.Structure):
     _fields_ = (("first", ctypes.c_uint64), ("end", ctypes.c_uint64), ("step", ctypes.c_uint64))
 
     @property
+    def count(self) -> int:
+        return len(range(self.first, self.end, self.step))
+
+    @property
     def patterns(self) -> U32:
         found: U32 = np.arange(self.first, self.end, self.step, dtype=np.uint32)
         return found
@@ -112,19 +126,19 @@ def ranges(step: int, each: int = AT_ONCE) -> list[Range]:
     return [Range(first, min(PATTERNS, first + length), step) for first in range(0, PATTERNS, length)]
 
 
-def decide(name: str, step: int = 1, text: str | None = None) -> Outcome:
+def decide(name: str, step: int = 1, text: str | None = None, among: list[Range] | None = None) -> Outcome:
     """Compare a compiled cast for one float32 in `step`."""
     function, kind, number = COMPILED[name]
     table = middles(kind) if kind else np.zeros(1)
-    return _compared(function, table, len(table) + 1 if kind else number, step, text)
+    return _compared(function, table, len(table) + 1 if kind else number, among or ranges(step), text)
 
 
-def scaled(step: int = OTHERS, text: str | None = None) -> Outcome:
+def scaled(step: int = OTHERS, text: str | None = None, among: list[Range] | None = None) -> Outcome:
     """Compare the cast to blocks for every exponent."""
-    return _compared("wrong_scaled", np.zeros(1), 0, step, text)
+    return _compared("wrong_scaled", np.zeros(1), 0, among or ranges(step), text)
 
 
-def fp8(kind: Name, step: int = 1) -> Outcome:
+def fp8(kind: Name, step: int = 1, among: list[Range] | None = None) -> Outcome:
     """Compare the specification's rounding to a type of 8 bits for one float32 in `step`."""
     table = middles(kind)[:-1]  # what lies beyond the largest number is saturated
 
@@ -133,11 +147,16 @@ def fp8(kind: Name, step: int = 1) -> Outcome:
             numbers = part.patterns.view(np.float32).astype(np.float64)
         return floats.round_to(numbers, kind, "saturate")
 
-    return _compared("wrong_byte", table, len(table) + 1, step, None, given)
+    return _compared("wrong_byte", table, len(table) + 1, among or ranges(step), None, given)
 
 
 def _compared(
-    function: str, table: F64, count: int, step: int, text: str | None, given: Callable[[Range], Array] | None = None
+    function: str,
+    table: F64,
+    count: int,
+    among: list[Range],
+    text: str | None,
+    given: Callable[[Range], Array] | None = None,
 ) -> Outcome:
     """Take every range through a function of ``casts.cpp``; `given` are results that it compares."""
     compiled = library(source() if text is None else text)
@@ -147,19 +166,19 @@ def _compared(
     call.restype = ctypes.c_int64  # type: ignore[attr-defined]  # of ctypes
     values = table.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(count)
 
-    def wrong(whole: Range) -> int:
+    def wrong(part: Range) -> int:
         if given is None:
-            return call(*values, whole)
-        length = TOGETHER * step
-        for first in range(whole.first, whole.end, length):
-            part = Range(first, min(whole.end, first + length), step)
-            results = given(part)
-            if (found := call(*values, part, results.ctypes.data_as(ctypes.c_void_p))) >= 0:
+            return call(*values, part)
+        length = TOGETHER * part.step
+        for first in range(part.first, part.end, length):
+            few = Range(first, min(part.end, first + length), part.step)
+            results = given(few)
+            if (found := call(*values, few, results.ctypes.data_as(ctypes.c_void_p))) >= 0:
                 return found
         return -1
 
-    found = [each for each in side_by_side(wrong, ranges(step), usable_processors()) if each >= 0]
+    found = [each for each in side_by_side(wrong, among, usable_processors()) if each >= 0]
     if not found:
-        return Proof(-(-PATTERNS // step), "enumeration")
+        return Proof(sum(each.count for each in among), "enumeration")
     number = float(np.array(found[0], np.uint32).view(np.float32))
     return Refutation(f"the cast of {number!r} is another", {"bits": found[0], "number": repr(number)})

@@ -8,14 +8,13 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lowbit.contract.checks import check_integer
-from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.errors import UnavailableError
 from lowbit.system.threads import usable_processors
-from lowbit.text import one_line
 
 if TYPE_CHECKING:
     from lowbit_prove.deciding import Decided
@@ -32,7 +31,7 @@ def prove(
     fresh: Annotated[bool, typer.Option("--fresh", help="Believe no certificate of an earlier run.")] = False,
     sample: Annotated[int, typer.Option(help="Prove one in this number of the theorems named.")] = 1,
     run: Annotated[
-        Path | None, typer.Option(help="Run the kernel of this name on the numbers of a refutation, in a JSON file.")
+        Path | None, typer.Option(help="Run refutations again on their numbers: the file that --json has written.")
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(help="The most processes at a time; by default one for each processor.")
@@ -48,7 +47,7 @@ def prove(
     from lowbit_prove.deciding import Choice, decided
 
     if run is not None:
-        raise typer.Exit(demonstrate(names or [], run, as_json=as_json))
+        raise typer.Exit(replay(names or [], run, as_json=as_json))
     choice = Choice(tuple(names or ()), sample)
     if list_only:
         listed = [{"theorem": each.id, "statement": each.statement} for each in choice.theorems]
@@ -70,34 +69,17 @@ def prove(
     raise typer.Exit(1 if failed else 0)
 
 
-def demonstrate(names: list[str], path: Path, *, as_json: bool) -> int:
-    """Run a kernel's program on numbers and print what it gives; 1 if that is wrong."""
-    from lowbit_cppyy.names import kernel_of
-    from lowbit_prove import products
+def replay(names: list[str], path: Path, *, as_json: bool) -> int:
+    """Run refutations again and print what they give; 1 if one of them is wrong."""
+    from lowbit_prove.replay import runs
 
-    if len(names) != 1:
-        raise ArgumentError("names", len(names), "one kernel, with --run")
-    kernel, content = kernel_of(names[0].removeprefix("products/")), read_plain(path)
-    wrong = products.ran(kernel, content)
+    found = runs(names, path)
     if as_json:
-        print(json.dumps({"kernel": kernel.name, "wrong": wrong}))
-    elif wrong is None:
-        print(f"{kernel.name}: right on these numbers")
+        documents = [each.document for each in found]
+        print(json.dumps(documents[0] if len(documents) == 1 else {"runs": documents}))
     else:
-        print(f"{kernel.name}: element {wrong['place']} of y is {wrong['given']:g}, and should be {wrong['wanted']:g}")
-    return 0 if wrong is None else 1
-
-
-def read_plain(path: Path) -> dict[str, Any]:
-    """The numbers of a file: an object of JSON with integers."""
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ArgumentError("--run", f"{path}: {one_line(str(error))}", "a file with an object of JSON") from error
-    numbers = content.get("numbers", content) if isinstance(content, dict) else None
-    if not isinstance(numbers, dict) or not all(type(each) in (int, float) for each in numbers.values()):
-        raise ArgumentError("--run", str(path), "a file with an object of names and numbers")
-    return numbers
+        print("\n".join(line for each in found for line in each.told) or f"{path}: no refutation")
+    return 1 if any(each.wrong for each in found) else 0
 
 
 def told(each: "Decided") -> Iterator[str]:
@@ -114,3 +96,5 @@ def told(each: "Decided") -> Iterator[str]:
         yield f"    {name} = {value:#x}" if isinstance(value, int) and name.startswith("w") else f"    {name} = {value}"
     if len(numbers) > MOST_SHOWN:
         yield f"    and {len(numbers) - MOST_SHOWN} more, with --json"
+    if document["outcome"] == "refutation":
+        yield f"    again on these numbers: lowbit prove {each.theorem.id} --json > FILE; lowbit prove --run FILE"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import z3
 
+from lowbit.arrays import F32
 from lowbit.kernels.interpreter import run
 from lowbit_prove import terms
 from lowbit_prove.reals import Polynomial
@@ -32,6 +33,7 @@ class Demonstration:
         leaves: scales and activations that are 1; activations that are neither here nor in `numbers` are 0.
 
     Attributes:
+        w: the stream of weights.
         y: the results.
 
     Raises:
@@ -46,7 +48,7 @@ class Demonstration:
         scales = {name: leaf for name, leaf in self._prover.reader.leaves.items() if str(leaf).count("w_") == 1}
         self.bits = {**numbers, **_scales(setting, [scales[name] for name in chosen if name in scales])}
         self._reals = _activations(setting, self.bits, chosen)
-        w = np.array([_replaced(each, self.bits).as_long() for each in setting.stream.data], np.uint32)
+        self.w = w = np.array([_replaced(each, self.bits).as_long() for each in setting.stream.data], np.uint32)
         x = np.array([_element(each, self.bits, self._reals) for each in setting.x_elements()], np.uint32)
         self._reals |= {name: _float(leaf, self.bits) for name, leaf in scales.items()}
         self.y = np.zeros(setting.recipe.rows * setting.recipe.panel, np.float32)
@@ -54,10 +56,37 @@ class Demonstration:
         memory = {"w": w[first:], "s": w[first // layout.scales_each :], "z": w[first // layout.zeros_each :]}
         run(setting.program, {**memory, "x": x, "y": self.y[first:]}, setting.sizes)
 
+    @property
+    def x(self) -> F32:
+        """The activations, rows × K; of integers their mantissas, whose exponents are 0."""
+        found = np.zeros((self.setting.recipe.rows, self.setting.layout.rows), np.float32)
+        for r, row in np.ndindex(found.shape):
+            found[r, row] = self._reals.get(f"x_{r}_{row}", 0.0)
+        return found
+
     def wanted(self, place: int) -> float:
-        """What element `place` of y should be."""
-        expected = self.setting.expected(self._prover, *divmod(place, self.setting.recipe.panel))
-        return evaluated(expected, self.bits, self._reals)
+        """What element `place` of y should be: the sum of activation times weight, in float64, where it is exact."""
+        r, column = divmod(place, self.setting.recipe.panel)
+        layout, x = self.setting.layout, self.x[r].astype(np.float64)
+        total = 0.0
+        for group in range(layout.groups):
+            rows = range(group * layout.group_size, min((group + 1) * layout.group_size, layout.rows))
+            scale, zero = self._numbers(group, column)
+            for row in rows:
+                code = sum(
+                    (int(self.w[element]) >> field.position & (1 << field.width) - 1) << field.first
+                    for element, field in layout.index(row, column)
+                )
+                total += x[row] * (scale * code + zero if layout.convention == "minimum" else scale * (code - zero))
+        return float(total)
+
+    def _numbers(self, group: int, column: int) -> tuple[float, float]:
+        """The scale and the zero, or the minimum, of a group and column."""
+        layout = self.setting.layout
+        first = layout.index_scale(group, 0)
+        between, end = first + layout.scale_elements, first + layout.scale_elements + layout.zero_elements
+        kind = layout.scales if layout.convention == "minimum" else np.uint8
+        return float(self.w[first:between].view(layout.scales)[column]), float(self.w[between:end].view(kind)[column])
 
     def wrong(self, places: Iterable[int]) -> dict[str, float] | None:
         """The first of these elements that is wrong: its place, what it is and what it should be."""

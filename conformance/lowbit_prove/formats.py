@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import z3
 
+from lowbit.arrays import Array
 from lowbit.errors import ArgumentError
 from lowbit.tensor_formats.stored import FORMATS
 from lowbit.tensor_formats.table import Field, Format, Sizes
@@ -29,7 +30,7 @@ from lowbit_prove import symbols, terms
 from lowbit_prove.solver import satisfied, variables
 from lowbit_prove.symbols import unknowns
 from lowbit_prove.terms import UndecidedError
-from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem, Undecided
+from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided, whole
 
 GROUP = 32
 """Of options that may be any number, and four times as many where a format wants more."""
@@ -41,6 +42,8 @@ LARGER: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("matmulnbits", "matmulnbits-symmetric"), (128, 1)),
 }
 """Rows and columns with which nothing is padded, of formats that pad more."""
+OTHER = "_other"
+"""What the name of a word's other value ends with."""
 PACKED_WIDTHS = "bits"
 """The option of which every value has a theorem."""
 
@@ -54,9 +57,8 @@ def theorems() -> Iterator[Theorem]:
                     width = f"-u{at[PACKED_WIDTHS]}" if PACKED_WIDTHS in at.options else ""
                     statement = f"decode is one to one in {row.name}"
                     subject = partial(_subject, each, row, at)
-                    yield Theorem(
-                        "formats", f"{name}{width}/{row.name}", statement, subject, partial(decide, each, row, at)
-                    )
+                    decisions = partial(decide, each, row, at), partial(ran, each, row, at)
+                    yield Theorem("formats", f"{name}{width}/{row.name}", statement, subject, *decisions)
 
 
 LEFT_OUT: Mapping[str, str] = {
@@ -144,23 +146,55 @@ def one_to_one(words: list[Any], numbers: list[Any]) -> Outcome:
     """Whether words can be told from numbers that are computed from them.
 
     A word is told from the numbers in which it occurs. So each is decided by itself, with the words beside it equal or
-    not, whatever they are.
+    not, whatever they are. Where these numbers alone do not tell it, all of them are taken together.
     """
     equal: dict[str, list[Any]] = {str(word): [] for word in words}
+    every = []
     for number in numbers:
         names = list(variables(number.integer))
         again = z3.substitute(number.integer, *((name, _other(name)) for name in names))
+        every.append(number.integer == again)
         for name in names:
-            equal[str(name)].append(number.integer == again)
+            equal[str(name)].append(every[-1])
     for word in words:
-        if (found := satisfied(z3.And(word != _other(word), *equal[str(word)]))) is not None:
+        if satisfied(z3.And(word != _other(word), *equal[str(word)])) is None:
+            continue
+        if (found := satisfied(z3.And(word != _other(word), *every))) is not None:
             return Refutation(f"two values of {word} give the same numbers", found)
     return Proof(len(words))
 
 
+def ran(table: Format, row: Field, at: Sizes, numbers: Numbers) -> Refutation | None:
+    """Decode both values of the field of a refutation; what a refutation does not say is the same in both."""
+    fields = given(table, at, (row.name,))
+    first = with_numbers(fields[row.name], numbers)
+    second = with_numbers(fields[row.name], numbers, OTHER)
+    found = [table.decode({**fields, row.name: each}, at) for each in (first, second)]
+    same = all(np.array_equal(getattr(found[0], part), getattr(found[1], part)) for part in ("products", "offsets"))
+    if not same or np.array_equal(first, second):
+        return None
+    return Refutation(f"two values of {row.name} give the same numbers")
+
+
+def with_numbers(field: symbols.Symbols, numbers: Numbers, other: str = "") -> Array:
+    """The field of a refutation: for each of its variables the number of its name, or 0 where there is none.
+
+    Args:
+        field: of variables.
+        numbers: of the refutation.
+        other: what the name of a variable's other value ends with, where that is wanted and there is one.
+    """
+    values = []
+    for name in map(str, field.data.flat):
+        chosen = next((each for each in (f"{name}{other}", name) if each in numbers), None)
+        values.append(0 if chosen is None else whole(numbers, chosen))
+    bits = np.array(values, f"u{field.dtype.itemsize}")
+    return bits.view(field.dtype).reshape(field.shape)
+
+
 def _other(word: Any) -> Any:
     """The variable for another value of a word."""
-    return z3.BitVec(f"{word}_other", word.size())
+    return z3.BitVec(f"{word}{OTHER}", word.size())
 
 
 def _subject(table: Format, row: Field, at: Sizes) -> str:

@@ -13,12 +13,14 @@ no others.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from functools import partial
 from inspect import getsource
 from itertools import product
 
 import numpy as np
 
+from lowbit.errors import ArgumentError
 from lowbit.kernels import layouts
 from lowbit.kernels.layouts import ColumnPanels, Layout, NestedPanels, ZCurve
 from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES
@@ -26,7 +28,7 @@ from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_cppyy.layout import interleaving, panels
 from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.recipe import PANELS
-from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem
+from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem
 
 MOST_ROWS, MOST_COLUMNS = 9, 9
 """Of column panels and of blocks along the Z-curve."""
@@ -38,10 +40,12 @@ def theorems() -> Iterator[Theorem]:
     """One for each order of blocks, and one for each width of a prepared matrix."""
     for order, (sizes, _) in ORDERS.items():
         statement = f"index is one to one onto 0 … RN − 1, and apply puts each word there; for {sizes}"
-        yield Theorem("layouts", order, statement, partial(getsource, layouts), partial(decide, order))
+        run = partial(ran, order)
+        yield Theorem("layouts", order, statement, partial(getsource, layouts), partial(decide, order), run)
     for bits in BITS:
         statement = "codes, scales and zeros lie in the stream, and no two share a bit; for 1 to 3 units of rows"
-        yield Theorem("layouts", f"prepared-u{bits}", statement, partial(_subject, bits), partial(prepared, bits))
+        run = partial(ran_prepared, bits)
+        yield Theorem("layouts", f"prepared-u{bits}", statement, partial(_subject, bits), partial(prepared, bits), run)
 
 
 def _column_panels() -> Iterator[Layout]:
@@ -84,14 +88,23 @@ def one_to_one(layout: Layout) -> Refutation | None:
     stream, taken = layouts.apply(words, layout), dict[int, tuple[int, int]]()
     for row, column in np.ndindex(words.shape):
         place = layout.index(row, column)
+        numbers = {**vars(layout), "place": place}
         if not 0 <= place < layout.size:
-            return Refutation(f"{layout}: the place of ({row}, {column}) is outside the stream", {"place": place})
+            return Refutation(f"{layout}: the place of ({row}, {column}) is outside the stream", numbers)
         if place in taken:
-            return Refutation(f"{layout}: ({row}, {column}) and {taken[place]} have one place", {"place": place})
+            return Refutation(f"{layout}: ({row}, {column}) and {taken[place]} have one place", numbers)
         taken[place] = row, column
         if stream[place] != words[row, column]:
-            return Refutation(f"{layout}: apply puts ({row}, {column}) elsewhere", {"place": place})
+            return Refutation(f"{layout}: apply puts ({row}, {column}) elsewhere", numbers)
     return None
+
+
+def ran(order: str, numbers: Numbers) -> Refutation | None:
+    """Look at the layout of a refutation alone."""
+    for layout in ORDERS[order][1]():
+        if vars(layout).items() <= numbers.items():
+            return one_to_one(layout)
+    raise ArgumentError("numbers", dict(numbers), f"the sizes of a layout of order {order}")
 
 
 # **Prepared matrices.**
@@ -113,14 +126,31 @@ class Taken:
 
 def prepared(bits: int) -> Outcome:
     """Every prepared matrix of a width, up to some groups and units, with groups that are no whole units."""
-    steps, unit = 0, CODES_PER_UNIT[bits]
+    steps = 0
+    for layout in _prepared(bits):
+        if (found := disjoint(layout)) is not None:
+            return found
+        steps += layout.rows * layout.columns
+    return Proof(steps, "enumeration")
+
+
+def ran_prepared(bits: int, numbers: Numbers) -> Refutation | None:
+    """Look at the prepared matrix of a refutation alone."""
+    for layout in _prepared(bits):
+        if _sizes(layout).items() <= numbers.items():
+            return disjoint(layout)
+    raise ArgumentError("numbers", dict(numbers), f"the sizes of a prepared matrix of {bits} bits")
+
+
+def _sizes(layout: PanelLayout) -> dict[str, int | str]:
+    return {each.name: getattr(layout, each.name) for each in dataclass_fields(layout)}
+
+
+def _prepared(bits: int) -> Iterator[PanelLayout]:
+    unit = CODES_PER_UNIT[bits]
     for units, size in product(range(1, MOST_UNITS + 1), (unit // 2, unit, unit + 1, 2 * unit)):
         for scales, convention, panel in product(SCALE_DTYPES, CONVENTIONS, PANELS):
-            layout = PanelLayout(bits, units * unit, panel + 1, min(size, units * unit), scales, convention, panel)
-            if (found := disjoint(layout)) is not None:
-                return found
-            steps += layout.rows * layout.columns
-    return Proof(steps, "enumeration")
+            yield PanelLayout(bits, units * unit, panel + 1, min(size, units * unit), scales, convention, panel)
 
 
 def disjoint(layout: PanelLayout) -> Refutation | None:
@@ -129,12 +159,14 @@ def disjoint(layout: PanelLayout) -> Refutation | None:
     for row, column in product(range(layout.rows), range(layout.columns)):
         for element, field in layout.index(row, column):
             if not taken.take(element, field.mask):
-                return Refutation(f"{layout}: bits of the code at ({row}, {column}) are taken", {"element": element})
+                numbers = {**_sizes(layout), "element": element}
+                return Refutation(f"{layout}: bits of the code at ({row}, {column}) are taken", numbers)
     for group, panel in product(range(layout.groups), range(layout.panels)):
         first = layout.index_scale(group, panel)
         for element in range(first, first + layout.scale_elements + layout.zero_elements):
             if not taken.take(element, 2**32 - 1):
-                return Refutation(f"{layout}: scales or zeros of group {group} are taken", {"element": element})
+                numbers = {**_sizes(layout), "element": element}
+                return Refutation(f"{layout}: scales or zeros of group {group} are taken", numbers)
     return None
 
 

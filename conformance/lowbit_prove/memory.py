@@ -11,10 +11,10 @@ head sizes and the shapes of blocks, which are constants of their programs, are 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import getsource
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,13 @@ from lowbit_prove import arrays
 from lowbit_prove.accesses import Access, Walk
 from lowbit_prove.arrays import Arrays, Call, segments_hold
 from lowbit_prove.terms import UndecidedError
-from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem, Undecided
+from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided, whole
 
 STATEMENT = "every load and store lies inside the arrays that the caller passes, for all sizes"
 HEAD_DIMS = range(1, 257)
 """Channels of heads whose programs are looked at, one by one."""
+PROGRAM = "program"
+"""In a refutation of a theorem about several programs, which of them it is."""
 BLOCKS = tuple(2**power for power in range(2, 13))
 """Elements of blocks of Block Floating Point whose programs are looked at."""
 
@@ -76,7 +78,9 @@ def _of(kernel: Kernel | StoredKernel, of: Program | Kernel | StoredKernel, subj
     def text() -> str:
         return repr((kernel.recipe, of if isinstance(of, Program) else of.program))
 
-    return Theorem("memory", kernel.name, STATEMENT, text, lambda: decide(subject()))
+    return Theorem(
+        *("memory", kernel.name, STATEMENT, text), lambda: decide(subject()), lambda numbers: ran_on(subject(), numbers)
+    )
 
 
 def theorems() -> Iterator[Theorem]:
@@ -93,6 +97,7 @@ def theorems() -> Iterator[Theorem]:
             *("memory", f"{name}_{table.name}", STATEMENT + which),
             partial("{}\n{}".format, text, getsource(module)),
             partial(decide_all, partial(subjects, table)),
+            partial(_ran_one, partial(subjects, table)),
         )
 
 
@@ -146,8 +151,10 @@ def decide(subject: Subject) -> Outcome:
 def decide_all(subjects: Callable[[], Iterable[Subject]]) -> Outcome:
     """Whether that holds of each of several programs."""
     steps = 0
-    for subject in subjects():
+    for number, subject in enumerate(subjects()):
         outcome = decide(subject)
+        if isinstance(outcome, Refutation):
+            return replace(outcome, numbers={PROGRAM: number, **outcome.numbers})
         if not isinstance(outcome, Proof):
             return outcome
         steps += outcome.steps
@@ -186,6 +193,40 @@ def flat(call: Call) -> dict[str, int]:
     for name, size in call.sizes.items():
         found |= {name: size} if isinstance(size, int) else {f"{name}[{n}]": each for n, each in enumerate(size)}
     return found
+
+
+def ran_on(subject: Subject, numbers: Numbers) -> Refutation | None:
+    """Run a program in the call of a refutation: what it does outside of its arrays, if anything."""
+    if subject.unit and isinstance(found := segments_hold(subject.unit), str):
+        return Refutation(found)
+    error = ran(subject, _call(numbers, subject.arrays.calls[0]))
+    return None if error is None else Refutation(f"the program leaves its memory: {error}")
+
+
+def _ran_one(subjects: Callable[[], Iterable[Subject]], numbers: Numbers) -> Refutation | None:
+    """The same of one of several programs."""
+    place = whole(numbers, PROGRAM)
+    subject = next(islice(subjects(), place, None), None)
+    if subject is None:
+        raise ArgumentError(PROGRAM, place, "the number of one of the theorem's programs")
+    return ran_on(subject, {name: number for name, number in numbers.items() if name != PROGRAM})
+
+
+def _call(numbers: Numbers, like: Call) -> Call:
+    """The call of which `flat` has made these numbers.
+
+    Raises:
+        ArgumentError: a size that another call of the program has is missing, or one is no integer.
+    """
+    found = dict[str, Any]()
+    for name in numbers:
+        size, _, index = name.partition("[")
+        number = whole(numbers, name)
+        found[size] = [*found.get(size, []), number] if index else number
+    for name in (*like.sizes, *like.others):
+        if name not in found:
+            raise ArgumentError(name, "missing", "the sizes of a refutation")
+    return Call(found)
 
 
 class Walker(Machine):

@@ -25,11 +25,12 @@ from inspect import getsource
 from itertools import combinations, islice, permutations
 from typing import Any, Literal, TypeAlias
 
+from lowbit.errors import ArgumentError
 from lowbit.moe import offload
 from lowbit.moe.offload import Arrangement, Event, Offload, Request, Resident, Staged, Trace
 from lowbit_cuda.engine import placement
 from lowbit_cuda.engine.placement import Buffers, LayerCache, Placement
-from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem
+from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, whole
 
 EXPERTS, NEEDED, BUFFERS, LAYERS = 8, 2, 4, 3
 SLOTS = (2,)
@@ -84,7 +85,8 @@ def theorems() -> Iterator[Theorem]:
                 text = f"{name} {memory} {slots}\n{getsource(module)}"
                 statement = f"every request to a sound state leads to a sound state; {slots} slots, {memory}"
                 decision = partial(decide, build, memory, slots)
-                yield Theorem("offload", f"{name}-{memory}-{slots}", statement, partial(str, text), decision)
+                run = partial(ran, build, memory, slots)
+                yield Theorem("offload", f"{name}-{memory}-{slots}", statement, partial(str, text), decision, run)
 
 
 def decide(build: "Build", memory: Memory, slots: int, every: int = 1) -> Outcome:
@@ -95,9 +97,24 @@ def decide(build: "Build", memory: Memory, slots: int, every: int = 1) -> Outcom
             carried_out(build(arrangement, state)(request), state, request, arrangement)
         except LostError as error:
             before, _ = next(islice(cases(memory, slots, every), number, None))
-            return Refutation(str(error), {"state": repr(before), "needed": str(request.needed)})
+            told: Numbers = {"number": number * every, "state": repr(before), "needed": str(request.needed)}
+            return Refutation(str(error), told)
         steps += 1
     return Proof(steps, "enumeration")
+
+
+def ran(build: "Build", memory: Memory, slots: int, numbers: Numbers) -> Refutation | None:
+    """Try the request of a refutation alone, on its state."""
+    number, arrangement = whole(numbers, "number"), Arrangement(LAYERS, EXPERTS, slots, BUFFERS, memory)
+    found = next(islice(cases(memory, slots), number, None), None)
+    if found is None:
+        raise ArgumentError("number", number, "the number of a state and a request")
+    state, request = found
+    try:
+        carried_out(build(arrangement, state)(request), state, request, arrangement)
+    except LostError as error:
+        return Refutation(str(error))
+    return None
 
 
 def cases(memory: Memory, slots: int, every: int = 1) -> Iterator[tuple[State, Request]]:

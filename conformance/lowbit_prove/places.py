@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import z3
 
+from lowbit.arrays import U32
 from lowbit.quantization import packing
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, WORD_BITS, WORDS_PER_UNIT
 from lowbit_cppyy.layout import interleaving
@@ -24,7 +25,7 @@ from lowbit_cppyy.layout.interleaving import fields
 from lowbit_prove import terms
 from lowbit_prove.solver import satisfied
 from lowbit_prove.symbols import Symbols, unknowns
-from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem
+from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, whole
 
 CODE = np.dtype(np.uint8)
 
@@ -33,11 +34,13 @@ def theorems() -> Iterator[Theorem]:
     """Those of each width."""
     for bits in BITS:
         statement = "unpack(words)_k = bits bk … bk + b − 1 of the stream, and pack(unpack(words)) = words"
-        yield Theorem("places", f"packing-u{bits}", statement, partial(_subject, bits, packing), partial(packed, bits))
+        subject = partial(_subject, bits, packing)
+        yield Theorem("places", f"packing-u{bits}", statement, subject, partial(packed, bits), partial(ran, bits))
     for bits in BITS:
         statement = "the fields of code k in interleave(words) hold unpack(words)_k"
         subject = partial(_subject, bits, interleaving)
-        yield Theorem("places", f"interleaving-u{bits}", statement, subject, partial(interleaved, bits))
+        run = partial(ran_interleaved, bits)
+        yield Theorem("places", f"interleaving-u{bits}", statement, subject, partial(interleaved, bits), run)
 
 
 def _subject(bits: int, chapter: ModuleType) -> str:
@@ -71,6 +74,39 @@ def interleaved(bits: int) -> Outcome:
             value = value | terms.extended(part, 8) << field.first
         found.append((f"code {k}", value, codes.data[k, 0], CODE))
     return compared(found)
+
+
+# **On numbers.**
+
+
+def _numbers(bits: int, numbers: Numbers) -> U32:
+    """The words of a refutation; one that it does not name is 0."""
+    names = [str(each) for each in _unit(bits).data[:, 0]]
+    words = [whole(numbers, each, 2**WORD_BITS - 1) if each in numbers else 0 for each in names]
+    return np.array(words, np.uint32)[:, None]
+
+
+def ran(bits: int, numbers: Numbers) -> Refutation | None:
+    """Pack and unpack the words of a refutation."""
+    words = _numbers(bits, numbers)
+    codes = _unchecked(packing.unpack)(words, bits)
+    stream = sum(int(word) << WORD_BITS * place for place, word in enumerate(words[:, 0]))
+    for k, code in enumerate(codes[:, 0].tolist()):
+        if code != stream >> bits * k & (1 << bits) - 1:
+            return Refutation(f"code {k} is {code}")
+    again = _unchecked(packing.pack)(codes, bits)
+    return None if np.array_equal(again, words) else Refutation(f"packed again, the words are {again[:, 0].tolist()}")
+
+
+def ran_interleaved(bits: int, numbers: Numbers) -> Refutation | None:
+    """Interleave the words of a refutation."""
+    words = _numbers(bits, numbers)
+    codes, moved = _unchecked(packing.unpack)(words, bits)[:, 0].tolist(), _moved(words, bits)
+    for k, code in enumerate(codes):
+        parts = [(int(moved[f.word, 0]) >> f.position & (1 << f.width) - 1) << f.first for f in fields(bits, k)]
+        if sum(parts) != code:
+            return Refutation(f"the fields of code {k} hold {sum(parts)}, and the code is {code}")
+    return None
 
 
 def compared(pairs: list[tuple[str, Any, Any, terms.Dtype]]) -> Outcome:

@@ -16,6 +16,7 @@ over its own variables, and that its codes lie at the same bits. Where that does
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import product
 from random import Random
 from typing import Any
@@ -32,7 +33,7 @@ from lowbit_prove.setting import MANTISSA, Setting, smallest, variable
 from lowbit_prove.solver import satisfied
 from lowbit_prove.symbols import Symbols
 from lowbit_prove.terms import UndecidedError
-from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem, Undecided
+from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided
 
 STATEMENT = "y_rj = y_rj + Σ_k x_rk · w_kj in exact arithmetic, for all words, scales, zeros and activations"
 RANDOM = 4
@@ -57,7 +58,12 @@ def _of(kernel: Kernel, program: Callable[[], Program]) -> Theorem:
         return Setting(kernel.recipe, program(), smallest(kernel.recipe))
 
     statement = STATEMENT + (INTEGERS if kernel.recipe.integer else "")
-    return Theorem("products", kernel.name, statement, lambda: repr(setting()), lambda: decide(setting()))
+    run = partial(_ran, setting)
+    return Theorem("products", kernel.name, statement, lambda: repr(setting()), lambda: decide(setting()), run)
+
+
+def _ran(setting: Callable[[], Setting], numbers: Numbers) -> Refutation | None:
+    return ran(setting(), numbers)
 
 
 def decide(setting: Setting) -> Outcome:
@@ -79,12 +85,17 @@ def decide(setting: Setting) -> Outcome:
     return refuted if not isinstance(refuted, int) else Proof(refuted)
 
 
-def ran(kernel: Kernel, numbers: Mapping[str, Any]) -> dict[str, float] | None:
-    """Run a kernel's program on the numbers of a refutation: the first result that is wrong, if one is."""
-    setting = Setting(kernel.recipe, kernel.program, smallest(kernel.recipe))
+def ran(setting: Setting, numbers: Numbers) -> Refutation | None:
+    """Run a program on the numbers of a refutation: the first result that is wrong, if one is."""
     columns = range(setting.first_column, setting.recipe.panel)
     places = [r * setting.recipe.panel + column for r, column in product(range(setting.recipe.rows), columns)]
-    return Demonstration(setting, *read(numbers)).wrong(places)
+    try:
+        wrong = Demonstration(setting, *read(numbers)).wrong(places)
+    except ArgumentError as error:
+        return Refutation(f"the program leaves its memory: {error}")
+    if wrong is None:
+        return None
+    return Refutation("element {place} of y is {given:g}, and should be {wanted:g}".format(**wrong), wrong)
 
 
 def _tried(setting: Setting, why: str, numbers: Mapping[str, int] | None = None) -> Outcome:

@@ -19,6 +19,7 @@ unknown integers (`lowbit_prove.formulas`), and the solver compares.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import getsource
@@ -43,7 +44,7 @@ from lowbit_prove.depths import EXACT, POWER, ZERO, Count, Depths
 from lowbit_prove.formulas import ways
 from lowbit_prove.setting import Setting
 from lowbit_prove.terms import UndecidedError
-from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem, Undecided
+from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided, whole
 
 STATEMENT = "no term meets more roundings than are declared for K rows in groups of g, for all K and g"
 ROWS, SIZE, TOTAL = z3.Ints("rows group_size total")
@@ -53,6 +54,8 @@ RUNNING = 8
 """Running sums of a sum of activations: it takes one more addition for every `RUNNING` rows."""
 
 
+FEW_ROWS = 8192
+"""A refutation has no more rows, if the solver finds one of so few."""
 MOST_CORRECTIONS = 200
 
 
@@ -74,26 +77,44 @@ def of_kernel(kernel: Kernel, program: Program | None = None, declared: Rounding
     def text() -> str:
         return f"{kernel.recipe}\n{derived().program}\n{getsource(backend)}"
 
-    return Theorem("roundings", kernel.name, STATEMENT, text, lambda: _decided(lambda: _matrix(derived(), formula)))
+    def ran(numbers: Numbers) -> Refutation | None:
+        rows, size = whole(numbers, "rows"), whole(numbers, "group_size")
+        return _compared_once(derived().depth(rows, size), formula(rows, size), {"rows": rows, "group_size": size})
+
+    decision = partial(_decided, lambda: _matrix(derived(), formula), ran)
+    return Theorem("roundings", kernel.name, STATEMENT, text, decision, ran)
 
 
 def theorems() -> Iterator[Theorem]:
     """Those of sums along rows and of heads, of each instruction set."""
     for table in TABLES.values():
-        for name, module, decide in (("sums", elementwise, _sums), ("heads", attention, _heads)):
+        for name, module, decide, run in (
+            ("sums", elementwise, _sums, ran_sum),
+            ("heads", attention, _heads, ran_head),
+        ):
             statement = "no term meets more roundings than are declared, for all lengths"
             text = f"{name} {table.name}\n{getsource(module)}{getsource(decode_operations)}"
-            decision = partial(_decided, partial(decide, table))
-            yield Theorem("roundings", f"{name}_{table.name}", statement, partial(str, text), decision)
+            ran = partial(run, table)
+            decision = partial(_decided, partial(decide, table), ran)
+            yield Theorem("roundings", f"{name}_{table.name}", statement, partial(str, text), decision, ran)
 
 
-def _decided(decision: Callable[[], int]) -> Outcome:
+def _decided(decision: Callable[[], int], ran: Callable[[Numbers], Refutation | None]) -> Outcome:
+    """A proof, or a refutation that a run confirms: what is derived for all sizes may be more than a run has."""
     try:
         return Proof(decision())
     except TooManyError as error:
-        return Refutation(str(error), error.numbers)
+        return ran(error.numbers) or Undecided(f"{error}; the program of this size has fewer")
     except UndecidedError as error:
         return Undecided(str(error))
+
+
+def _compared_once(found: int, declared: int, sizes: dict[str, int]) -> Refutation | None:
+    """The roundings of one run beside those that are declared."""
+    if found <= declared:
+        return None
+    error = TooManyError(found, declared, sizes)
+    return Refutation(str(error), error.numbers)
 
 
 # **Growth**: how much more the counts are after an iteration than after the one before.
@@ -244,7 +265,7 @@ def _compared(formula: Roundings, cases: list[Case], each: int) -> int:
         solver = z3.Solver()
         solver.add(*way.conditions, ROWS >= 1, SIZE >= 1, declared < TOTAL, z3.Or(*more))
         if (numbers := _numbers(solver, groups)) is not None:
-            rows, size, found = numbers
+            rows, size, found = _fewer(solver, groups, numbers)
             if found <= formula(rows, size):
                 raise UndecidedError("the formula divides by sizes in another way than a number of groups")
             raise TooManyError(found, formula(rows, size), {"rows": rows, "group_size": size})
@@ -252,7 +273,21 @@ def _compared(formula: Roundings, cases: list[Case], each: int) -> int:
     return steps
 
 
-def _numbers(solver: z3.Solver, groups: Any) -> tuple[int, int, int] | None:
+Sizes: TypeAlias = tuple[int, int, int]
+"""K, the rows of a group and D."""
+
+
+def _fewer(solver: z3.Solver, groups: Any, numbers: Sizes) -> Sizes:
+    """Numbers with at most `FEW_ROWS` rows in the place of larger ones, if some are found."""
+    if numbers[0] <= FEW_ROWS:
+        return numbers
+    solver.add(ROWS <= FEW_ROWS, SIZE <= ROWS)
+    with suppress(UndecidedError):
+        return _numbers(solver, groups) or numbers
+    return numbers
+
+
+def _numbers(solver: z3.Solver, groups: Any) -> Sizes | None:
     """K, the rows of a group and D, where D is larger than declared; None if there are none.
 
     To the solver the number of groups is any for which a few facts hold. Where it takes a wrong one, it is told for
@@ -305,25 +340,22 @@ def _heads(table: InstructionSet) -> int:
     """Scores of heads of every size, and mixes of any number of tokens, 64 at a time."""
     steps = 0
     for head_dim in HEAD_DIMS:
-        program = attention.scores(head_dim, table).program
-        channels = attention.CHANNELS * attention.sixteens(head_dim)
-        x = [EXACT] * head_dim + [ZERO] * (channels - head_dim) + [POWER]  # the bound charges the scale apart
-        found = depths.depth(program, x, {"groups": 1}, table.lanes, once=table.fused)
-        steps += _within(decode_operations.head_roundings, LENGTH, z3.IntVal(found), (head_dim <= LENGTH,))
+        found = z3.IntVal(_score(table, head_dim))
+        steps += _within(decode_operations.head_roundings, LENGTH, found, (head_dim <= LENGTH,))
     return steps + _mixes(table)
+
+
+def _score(table: InstructionSet, head_dim: int) -> int:
+    """D of the scores of a head."""
+    program = attention.scores(head_dim, table).program
+    channels = attention.CHANNELS * attention.sixteens(head_dim)
+    x = [EXACT] * head_dim + [ZERO] * (channels - head_dim) + [POWER]  # the bound charges the scale apart
+    return depths.depth(program, x, {"groups": 1}, table.lanes, once=table.fused)
 
 
 def _mixes(table: InstructionSet) -> int:
     """Mixes: after the first chunk of tokens, each adds to what is there."""
-    chunk, steps = elementwise.CHUNK, 0
-    program = attention.mixed(attention.CHANNELS, table).program
-
-    def mixed(tokens: int, earlier: Count) -> int:
-        y = [earlier] * attention.CHANNELS
-        x = [EXACT] * tokens + [ZERO] * (tokens % 2)
-        Depths(program, {"x": x, "y": y}, {"groups": (tokens + 1) // 2}, once=table.fused).block(program.body)
-        return max(each.roundings for each in y)
-
+    chunk, steps, mixed = elementwise.CHUNK, 0, partial(_mixed, table)
     one = mixed(chunk, ZERO)
     each = mixed(chunk, Count(one)) - one
     for tokens in range(1, chunk + 1):
@@ -332,6 +364,35 @@ def _mixes(table: InstructionSet) -> int:
         found = mixed(tokens, Count(one)) + each * (q - 1)
         steps += _within(decode_operations.head_roundings, chunk * q + tokens, found, (q >= 1,))
     return steps
+
+
+def _mixed(table: InstructionSet, tokens: int, earlier: Count) -> int:
+    """D of a mix of at most 64 tokens, added to what is there."""
+    program = attention.mixed(attention.CHANNELS, table).program
+    y = [earlier] * attention.CHANNELS
+    x = [EXACT] * tokens + [ZERO] * (tokens % 2)
+    Depths(program, {"x": x, "y": y}, {"groups": (tokens + 1) // 2}, once=table.fused).block(program.body)
+    return max(each.roundings for each in y)
+
+
+def ran_sum(table: InstructionSet, numbers: Numbers) -> Refutation | None:
+    """Run the sums of one row, and of its squares."""
+    length, found = whole(numbers, "length"), 0
+    for name in ("sums", "squares"):
+        program = elementwise.pass_kernel(name, table).program
+        y, sizes = [ZERO] * elementwise.CHUNK, {"groups": -(-length // elementwise.CHUNK)}
+        Depths(program, {"y": y}, sizes, once=table.fused).block(program.body)
+        found = max(found, *(each.roundings for each in y))
+    return _compared_once(found + HALVINGS, decode_operations.sum_roundings(length, length), {"length": length})
+
+
+def ran_head(table: InstructionSet, numbers: Numbers) -> Refutation | None:
+    """Run the scores of heads of so many channels, and a mix of so many tokens."""
+    length, y = whole(numbers, "length"), ZERO
+    for first in range(0, length, elementwise.CHUNK):
+        y = Count(_mixed(table, min(elementwise.CHUNK, length - first), y))
+    found = max(y.roundings, _score(table, length) if length <= HEAD_DIMS[-1] else 0)
+    return _compared_once(found, decode_operations.head_roundings(length, length), {"length": length})
 
 
 def _within(formula: Roundings, length: Any, found: Any, facts: Facts) -> int:

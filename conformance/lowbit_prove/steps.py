@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import getsource
-from itertools import chain, combinations, product
+from itertools import chain, combinations, islice, product
 
+from lowbit.errors import ArgumentError
 from lowbit.model import step
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.model.step import BEGIN, END, Line, Program, block, widths
@@ -40,7 +41,7 @@ from lowbit_cppyy.step.phases import (
     phases_of,
     places_of,
 )
-from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem
+from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, whole
 
 STATEMENT = "every value is read as it was written, and no two lines that run at once touch the same columns"
 OPTIONAL = (
@@ -66,7 +67,7 @@ def theorems() -> Iterator[Theorem]:
     """One for each kind of feed-forward part."""
     for name in KINDS:
         text = f"{name}\n{getsource(step)}{getsource(phases)}"
-        yield Theorem("steps", name, STATEMENT, partial(str, text), partial(decide, name))
+        yield Theorem("steps", name, STATEMENT, partial(str, text), partial(decide, name), partial(ran, name))
 
 
 def programs(kind: str, every: int = 1) -> Iterator[tuple[LlamaConfig, Program]]:
@@ -85,14 +86,27 @@ def programs(kind: str, every: int = 1) -> Iterator[tuple[LlamaConfig, Program]]
 def decide(kind: str, every: int = 1, places: PlacesOf = places_of) -> Outcome:
     """Follow the places of every program of a kind."""
     steps = 0
-    for config, program in programs(kind, every):
+    for number, (config, program) in enumerate(programs(kind, every)):
         for one in (False, True):
             try:
                 steps += followed(program, config, places, one_token=one)
             except WrongPlaceError as error:
-                lines = "; ".join(map(str, program))
-                return Refutation(str(error), {"one token": int(one), "hidden": config.hidden, "program": lines})
+                told: Numbers = {"number": number * every, "program": "; ".join(map(str, program))}
+                return Refutation(str(error), {"one token": int(one), "hidden": config.hidden, **told})
     return Proof(steps, "enumeration")
+
+
+def ran(kind: str, numbers: Numbers, places: PlacesOf = places_of) -> Refutation | None:
+    """Follow the places of the program of a refutation alone."""
+    number, one = whole(numbers, "number"), whole(numbers, "one token", 1)
+    found = next(islice(programs(kind), number, None), None)
+    if found is None:
+        raise ArgumentError("number", number, f"the number of a program of {kind}")
+    try:
+        followed(found[1], found[0], places, one_token=bool(one))
+    except WrongPlaceError as error:
+        return Refutation(str(error))
+    return None
 
 
 # **Following.**

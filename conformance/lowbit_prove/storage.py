@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import z3
 
+from lowbit.arrays import F64
 from lowbit.tensor_formats.stored import FORMATS
 from lowbit.tensor_formats.table import Field, Format, Sizes
 from lowbit_cppyy.stored import formats as backend
@@ -28,7 +29,7 @@ from lowbit_prove.reals import REAL
 from lowbit_prove.solver import satisfied
 from lowbit_prove.symbols import Symbols, unknowns
 from lowbit_prove.terms import UndecidedError
-from lowbit_prove.theorem import Outcome, Proof, Refutation, Theorem, Undecided
+from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided
 
 LEFT_OUT = {
     "qzeros": "whether zeros fit in a byte depends on their values",
@@ -65,7 +66,8 @@ def theorems() -> Iterator[Theorem]:
                     statement = f"lowbit_cppyy's parts of a matrix are decode's numbers, for all {row.name}"
                     decided = partial(decide, name, row, at)
                     yield Theorem(
-                        "storage", f"{name}{width}/{row.name}", statement, partial(_subject, row, at, name), decided
+                        *("storage", f"{name}{width}/{row.name}", statement),
+                        *(partial(_subject, row, at, name), decided, partial(ran, name, row, at)),
                     )
 
 
@@ -88,6 +90,24 @@ def decide(name: str, row: Field, at: Sizes) -> Outcome:
     except UndecidedError as error:
         return Undecided(str(error))
     return Proof(at.K * at.N)
+
+
+def ran(name: str, row: Field, at: Sizes, given_: Numbers) -> Refutation | None:
+    """Compare both readings of the matrix of a refutation."""
+    table = FORMATS[name]
+    fields = given(table, at, row.name)
+    fields[row.name] = formats.with_numbers(fields[row.name], given_)
+    decoded = table.decode(fields, at)
+    expected = decoded.products + decoded.offsets
+    if table.block is not None:
+        expected = expected.reshape(at.N, at.K).T
+    seen: Any = Unknown(fields, at.K, tuple(at.options.items()), table.block)
+    found = values_of(backend.PARTS[name](seen))
+    for k, n in np.argwhere(found != expected):
+        return Refutation(
+            f"the number in row {k} and column {n} is {found[k, n]:g}, and decode gives {expected[k, n]:g}"
+        )
+    return None
 
 
 def given(table: Format, at: Sizes, unknown: str) -> dict[str, Any]:
@@ -130,6 +150,12 @@ def numbers(parts: Parts) -> Symbols:
         return found
     back: Symbols = found[np.argsort(parts.order)]
     return back
+
+
+def values_of(parts: Parts) -> F64:
+    """The same of parts that are numbers."""
+    found: F64 = numbers(parts).data.astype(np.float64)
+    return found
 
 
 def values(parts: Parts) -> Symbols:

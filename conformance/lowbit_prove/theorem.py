@@ -3,11 +3,16 @@
 A `Theorem` is a value: what it says, what it is about, and how it is proved. Its proof has one of three outcomes. A
 `Proof` covers every value that the statement speaks of. A `Refutation` has numbers for which the statement is false. A
 statement that is neither proved nor refuted is *undecided*, which counts as a failure.
+
+What is refuted can be run again on its numbers, without the solver (`Theorem.run`): the same program, or function, is
+right on them or wrong.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
+
+from lowbit.contract.checks import check_integer
 
 Kind = Literal[
     "places", "layouts", "formats", "storage", "products", "memory", "roundings", "casts", "steps", "offload"
@@ -32,6 +37,18 @@ class Proof:
     by: Way = "solver"
 
 
+def whole(numbers: "Numbers", name: str, most: int | None = None) -> int:
+    """An integer of at least 0 among the numbers of a refutation.
+
+    Raises:
+        ArgumentError: there is none of this name, it is no integer, or it is out of its range.
+    """
+    number = numbers.get(name)
+    check_integer(name, number, 0, most)
+    assert isinstance(number, int)
+    return number
+
+
 @dataclass(frozen=True)
 class Refutation:
     """The statement is false.
@@ -42,7 +59,7 @@ class Refutation:
     """
 
     reason: str
-    numbers: Mapping[str, int | float | str] = field(default_factory=dict)
+    numbers: "Numbers" = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,7 @@ class Undecided:
 
 
 Outcome: TypeAlias = Proof | Refutation | Undecided
+Numbers: TypeAlias = Mapping[str, int | float | str]
 
 
 @dataclass(frozen=True)
@@ -66,6 +84,8 @@ class Theorem:
         subject: a text that says all about its subject: a program, or the source of a function. A certificate is for
             this text.
         decide: proves or refutes it.
+        run: runs the subject on the numbers of a refutation: what is wrong on them, or None. It raises an error where
+            the numbers are not those of a refutation of this theorem.
     """
 
     kind: Kind
@@ -73,6 +93,7 @@ class Theorem:
     statement: str
     subject: Callable[[], str]
     decide: Callable[[], Outcome]
+    run: Callable[[Numbers], Refutation | None]
 
     @property
     def id(self) -> str:

@@ -81,13 +81,14 @@ def test_without_the_solver_the_command_says_what_to_install(monkeypatch: pytest
 
 
 def test_a_refutation_is_told_with_its_numbers() -> None:
-    theorem = Theorem("products", "some", "y = x", lambda: "", lambda: Undecided(""))
+    theorem = Theorem("products", "some", "y = x", lambda: "", lambda: Undecided(""), lambda numbers: None)
     refuted = Decided(theorem, Refutation("a code is 3", {f"w_{n}": 255 for n in range(20)}), 0.5, False)
     lines = list(command.told(refuted))
     assert (
         lines[1] == "    REFUTED: a code is 3"
         and "    w_0 = 0xff" in lines
-        and lines[-1] == "    and 8 more, with --json"
+        and lines[-2] == "    and 8 more, with --json"
+        and lines[-1].endswith("lowbit prove products/some --json > FILE; lowbit prove --run FILE")
     )
     assert refuted.document["outcome"] == "refutation" and len(refuted.document["numbers"]) == 20
     undecided = Decided(theorem, Undecided("it takes too long"), 0.5, False)

@@ -1,0 +1,134 @@
+"""Replay: what was refuted, run again on its numbers.
+
+A refutation is a case: a theorem and numbers, which ``--json`` writes and ``--run`` reads. The subject runs on the
+numbers without the solver: a program in the specification's interpreter, a cast, a decoder, a machine of states. The
+kernel of a matrix is besides compiled and called, where this processor has its instructions and cppyy is installed.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.linear.integer import ACTIVATIONS
+from lowbit.quantization.bfp import Blocks
+from lowbit.text import one_line
+from lowbit_cppyy.codegen.kernels import Kernel
+from lowbit_cppyy.names import kernel_of
+from lowbit_cppyy.runtime import processor
+from lowbit_prove import catalogue
+from lowbit_prove.demonstration import Demonstration, read
+from lowbit_prove.setting import Setting, smallest
+from lowbit_prove.theorem import Numbers, Refutation, Theorem
+
+
+@dataclass(frozen=True)
+class Run:
+    """A theorem's subject on numbers.
+
+    Attributes:
+        theorem: which.
+        wrong: what is wrong on the numbers; None for nothing.
+        compiled: in words, what the compiled kernel gives; empty for what is no kernel of a matrix.
+    """
+
+    theorem: Theorem
+    wrong: Refutation | None
+    compiled: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """For ``--json``."""
+        wrong = None if self.wrong is None else {"reason": self.wrong.reason, **self.wrong.numbers}
+        return {"kernel": self.theorem.name, "theorem": self.theorem.id, "wrong": wrong, "compiled": self.compiled}
+
+    @property
+    def told(self) -> Iterator[str]:
+        """In words."""
+        yield f"{self.theorem.name}: {'right on these numbers' if self.wrong is None else self.wrong.reason}"
+        if self.compiled:
+            yield f"    {self.compiled}"
+
+
+def runs(names: list[str], path: Path) -> list[Run]:
+    """Run what a file holds: the answer of ``--json``, or numbers for the one theorem that is named.
+
+    Raises:
+        ArgumentError: the file holds neither.
+    """
+    content = _content(path)
+    if isinstance(listed := content.get("theorems"), list):
+        refuted = [each for each in listed if isinstance(each, dict) and each.get("outcome") == "refutation"]
+        wanted = {each.id for each in catalogue.chosen(names)} if names else {each.get("theorem") for each in refuted}
+        return [_run(str(each["theorem"]), each.get("numbers")) for each in refuted if each.get("theorem") in wanted]
+    if len(names) != 1:
+        raise ArgumentError("names", len(names), "one kernel or theorem, with numbers in --run")
+    return [_run(names[0], content.get("numbers", content))]
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ArgumentError("--run", f"{path}: {one_line(str(error))}", "a file with an object of JSON") from error
+    if not isinstance(content, dict):
+        raise ArgumentError("--run", str(path), "a file with an object of JSON")
+    return content
+
+
+def _run(name: str, numbers: object) -> Run:
+    if not isinstance(numbers, dict) or not all(type(each) in (int, float, str) for each in numbers.values()):
+        raise ArgumentError("--run", f"the numbers of {name}", "an object of names and numbers")
+    theorem = _theorem(name)
+    compiled = on_this_machine(kernel_of(theorem.name), numbers) if theorem.kind == "products" else ""
+    return Run(theorem, theorem.run(numbers), compiled)
+
+
+def _theorem(name: str) -> Theorem:
+    """The theorem of a name; of a kernel alone, that of its products."""
+    found = catalogue.chosen([name])
+    if len(found) > 1:
+        found = [each for each in found if each.kind == "products"]
+    if len(found) != 1:
+        raise ArgumentError("names", name, "one kernel or theorem, with numbers in --run")
+    return found[0]
+
+
+def on_this_machine(kernel: Kernel, numbers: Numbers) -> str:
+    """In words, what a kernel gives on the numbers of a refutation when it is compiled and called."""
+    missing = [each for each in kernel.table.requires if not processor.has(each)]
+    if missing:
+        return f"not compiled: this processor lacks {', '.join(missing)}"
+    setting = Setting(kernel.recipe, kernel.program, smallest(kernel.recipe))
+    shown = Demonstration(setting, *read(numbers))
+    try:
+        given = compiled(kernel, shown)
+    except (ImportError, UnavailableError) as error:
+        return f"not compiled: {one_line(str(error))}"
+    same = (given == shown.y.reshape(given.shape))[:, setting.first_column :]
+    if same.all():
+        return "compiled and called on this processor, it gives the same"
+    return f"compiled and called on this processor, it gives other numbers in {int((~same).sum())} columns"
+
+
+def compiled(kernel: Kernel, shown: Demonstration) -> Any:
+    """The product of a demonstration's activations and matrix, by the compiled kernel: float32, rows × columns."""
+    from lowbit_cppyy.runtime.compiler import Linear, Pool, Route, raise_failure, runtime
+
+    layout, x = shown.setting.layout, shown.x
+    route = Route(kernel, shown.setting.activations)
+    linear = Linear(layout, shown.w, Pool(1))
+    out = np.zeros((len(x), layout.columns), np.float32)
+    if kernel.recipe.integer:
+        blocks = Blocks(x.astype(np.int8), np.zeros((len(x), -(-layout.rows // 32)), np.int16), ACTIVATIONS)
+        arguments = blocks.mantissas.view(np.uint8), blocks.exponents, out, len(x)
+        status = runtime().multiply_blocks(linear.handle, route.handle, *arguments)
+    else:
+        status = runtime().multiply(linear.handle, route.handle, x, out, len(x))
+    if status:
+        raise_failure(status)
+    return out
