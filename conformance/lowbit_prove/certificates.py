@@ -114,5 +114,11 @@ def keep(wanted: Certificate, proof: Proof) -> None:
         write_whole(_path(wanted), text.encode(), 0o644)
 
 
+def any_kept() -> bool:
+    """Whether an earlier run has left any certificate."""
+    folder = cache_folder() / "proofs"
+    return folder.is_dir() and next(folder.iterdir(), None) is not None
+
+
 def _path(wanted: Certificate) -> Path:
     return own_folder(cache_folder() / "proofs", "the certificates of proofs") / f"{wanted.key}.json"

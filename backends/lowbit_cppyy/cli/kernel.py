@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lowbit import theorems
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import UnavailableError
 from lowbit.kernels.program import Advance, Comment, Instruction, Loop, Step, live_registers
@@ -70,6 +71,17 @@ def show(
         _print(assembly_of(kernel), "gas")
     else:
         _print(kernel_source(kernel) if whole else kernel.source, "cpp")
+    for line in proved(kernel.name):
+        print(line, file=sys.stderr)
+
+
+def proved(name: str) -> Iterator[str]:
+    """Which theorems hold of a kernel by certificates of earlier proofs, and how to prove the others."""
+    for each in theorems.of_kernel(name):
+        kind = each.theorem.partition("/")[0]
+        yield (
+            f"{kind}: proved, {each.proof}" if each.holds else f"{kind}: no proof is kept; lowbit prove {each.theorem}"
+        )
 
 
 @app.command()

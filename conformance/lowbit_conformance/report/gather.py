@@ -21,6 +21,7 @@ import numpy as np
 
 import lowbit
 import lowbit_conformance
+from lowbit import theorems
 from lowbit.backend import ENTRY_POINTS
 from lowbit.system.entries import entries
 from lowbit.system.threads import usable_processors
@@ -43,7 +44,10 @@ def report_of(tally: Tally, target: Sequence[str], settings: Mapping[str, Any], 
     """
     seconds = round((datetime.now(UTC) - started).total_seconds(), 3)
     when = started.astimezone(UTC).isoformat(timespec="seconds")
-    return Report(suite(), build_of(tally, target), machine(), plain(settings), when, seconds, tally)
+    build = build_of(tally, target)
+    found = [entry.value for entry in entries(ENTRY_POINTS) if entry.name == target[0]]
+    known = tuple(theorems.of_backend(found[0], build.details)) if found else ()
+    return Report(suite(), build, machine(), plain(settings), when, seconds, tally, known)
 
 
 def suite() -> Suite:

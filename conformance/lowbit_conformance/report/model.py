@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lowbit.contract.checks import spoken
+from lowbit.theorems import Known
 from lowbit_conformance.isolation.methods import ADVISORY, ISOLATION
 from lowbit_conformance.report.matrix import matrix
 from lowbit_conformance.suite.tally import Tally, Verdict
@@ -122,6 +123,7 @@ class Report:
         started: when, in UTC, ISO 8601.
         seconds: how long it took.
         tally: the verdicts.
+        theorems: what is known of the backend's kernels by proofs that are no part of this run.
     """
 
     suite: Suite
@@ -131,6 +133,15 @@ class Report:
     started: str
     seconds: float
     tally: Tally
+    theorems: tuple[Known, ...] = ()
+
+    @property
+    def proved(self) -> str:
+        """In words, how many theorems of each kind hold by certificates; empty if nothing is known."""
+        kinds: dict[str, list[bool]] = {}
+        for each in self.theorems:
+            kinds.setdefault(each.theorem.partition("/")[0], []).append(each.holds)
+        return ", ".join(f"{kind} {sum(holds)} of {len(holds)}" for kind, holds in kinds.items())
 
     @property
     def id(self) -> str:
@@ -198,6 +209,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "started": report.started,
         "seconds": report.seconds,
         "certificates": [asdict(certificate) for certificate in tally.certificates],
+        "theorems": [asdict(each) for each in report.theorems],
         "operations": [asdict(row) | {"bound_used": row.shown_share} for row in tally.rows()],
         "matrix": [
             {"operation": line.operation, "groups": line.groups, "bits": bits, **cell.counts()}

@@ -165,6 +165,8 @@ def _show_verdict(report: Report, console: Console) -> None:
             console.print(Text(line, style=STYLES["passed" if certificate.certified else "failed"]), soft_wrap=True)
         for line in folded_lines(certificate.missing):
             console.print(Text(f"    {line}"), soft_wrap=True)
+    for line in _wrapped([f"theorems by certificates: {report.proved}"] if report.proved else []):
+        console.print(Text(line.strip()), soft_wrap=True)
     color = "green" if verdict == "passed" else "red"
     console.print(f"report {report.id}   {report.seconds:.1f} s", highlight=False)
     console.print(Text.assemble(f"{report.build.name}: ", (verdict, f"bold {color}")), soft_wrap=True)

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from lowbit.errors import ArgumentError
 from lowbit.system.storage import write_whole
+from lowbit.theorems import Known
 from lowbit_conformance.report import Report, as_json, report_of, show, text_of, write_html, write_json, write_junit
 from lowbit_conformance.report.document import SCHEMA_FILE
 from lowbit_conformance.report.files import check_writable
@@ -230,6 +231,21 @@ def gathered() -> Report:
     return report_of(
         Tally("numpy", {"numpy": "2"}, {}, 1, VERDICTS_OF_A_RUN[:1]), ["numpy"], settings, datetime.now(UTC)
     )
+
+
+def test_theorems_are_counted_and_listed_and_change_no_id() -> None:
+    """They are known from elsewhere, and are no verdict of the run."""
+    proofs = [
+        Known("memory/a", "inside", "7 steps"),
+        Known("products/a", "right", "7 steps"),
+        Known("products/b", "", ""),
+    ]
+    report = replace(sample(), theorems=tuple(proofs))
+    assert report.proved == "memory 1 of 1, products 1 of 2" and report.id == sample().id and not sample().proved
+    jsonschema.validate(json.loads(text_of(report)), schema())
+    text = StringIO()
+    show(report, Console(file=text, width=80))
+    assert f"theorems by certificates: {report.proved}" in text.getvalue() and report.proved in as_html(report)
 
 
 def test_json_has_a_line_for_each_case(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""What is known: which theorems hold of a kernel or of a backend, by certificates that earlier proofs have left.
+
+A certificate counts only if it is for the program as it is generated today, for today's code and for this solver
+(`certificates.kept`); nothing is proved here. `lowbit.theorems` finds this chapter by its entry point, and ``lowbit
+kernel show`` and the reports of the suite say what it knows.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from lowbit.errors import ArgumentError
+from lowbit.theorems import Known
+from lowbit_prove import catalogue, certificates
+from lowbit_prove.theorem import Theorem
+
+CPPYY = "lowbit_cppyy:CppyyBackend"
+CUDA = "lowbit_cuda.backend:CudaBackend"
+OF_BACKENDS = {CPPYY: ("casts", "steps", "storage"), CUDA: ("offload",)}
+"""By entry point the kinds of theorems that are about all of a backend; those about its kernels name their table."""
+
+
+class KnownProofs:
+    """The prover that `lowbit.theorems` finds."""
+
+    def of_kernel(self, name: str) -> list[Known]:
+        """The theorems about a kernel."""
+        try:
+            return known(catalogue.chosen([name]))
+        except ArgumentError:
+            return []
+
+    def of_backend(self, entry: str, details: Mapping[str, object]) -> list[Known]:
+        """The theorems about the kernels of a backend's instruction set, and about all of it."""
+        if entry not in OF_BACKENDS or not certificates.any_kept():
+            return []
+        kinds = OF_BACKENDS[entry]
+        table = f"_{details['instruction set']}" if "instruction set" in details else None
+        named = [each for each in catalogue.theorems() if table is not None and each.name.endswith(table)]
+        return known([*named, *(each for each in catalogue.theorems() if each.kind in kinds)])
+
+
+def known(theorems: Iterable[Theorem]) -> list[Known]:
+    """What certificates say of theorems."""
+    found = []
+    for each in theorems:
+        proof = certificates.kept(certificates.certificate(each))
+        how = "" if proof is None else f"{proof.steps} steps by {proof.by}, {certificates.solver()}"
+        found.append(Known(each.id, each.statement, how))
+    return found
