@@ -4,9 +4,8 @@ Nothing here knows a format. The table says of each field what it is for (`lowbi
 decides how it is drawn: codes and zeros are any bits, indices run over their range, and scales depend on the tier.
 
 **Lattice.** Float scales are powers of two, so that every weight is a small integer times the least of them. The
-activations are -1, 0 and 1. Few of them are not 0, so that the sum of all magnitudes fits the significand of the
-narrowest type that a sum passes through: the accumulator or the result. An activation is 0 where the type of the
-weights cannot hold a weight of its row. Then every kernel has one right answer.
+activations are -1, 0 and 1. Few of them are not 0, so that every partial sum is exact in each type that it passes
+through (`lowbit_conformance.suite.exact_sums`). Then every kernel has one right answer.
 """
 
 from collections.abc import Mapping
@@ -19,14 +18,12 @@ import numpy as np
 
 from lowbit.arrays import F64, Array
 from lowbit.contract.checks import check_choice
-from lowbit.contract.rounding import Arithmetic, Weights
+from lowbit.contract.rounding import Arithmetic
 from lowbit.numbers.floats import FLOATS, NAMES, Overflow, rounded
 from lowbit.tensor_formats.stored import FORMATS, Result, Stored
 from lowbit.tensor_formats.table import Field, Format, Sizes
 from lowbit_conformance.suite.cases import Case
-
-SIGNIFICANT = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
-"""Bits of a significand."""
+from lowbit_conformance.suite.exact_sums import exact_sums
 
 
 @dataclass(frozen=True)
@@ -111,11 +108,19 @@ floats as any bits too; or all the largest."""
 
 
 def drawn(
-    case: FormatCase, *, powers: bool, codes: Codes = "usual", scales: Mapping[str, tuple[int, ...]] = NONE
+    case: FormatCase,
+    *,
+    powers: bool,
+    codes: Codes = "usual",
+    scales: Mapping[str, tuple[int, ...]] = NONE,
+    kept: Array | None = None,
 ) -> Stored:
-    """A matrix of the case; with `powers`, float scales are powers of two, with the exponents that `scales` has."""
+    """A matrix of the case; with `powers`, float scales are powers of two, with the exponents that `scales` has.
+
+    Only rows that are `kept` have codes other than 0; that is for formats with a code in each byte.
+    """
     at = case.table.sizes(case.rows, case.columns, dict(case.options))
-    return stored_from(case, at, case.generator(), powers=powers, codes=codes, scales=scales)
+    return stored_from(case, at, case.generator(), powers=powers, codes=codes, scales=scales, kept=kept)
 
 
 def stored_from(
@@ -126,6 +131,7 @@ def stored_from(
     powers: bool,
     codes: Codes = "usual",
     scales: Mapping[str, tuple[int, ...]] = NONE,
+    kept: Array | None = None,
 ) -> Stored:
     table = case.table
     outer = () if table.block is None else (at.N, at.K // table.block)
@@ -134,6 +140,8 @@ def stored_from(
     for row in rows:
         if row.role == "codes" and codes != "usual":
             fields[row.name] = other_codes(row, fields[row.name], rng, codes)
+        if row.role == "codes" and kept is not None:
+            fields[row.name] = without(fields[row.name], ~kept)
     for row in (row for row in rows if row.name in scales):
         numbers = np.exp2(rng.choice(scales[row.name], fields[row.name].shape).astype(np.float64))
         fields[row.name] = rounded(numbers, check_choice("dtype", row.dtype, NAMES))
@@ -161,6 +169,13 @@ def other_codes(row: Field, usual: Array, rng: np.random.Generator, codes: Codes
         most = 127 if usual.dtype == np.int8 else -1 if usual.dtype.kind == "i" else np.iinfo(usual.dtype).max
         return np.full_like(usual, most)
     return usual
+
+
+def without(codes: Array, rows: Array) -> Array:
+    """Codes of N × K bytes, those of some rows of the matrix set to 0."""
+    octets = codes.view(np.uint8).reshape(-1, rows.size).copy()
+    octets[:, rows] = 0
+    return octets.view(codes.dtype).reshape(codes.shape)
 
 
 def field(row: Field, shape: tuple[int, ...], at: Sizes, rng: np.random.Generator, *, powers: bool) -> Array:
@@ -206,40 +221,12 @@ def random_numbers(case: FormatCase) -> F64:
     return rng.normal(size=(case.vectors, case.rows)) * np.exp(rng.normal(0, 1, case.rows))
 
 
-def lattice_numbers(case: FormatCase, weights: Stored, arithmetic: Arithmetic) -> F64:
-    """T × K numbers of -1, 0 and 1, with zeros enough that every partial sum is exact."""
-    terms, rng = weights.terms, case.generator()
-    usable = np.flatnonzero(representable(terms.values, arithmetic.weights).all(axis=1))
-    unit = least_unit(terms.products, np.asarray(terms.offsets))
-    bits = min(SIGNIFICANT[arithmetic.accumulator], SIGNIFICANT[case.result])
-    if arithmetic.accumulator == "float16" or arithmetic.promotion:
-        bits = min(bits, SIGNIFICANT["float16"])
-    costs = terms.magnitudes.max(axis=1)
-    x = np.zeros((case.vectors, case.rows))
-    for row in x:
-        budget = 2.0**bits * unit
-        for k in rng.permutation(usable):
-            if costs[k] <= budget:
-                row[k] = rng.choice((-1, 1))
-                budget -= costs[k]
-    return x
+def lattice_numbers(case: FormatCase, weights: Stored, arithmetic: Arithmetic) -> tuple[F64, Array]:
+    """T × K numbers of -1, 0 and 1, and which elements of the T × N results have one right answer."""
+    types = (accumulated(arithmetic), case.result)
+    return exact_sums(weights, case.vectors, arithmetic.weights, types, case.generator())
 
 
-def representable(values: F64, name: Weights) -> Array:
-    """Which numbers a type of weights holds; all of them where no weight is formed."""
-    if name == "exact":
-        return np.ones(values.shape, bool)
-    kept = rounded(np.ascontiguousarray(values), name).astype(np.float64)
-    return np.asarray(kept == values)
-
-
-def least_unit(*arrays: Array) -> float:
-    """The largest power of two of which all numbers are multiples."""
-    found = [np.abs(each[each != 0]).reshape(-1) for each in map(np.asarray, arrays)]
-    numbers = np.concatenate(found)
-    if numbers.size == 0:
-        return 1.0
-    fraction, exponent = np.frexp(numbers)
-    significand = np.ldexp(fraction, 53).astype(np.int64)
-    trailing = np.log2((significand & -significand).astype(np.float64)).astype(np.int64)
-    return float(2.0 ** int((exponent - 53 + trailing).min()))
+def accumulated(arithmetic: Arithmetic) -> str:
+    """The narrowest type that a sum is kept in."""
+    return "float16" if arithmetic.promotion else arithmetic.accumulator

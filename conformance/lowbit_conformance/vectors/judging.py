@@ -26,6 +26,7 @@ from lowbit.model.bounds import rms_norm_bound
 from lowbit.operations import OPERATIONS
 from lowbit.tensor_formats.stored import Result, Stored
 from lowbit_conformance import bounds
+from lowbit_conformance.suite.exact_sums import exact_products
 
 DIRECT = Arithmetic("direct", "float32", any_order)
 DEQUANTISED = Arithmetic("dequantised", "float32", any_order)
@@ -82,6 +83,16 @@ def _stored_bound(x: Any, weights: Stored, result: Result, arithmetic: Arithmeti
     return Bound(bound.limit.reshape(exact.shape), bound.gauge.reshape(exact.shape), bound.derivation)
 
 
+def _exact(x: Any, weights: Stored, result: Result) -> bool:
+    """Whether a product with a stored matrix has one right answer in the stated arithmetic."""
+    cast = isinstance(x, Stored)
+    numbers = x.values.T if cast else np.atleast_2d(x).astype(np.float64)
+    if not np.isfinite(numbers).all() or (cast and np.any(of_sums(x, weights))):
+        return False
+    kind = "float32" if cast else x.dtype.name
+    return bool(exact_products(numbers, weights, ("float32", result), kind).all())
+
+
 BOUNDS: Mapping[str, Callable[..., Bound]] = {
     **bounds.BOUNDS,
     "attention.attend_residual": _attend_residual_bound,
@@ -110,6 +121,8 @@ def right_answer(operation: str, arguments: Mapping[str, Any], exact: Any) -> di
     with np.errstate(all="ignore"):
         kept = in_type(exact, OPERATIONS[operation].result_type(**arguments))
         representable = np.array_equal(kept.astype(np.float64), exact)
+    if operation in STORED_PRODUCTS:
+        representable = representable and _exact(**arguments)
     answer: dict[str, Any] = {"exact": as_json(exact), "flags": set(), "representable": bool(representable)}
     if operation not in BOUNDS:
         answer["flags"].add("residual")

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lowbit.arrays import F64
+from lowbit.arrays import F64, Array
 from lowbit.contract.rounding import ETA, UNIT_ROUNDOFF, Arithmetic, Bound
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import FORMATS, Stored
@@ -28,14 +28,13 @@ from lowbit_conformance.suite.clauses.test_formats import (
     share_of,
     share_used,
 )
+from lowbit_conformance.suite.exact_sums import exact_sums
 from lowbit_conformance.suite.format_inputs import (
-    SIGNIFICANT,
     FormatCase,
+    accumulated,
     activations,
     drawn,
-    least_unit,
     random_numbers,
-    representable,
 )
 from lowbit_conformance.suite.marking import Record, Settings, checks
 
@@ -71,35 +70,24 @@ def deep(clause: str, settings: Settings) -> Iterator[FormatCase]:
 def test_products_round_only_their_result(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """Sums that fill the declared accumulator are exact in it, and so nothing but the result may be rounded."""
     weights, declared = drawn(case, powers=True), arithmetic(backend, case)
-    x = activations(case, deep_numbers(case, weights, declared))
+    numbers, judged = deep_numbers(case, weights, declared)
+    x = activations(case, numbers)
     given = backend.run(case.operation, x, weights, case.result)
     exact = exact_of(case, x, weights)
     rounds = case.result != declared.accumulator
     limit = UNIT_ROUNDOFF[case.result] * np.abs(exact) + ETA[case.result] if rounds else np.zeros(exact.shape)
-    limit = np.where(np.abs(exact) + limit > FLOATS[case.result].largest, np.inf, limit)
+    known = judged.reshape(exact.shape) & (np.abs(exact) + limit <= FLOATS[case.result].largest)
+    limit = np.where(known, limit, np.inf)
     gauge = np.abs(np.atleast_2d(x).astype(np.float64)) @ weights.terms.magnitudes
     bound = Bound(limit, gauge.reshape(exact.shape), f"exact sums, rounded to {case.result}")
     record_property("share", share_of(given, exact, bound, case))
 
 
-def deep_numbers(case: FormatCase, weights: Stored, declared: Arithmetic) -> F64:
-    """T × K integers, as large as keeps every partial sum exact in the accumulator; of both signs, or of one."""
-    terms, rng = weights.terms, case.generator()
-    usable = np.flatnonzero(representable(terms.values, declared.weights).all(axis=1))
-    narrow = declared.accumulator == "float16"
-    budget = 2.0 ** (11 if narrow else SIGNIFICANT[declared.accumulator])
-    budget *= least_unit(terms.products, np.asarray(terms.offsets))
-    costs = terms.magnitudes.max(axis=1)
-    x = np.zeros((case.vectors, case.rows))
-    for row in x:
-        left = budget
-        for k in rng.permutation(usable):
-            most = LARGEST_STEP if costs[k] == 0 else min(LARGEST_STEP, left // costs[k])
-            if most >= 1:
-                sign = 1 if case.variant == "one-signed" else rng.choice((-1, 1))
-                row[k] = sign * rng.integers(1, int(most) + 1)
-                left -= abs(row[k]) * costs[k]
-    return x
+def deep_numbers(case: FormatCase, weights: Stored, declared: Arithmetic) -> tuple[F64, Array]:
+    """T × K integers as large as keeps partial sums exact in the accumulator, of both signs or of one; and where."""
+    types, rng = (accumulated(declared),), case.generator()
+    signs = case.variant != "one-signed"
+    return exact_sums(weights, case.vectors, declared.weights, types, rng, LARGEST_STEP, signs)
 
 
 # **Scaled.**

@@ -1,0 +1,102 @@
+r"""Activations whose products with a stored matrix have one right answer: every partial sum is exact.
+
+A sum of the terms :math:`x_k W_{kj}` of a column j is exact in any order in a type with unit roundoff u where
+
+.. math:: \sum_k |x_k| \, m_{kj} \le \frac{1}{u} \min_{k : x_k \ne 0} p_{kj},
+
+if x has integers, :math:`m_{kj}` is the magnitude of a weight, and :math:`p_{kj}` is the largest power of two of which
+its parts are multiples. The sum must not overflow, and no :math:`p_{kj}` may lie below the least subnormal number.
+
+Elements of x are 0 so that this holds. It may hold in some columns only, as for results of bfloat16; these are judged.
+Each vector takes as many rows as make the number of judged weights largest.
+"""
+
+import numpy as np
+
+from lowbit.arrays import F64, Array
+from lowbit.contract.rounding import ETA, LARGEST, UNIT_ROUNDOFF, Weights
+from lowbit.numbers.floats import rounded
+from lowbit.tensor_formats.stored import Stored
+
+
+def exact_sums(
+    weights: Stored,
+    vectors: int,
+    kind: Weights,
+    types: tuple[str, ...],
+    rng: np.random.Generator,
+    largest: int = 1,
+    signs: bool = True,
+) -> tuple[F64, Array]:
+    """Integers whose products with a matrix are exact in each of some types.
+
+    Args:
+        weights: K × N.
+        vectors: T.
+        kind: the type that holds a weight before it is multiplied; a weight that it cannot hold is not judged.
+        types: those that a sum passes through.
+        rng: what rows and signs are drawn from.
+        largest: no element is larger.
+        signs: whether there are negative elements.
+
+    Returns:
+        T × K integers, and which elements of the T × N results are exact.
+    """
+    units, magnitudes = units_of(weights), weights.terms.magnitudes
+    held = representable(weights.terms.values, kind)
+    alone = (held & within(magnitudes, units, types)).sum(axis=1)
+    x, judged = np.zeros((vectors, weights.rows)), np.zeros((vectors, weights.columns), bool)
+    for row, exact in zip(x, judged, strict=True):
+        order = rng.permutation(weights.rows)
+        order = order[np.argsort(-alone[order], kind="stable")]
+        steps = rng.integers(1, largest + 1, weights.rows).astype(np.float64)
+        sums = np.cumsum(steps[:, np.newaxis] * magnitudes[order], axis=0)
+        fits = within(sums, np.minimum.accumulate(units[order]), types) & np.logical_and.accumulate(held[order])
+        count = 1 + int(np.argmax(fits.sum(axis=1) * np.arange(1, weights.rows + 1)))
+        row[order[:count]] = steps[:count] * (rng.choice((-1, 1), count) if signs else 1)
+        exact[:] = fits[count - 1]
+    return x, judged
+
+
+def exact_products(x: F64, weights: Stored, types: tuple[str, ...], kind: Weights = "exact") -> Array:
+    """Which elements of X W are exact sums in each of some types, for any X of T × K: T × N.
+
+    A weight that is multiplied must be held by `kind`.
+    """
+    units, held = units_of(weights), representable(weights.terms.values, kind)
+    least = np.stack([(unit_of(row)[:, np.newaxis] * units).min(axis=0) for row in x])
+    exact = within(np.abs(x) @ weights.terms.magnitudes, least, types)
+    return np.asarray(exact & ((x != 0) @ ~held == 0))
+
+
+def within(sums: F64, units: F64, types: tuple[str, ...]) -> Array:
+    """Whether sums of magnitudes, of multiples of these powers of two, are exact in each of some types."""
+    roundoff, least = (max(table[each] for each in types) for table in (UNIT_ROUNDOFF, ETA))
+    largest = min(LARGEST.get(each, np.inf) for each in types)
+    return np.asarray((sums <= units / roundoff) & (sums <= largest) & (units >= 2 * least))
+
+
+def units_of(weights: Stored) -> F64:
+    """The largest power of two of which both parts of each weight are multiples: K × N."""
+    offsets = np.broadcast_to(weights.terms.offsets, weights.terms.products.shape)
+    return np.minimum(unit_of(weights.terms.products), unit_of(offsets))
+
+
+def unit_of(values: F64) -> F64:
+    """The largest power of two of which each number is a multiple; infinity for 0.
+
+    >>> unit_of(np.array([12.0, 0.75, 0.0]))
+    array([4.  , 0.25,  inf])
+    """
+    fraction, exponent = np.frexp(values)
+    significand = np.abs(np.ldexp(fraction, 53)).astype(np.int64)
+    lowest = (significand & -significand).astype(np.float64)
+    return np.where(values == 0, np.inf, np.ldexp(lowest, exponent - 53))
+
+
+def representable(values: F64, name: Weights) -> Array:
+    """Which numbers a type of weights holds; all of them where no weight is formed."""
+    if name == "exact":
+        return np.ones(values.shape, bool)
+    kept = rounded(np.ascontiguousarray(values), name).astype(np.float64)
+    return np.asarray(kept == values)
