@@ -49,12 +49,15 @@ def exact_sums(
     for row, exact in zip(x, judged, strict=True):
         order = rng.permutation(weights.rows)
         order = order[np.argsort(-alone[order], kind="stable")]
-        steps = rng.integers(1, largest + 1, weights.rows).astype(np.float64)
-        sums = np.cumsum(steps[:, np.newaxis] * magnitudes[order], axis=0)
-        fits = within(sums, np.minimum.accumulate(units[order]), types) & np.logical_and.accumulate(held[order])
-        count = 1 + int(np.argmax(fits.sum(axis=1) * np.arange(1, weights.rows + 1)))
+        for most in (largest, 1):
+            steps = rng.integers(1, most + 1, weights.rows).astype(np.float64)
+            sums = np.cumsum(steps[:, np.newaxis] * magnitudes[order], axis=0)
+            fits = within(sums, np.minimum.accumulate(units[order]), types) & np.logical_and.accumulate(held[order])
+            count = 1 + int(np.argmax(fits.sum(axis=1) * np.arange(1, weights.rows + 1)))
+            exact[:] = fits[count - 1]
+            if exact.any():
+                break  # else not even one row fits so many times
         row[order[:count]] = steps[:count] * (rng.choice((-1, 1), count) if signs else 1)
-        exact[:] = fits[count - 1]
     return x, judged
 
 

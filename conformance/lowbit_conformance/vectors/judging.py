@@ -18,7 +18,7 @@ from lowbit.attention.stored import attend_stored_bound
 from lowbit.backend.reference import STORED_PRODUCTS, in_type
 from lowbit.backend.wire import as_json
 from lowbit.contract.operation import Promise
-from lowbit.contract.rounding import Arithmetic, Bound, any_order
+from lowbit.contract.rounding import Arithmetic, Bound, Weights, any_order
 from lowbit.linear.bounds import linear_bound
 from lowbit.linear.integer_bounds import integer_loop
 from lowbit.linear.stored_bounds import of_sums, stored_bound
@@ -89,7 +89,7 @@ def _exact(x: Any, weights: Stored, result: Result) -> bool:
     numbers = x.values.T if cast else np.atleast_2d(x).astype(np.float64)
     if not np.isfinite(numbers).all() or (cast and np.any(of_sums(x, weights))):
         return False
-    kind = "float32" if cast else x.dtype.name
+    kind: Weights = "float32" if cast else x.dtype.name
     return bool(exact_products(numbers, weights, ("float32", result), kind).all())
 
 

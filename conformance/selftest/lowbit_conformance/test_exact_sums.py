@@ -19,8 +19,6 @@ KINDS: tuple[tuple[str, Arithmetic], ...] = (
     ("bfloat16", Arithmetic("dequantised", weights="bfloat16")),
     ("float32", Arithmetic("direct", weights="exact")),
 )
-NONE = ("hqq-axis0-meta", "float16")
-"""Its zeros and scales have 8 bits each, and so their products have more than a float16."""
 FEW = Settings(seeds=range(1))
 
 
@@ -42,7 +40,7 @@ def test_every_format_has_judged_sums(name: str, result: str, arithmetic: Arithm
         deep_numbers(case, weights, arithmetic),
     ):
         assert numbers.any(axis=1).all(), case.id
-        assert judged.any(axis=1).all() == ((name, result) != NONE), case.id
+        assert judged.any(axis=1).all(), case.id
 
 
 @pytest.mark.parametrize("kind", ("float16", "bfloat16", "float32"))
@@ -57,7 +55,8 @@ def test_sums_are_exact_in_every_order(name: str, kind: Weights) -> None:
         total = np.zeros(judged.shape, dtype)
         for k in order:
             for part in parts:
-                total = total + (x[:, k, np.newaxis] * part[k]).astype(dtype)
+                with np.errstate(over="ignore", invalid="ignore"):  # in columns that are not judged
+                    total = total + (x[:, k, np.newaxis] * part[k]).astype(dtype)
         assert (total.astype(np.float64) == x @ weights.values)[judged].all()
 
 
