@@ -122,6 +122,11 @@ def _scaled(offset: int) -> Iterator[Step]:
     yield store(offset, "a")
 
 
+def _widened(offset: int) -> Iterator[Step]:
+    yield Instruction("load_half", "a", (Address("w", offset // 2),))
+    yield store(offset, "a")
+
+
 def _normed(offset: int) -> Iterator[Step]:
     yield load("a", "w", offset)
     yield load("b", "s", offset)
@@ -192,6 +197,10 @@ PASSES: Mapping[str, tuple[str, Callable[[int], Program]]] = MappingProxyType(
             lambda lanes: elementwise(lanes, (*CONSTANTS, scalar("minus")), _exponentials, _ONE_ROW),
         ),
         "scaled": ("y = w * x[0]", lambda lanes: elementwise(lanes, (scalar("factor"),), _scaled, _ONE_ROW)),
+        "widened": (
+            "y = w, float16 as float32",
+            lambda lanes: elementwise(lanes, (), _widened, {"w": CHUNK // 2, "y": CHUNK}),
+        ),
         "normed": ("y = w * x[0] * s", lambda lanes: elementwise(lanes, (scalar("factor"),), _normed, _TWO_ROWS)),
         "gated": (
             "y = silu(w) * s",

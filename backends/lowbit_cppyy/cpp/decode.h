@@ -185,16 +185,22 @@ struct Heads {
   std::int64_t channels() const { return (d + 15) / 16 * 16; }
 };
 
+// Zeros behind the rows of `seen` tokens of a copy: as many as a kernel may read.
+inline void fill_behind(const KernelSet& kernels, const Heads& shape, std::int64_t seen, float* copy) {
+  const std::int64_t read = (seen + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
+  std::fill(copy + seen * shape.d, copy + read * shape.d + shape.channels() - shape.d, 0.0f);
+}
+
 // The rows of `chunk` tokens, of which `left` are visible, for a kernel to read: in place, or copied where fewer are
 // left or a kernel would read beyond the last row of the head. It reads `channels` elements from the start of each row,
-// which for narrow heads are several rows. The copy is followed by as many zeros as a kernel may read.
+// which for narrow heads are several rows.
 inline const float* rows_at(const KernelSet& kernels, const Heads& shape, const float* rows, std::int64_t first,
                             std::int64_t left, float* copy) {
   const std::int64_t end = (first + chunk - 1) * shape.d + shape.channels();
   if (left >= chunk && end <= shape.length * shape.d) return rows + first * shape.d;
-  const std::int64_t seen = std::min(left, chunk), read = (seen + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
+  const std::int64_t seen = std::min(left, chunk);
   std::memcpy(copy, rows + first * shape.d, seen * shape.d * sizeof(float));
-  std::fill(copy + seen * shape.d, copy + read * shape.d + shape.channels() - shape.d, 0.0f);
+  fill_behind(kernels, shape, seen, copy);
   return copy;
 }
 
@@ -202,10 +208,12 @@ inline std::int64_t attention_room(const Heads& shape, std::int64_t heads) {
   return chunk * shape.d + 16 + heads * (2 * shape.channels() + 16 + (shape.length + chunk - 1) / chunk * chunk);
 }
 
-// Query heads h0 .. h1 of one token, which all read key-value head j. `room` has space for `attention_room` floats.
-inline void attend_heads(const KernelSet& kernels, const Heads& shape, const float* queries, const float* keys,
-                         const float* values, std::int64_t token, std::int64_t j, std::int64_t h0, std::int64_t h1,
-                         float* room, float* out) {
+// Query heads h0 .. h1 of one token, which all read one key-value head. `keys(first, left, copy)` and `values` give its
+// rows as `rows_at` does. `room` has space for `attention_room` floats.
+template <class Keys, class Values>
+inline void attend_heads(const KernelSet& kernels, const Heads& shape, const float* queries, const Keys& keys,
+                         const Values& values, std::int64_t token, std::int64_t h0, std::int64_t h1, float* room,
+                         float* out) {
   const std::int64_t d = shape.d, channels = shape.channels(), end = shape.length - shape.tokens + token + 1;
   const std::int64_t start = shape.window > 0 ? std::max<std::int64_t>(0, end - shape.window) : 0, seen = end - start;
   const std::int64_t padded = (seen + chunk - 1) / chunk * chunk;
@@ -219,7 +227,7 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
     query(h)[channels] = static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
   }
   for (std::int64_t u = 0; u < seen; u += chunk) {
-    const float* const rows = rows_at(kernels, shape, keys + j * shape.key_stride, start + u, seen - u, copy);
+    const float* const rows = keys(start + u, seen - u, copy);
     const std::int64_t iterations = (std::min(seen - u, chunk) + kernels.lanes - 1) / kernels.lanes;
     for (std::int64_t h = h0; h < h1; ++h)
       kernels.call[0](elements(rows), nullptr, nullptr, query(h), probabilities(h) + u, Sizes{iterations});
@@ -230,7 +238,7 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
     each(kernels.call[2], &minus, probabilities(h), nullptr, padded, probabilities(h));
   }
   for (std::int64_t u = 0; u < seen; u += chunk) {
-    const float* const rows = rows_at(kernels, shape, values + j * shape.value_stride, start + u, seen - u, copy);
+    const float* const rows = values(start + u, seen - u, copy);
     for (std::int64_t h = h0; h < h1; ++h)
       for (std::int64_t c = 0; c < channels; c += kernels.channels)
         kernels.call[4](elements(rows + c), nullptr, nullptr, probabilities(h) + u, mix(h) + c,
@@ -242,7 +250,7 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
   }
 }
 
-// scores, largest, exponentials, sums, mixed, scaled. The query heads of a key-value head are computed together, so
+// scores, largest, exponentials, sums, mixed, scaled, and for caches of float16 widened. The query heads of a key-value head are computed together, so
 // that its rows are read from memory once; where that leaves threads without work, they are computed one by one.
 inline Status attend(const KernelSet& kernels, const Heads& shape, const float* queries, const float* keys,
                      const float* values, float* out) {
@@ -253,8 +261,13 @@ inline Status attend(const KernelSet& kernels, const Heads& shape, const float* 
   return spread_with(*kernels.pool, jobs * parts, work, bytes, [&](std::int64_t first, std::int64_t last, void* room) {
     for (std::int64_t job = first; job < last; ++job) {
       const std::int64_t token = job / (shape.kv_heads * parts), h = job % (shape.kv_heads * parts) * heads;
-      attend_heads(kernels, shape, queries, keys, values, token, h / group, h, h + heads,
-                   static_cast<float*>(room), out);
+      const auto rows_of = [&](const float* rows) {
+        return [&kernels, &shape, rows](std::int64_t start, std::int64_t left, float* copy) {
+          return rows_at(kernels, shape, rows, start, left, copy);
+        };
+      };
+      attend_heads(kernels, shape, queries, rows_of(keys + h / group * shape.key_stride),
+                   rows_of(values + h / group * shape.value_stride), token, h, h + heads, static_cast<float*>(room), out);
     }
   });
 }

@@ -7,7 +7,7 @@
 // neither on the number of threads nor on what a thread does: a part is computed as the operation alone computes it.
 #pragma once
 
-#include "casts.h"
+#include "cache.h"
 #include "fences.h"
 #include "routing.h"
 
@@ -128,8 +128,12 @@ struct Team {
   void wait() const {
     if (threads > 1) barrier->wait(threads);
   }
-  // What fails is found at the end of the step, so that all threads do the same until then.
-  void fail(int status) const { failure->store(status, std::memory_order_relaxed); }
+  // What fails is found at the end of the step, so that all threads do the same until then. The first failure is told,
+  // of which others may be consequences.
+  void fail(int status) const {
+    int none = OK;
+    failure->compare_exchange_strong(none, status, std::memory_order_relaxed);
+  }
 
   std::int64_t first(std::int64_t count) const { return count * thread / threads; }
   std::int64_t last(std::int64_t count) const { return count * (thread + 1) / threads; }
@@ -298,24 +302,30 @@ inline void add_to(float* y, const float* bias, std::int64_t n) {
 // Where a token stands in its sequence, and the cache of that sequence: of all blocks, heads of `capacity` rows each.
 struct Place {
   std::int64_t position, capacity;
-  float *keys, *values;
+  std::uint8_t *keys, *values;
+};
+
+// How keys and values are kept: values of Type, or BFP12.
+struct Kept {
+  std::int64_t keys, values;
 };
 
 // Attention of each token over its cache, which holds the token itself. `before` are the heads of the blocks before this
 // one. Every thread takes one group of heads after the other, since later tokens see more.
-inline void attend_rows(const Team& team, const KernelSet& kernels, const Place* places, std::int64_t before,
-                        std::int64_t query_heads, std::int64_t kv_heads, std::int64_t d, std::int64_t window,
+inline void attend_rows(const Team& team, const KernelSet& kernels, const Kept& kept, const Place* places,
+                        std::int64_t before, std::int64_t query_heads, std::int64_t kv_heads, std::int64_t d, std::int64_t window,
                         const float* queries, float* out) {
   const std::int64_t group = query_heads / kv_heads, jobs = team.tokens * kv_heads;
   const std::int64_t parts = jobs % team.threads != 0 && jobs < 8 * team.threads ? group : 1, heads = group / parts;
   for (std::int64_t job = team.thread; job < jobs * parts; job += team.threads) {
     const std::int64_t token = job / (kv_heads * parts), h = job % (kv_heads * parts) * heads;
     const Place& place = places[token];
-    const std::int64_t length = place.position + 1, apart = place.capacity * d;
-    const Heads shape{1, query_heads, kv_heads, length, d, std::min(window, length), apart, apart};
+    const std::int64_t length = place.position + 1, first = (before + h / group) * place.capacity;
+    const Heads shape{1, query_heads, kv_heads, length, d, std::min(window, length), 0, 0};
+    const KeptRows keys{kernels, shape, kept.keys, place.keys + first * row_bytes(kept.keys, d)};
+    const KeptRows values{kernels, shape, kept.values, place.values + first * row_bytes(kept.values, d)};
     const std::int64_t row = token * query_heads * d;
-    attend_heads(kernels, shape, queries + row, place.keys + before * apart, place.values + before * apart, 0, h / group, h,
-                 h + heads, reinterpret_cast<float*>(team.own), out + row);
+    attend_heads(kernels, shape, queries + row, keys, values, 0, h, h + heads, reinterpret_cast<float*>(team.own), out + row);
   }
 }
 
@@ -348,6 +358,7 @@ struct Model {
   const KernelSet *norm, *gate, *rotation, *heads;
   const std::int64_t* partners;
   std::int64_t hidden, head_dim, query_heads, kv_heads, value_columns;
+  Kept kept;
   Barrier barrier;
   std::atomic<int> failure{OK};
   std::vector<float> memory;
@@ -610,7 +621,7 @@ inline std::uintptr_t create_products(const std::int64_t* numbers, std::int64_t 
 
 inline void destroy_products(std::uintptr_t products) { delete at<Products>(products); }
 
-// `numbers`: hidden, head_dim, query heads, key-value heads, columns of values. `addresses`: the pool, the step, the
+// `numbers`: hidden, head_dim, query heads, key-value heads, columns of values, how keys and values are kept. `addresses`: the pool, the step, the
 // kernel sets of norm, gate, rotation and heads, the partners; then the vectors.
 inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint64_t* addresses, std::int64_t vectors) {
   Model* const made = new Model{};
@@ -621,7 +632,7 @@ inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint6
   made->partners = at<std::int64_t>(addresses[6]);
   for (std::int64_t n = 0; n < vectors; ++n) made->vectors.push_back(at<float>(addresses[7 + n]));
   made->hidden = numbers[0], made->head_dim = numbers[1], made->query_heads = numbers[2], made->kv_heads = numbers[3];
-  made->value_columns = numbers[4];
+  made->value_columns = numbers[4], made->kept = {numbers[5], numbers[6]};
   return reinterpret_cast<std::uintptr_t>(made);
 }
 
@@ -630,8 +641,8 @@ inline void destroy_model(std::uintptr_t model) { delete at<Model>(model); }
 // Tokens of one sequence, from a position on. `x` is the residual stream, which is overwritten; `products` are the
 // addresses of three tables, `angles` one for each base. `logits` are written where `scored`.
 inline int run_step(std::uintptr_t model, const std::uint64_t* products, std::int64_t tokens, float* x,
-                    const std::uint64_t* angles, float* hidden, std::int64_t position, std::int64_t capacity, float* keys,
-                    float* values, float* logits, bool scored) {
+                    const std::uint64_t* angles, float* hidden, std::int64_t position, std::int64_t capacity,
+                    std::uint8_t* keys, std::uint8_t* values, float* logits, bool scored) {
   if (tokens == 0) return OK;
   std::vector<Place> places;
   for (std::int64_t t = 0; t < tokens; ++t) places.push_back({position + t, capacity, keys, values});
@@ -645,7 +656,8 @@ inline int run_batch(std::uintptr_t model, const std::uint64_t* products, std::i
   if (tokens == 0) return OK;
   std::vector<Place> places;
   for (std::int64_t t = 0; t < tokens; ++t)
-    places.push_back({positions[t], capacities[t], reinterpret_cast<float*>(keys[t]), reinterpret_cast<float*>(values[t])});
+    places.push_back({positions[t], capacities[t], reinterpret_cast<std::uint8_t*>(keys[t]),
+                      reinterpret_cast<std::uint8_t*>(values[t])});
   return run_places(model, products, places, x, angles, hidden, nullptr);
 }
 

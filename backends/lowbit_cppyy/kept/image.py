@@ -147,6 +147,7 @@ class KeptParts:
             self._addresses |= library.addresses
         self._made = self._replayed(image, threads)
         weakref.finalize(self, _destroy, self._destroyers(image)).atexit = False
+        self.keys = header["keys"]
         self.model = self._made[header["model"] - FIRST_NAME]
         self._tables: dict[tuple[int, bool], int] = {
             tuple(key): self._made[name - FIRST_NAME] for key, name in header["tables"]

@@ -135,6 +135,7 @@ def _made(wanted: Wanted, path: Path) -> image.Image:
                 "config": _plain(wanted.config),
                 "libraries": libraries.names(),
                 "model": parts.model,
+                "keys": parts.keys,
                 "tables": tables,
                 "embedding": embedding,
                 "facts": made.facts,

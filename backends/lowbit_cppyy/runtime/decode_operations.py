@@ -88,7 +88,7 @@ class DecodeKernels(Calls):
     def _heads_kernels(self, head_dim: int) -> KernelSet:
         middle = [pass_kernel(name, self._table) for name in ("largest", "exponentials", "sums")]
         kernels = [scores(head_dim, self._table), *middle, mixed(head_dim, self._table)]
-        kernels.append(pass_kernel("scaled", self._table))
+        kernels += [pass_kernel(name, self._table) for name in ("scaled", "widened")]
         return KernelSet(kernels, self._pool, tile_channels(head_dim, self._table.lanes))
 
 

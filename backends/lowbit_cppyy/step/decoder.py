@@ -17,11 +17,12 @@ from typing import Protocol
 
 import numpy as np
 
-from lowbit.arrays import F32, F64, U64, Array
+from lowbit.arrays import F32, F64, U8, U64, Array
 from lowbit.attention.rope import Frequencies
 from lowbit.contract.checks import check_integer, check_view
 from lowbit.errors import ArgumentError
 from lowbit.model.block import check_scores
+from lowbit.model.caches import Keys, beyond_float16, stored_bytes
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import PREFILL_TOKENS, Rows, batch_ids, embedded, token_ids
 from lowbit.model.weights import Progress
@@ -34,22 +35,24 @@ PURPOSES = (1, 2, 5)
 """Numbers of tokens for which the backend may choose other kernels: one, a few, many."""
 UNROUTED = 9
 """Status of a step in which the score of an expert is not finite."""
+UNKEPT = 10
+"""Status of a step with a key or value that is finite, and infinite in float16."""
 MOST_FREQUENCIES = 4
 """Kinds of rotations in one model."""
 
 
 @dataclass
 class State:
-    """The state of a sequence: keys and values of all blocks, float32, blocks × heads × capacity × d_h.
+    """The state of a sequence: keys and values of all blocks, uint8, blocks × heads × capacity × bytes of a row.
 
     Attributes:
-        keys: rotated.
-        values: as they are.
+        keys: rotated, in the number format of the decoder.
+        values: likewise, and not rotated.
         length: tokens that are in them.
     """
 
-    keys: F32
-    values: F32
+    keys: U8
+    values: U8
     length: int = 0
 
     def __len__(self) -> int:
@@ -63,8 +66,8 @@ class State:
             self.keys, self.values = (_grown(each, self.length, capacity) for each in (self.keys, self.values))
 
 
-def _grown(array: F32, length: int, capacity: int) -> F32:
-    larger = np.empty((*array.shape[:2], capacity, array.shape[3]), np.float32)
+def _grown(array: U8, length: int, capacity: int) -> U8:
+    larger = np.empty((*array.shape[:2], capacity, array.shape[3]), np.uint8)
     larger[:, :, :length] = array[:, :, :length]
     return larger
 
@@ -72,6 +75,7 @@ def _grown(array: F32, length: int, capacity: int) -> F32:
 class AnyParts(Protocol):
     """What a step is called with; see `lowbit_cppyy.step.parts.StepParts`."""
 
+    keys: Keys
     model: int
     run: Callable[..., int]
     run_batch: Callable[..., int]
@@ -103,6 +107,7 @@ class CompiledDecoder:
         self.config, self.parts, self._embedding = config, parts, embedding
         self._lock, self._owner = threading.Lock(), os.getpid()
         self._angles = _Angles(config, parts)
+        self._row_bytes = stored_bytes(parts.keys, config.head_dim)
         self._scored: tuple[F32, F32] | None = None
 
     def new_state(self, capacity: int = 64) -> State:
@@ -113,8 +118,9 @@ class CompiledDecoder:
         """
         check_integer("capacity", capacity, least=1)
         config = self.config
-        shape = config.layers, config.kv_heads, capacity, config.head_dim
-        return State(np.empty(shape, np.float32), np.empty(shape, np.float32))
+        shape = config.layers, config.kv_heads, capacity
+        keys, values = (np.empty((*shape, size), np.uint8) for size in self._row_bytes)
+        return State(keys, values)
 
     def hidden(self, tokens: Sequence[int], state: State, progress: Progress | None = None) -> F64:
         """As `lowbit.model.decoder.Decoder.hidden`.
@@ -185,8 +191,9 @@ class CompiledDecoder:
 
     def _check_state(self, argument: str, state: State) -> None:
         config = self.config
-        own = config.layers, config.kv_heads, config.head_dim
-        if not isinstance(state, State) or (*state.keys.shape[:2], state.keys.shape[3]) != own:
+        own = [(config.layers, config.kv_heads, size) for size in self._row_bytes]
+        given = [state.keys, state.values] if isinstance(state, State) else []
+        if [(*each.shape[:2], each.shape[3]) for each in given] != own:
             raise ArgumentError(argument, "of another decoder", "a state that `new_state` of this decoder has made")
 
     def _read(self, stream: F32, state: State) -> F32:
@@ -221,6 +228,8 @@ class CompiledDecoder:
                 break
         if status == UNROUTED:
             check_scores(np.full(1, np.nan, np.float32))
+        if status == UNKEPT:
+            raise beyond_float16("keys or values")
         if status:
             raise_for(status, rows)
 

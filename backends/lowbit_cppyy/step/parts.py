@@ -1,7 +1,8 @@
 """The C++ of one decoder's step: its model, and tables of the products that a call may need."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,12 @@ import numpy as np
 from lowbit.arrays import U64, Array
 from lowbit.attention.rope import half_split
 from lowbit.errors import NotDeclaredError
+from lowbit.model.caches import CACHES, Keys
 from lowbit.model.decoder import Decoder
-from lowbit.model.elementwise import Float32Cache
 from lowbit.runtime.linears import BackendLinear
 from lowbit_cppyy.codegen.elementwise import pass_kernel
 from lowbit_cppyy.codegen.isa import InstructionSet
-from lowbit_cppyy.runtime.calls import FLOATS, KernelSet
+from lowbit_cppyy.runtime.calls import BYTES, FLOATS, KernelSet
 from lowbit_cppyy.runtime.compiler import FIRST_CALLS, Made, Pool, preparing, runtime
 from lowbit_cppyy.runtime.decode_operations import DecodeKernels
 from lowbit_cppyy.runtime.products import Product
@@ -22,6 +23,8 @@ from lowbit_cppyy.step.decoder import MOST_FREQUENCIES
 from lowbit_cppyy.step.source import StepSource
 
 GATES = {"silu": "gated", "gelu": "gelu_gated"}
+KEPT: Mapping[Keys, tuple[int, int]] = MappingProxyType({"float32": (0, 0), "float16": (1, 1), "bfp12": (3, 1)})
+"""How keys and values are kept, as ``cpp/cache.h`` counts: a `Type`, or BFP12."""
 
 
 class StepParts:
@@ -29,6 +32,7 @@ class StepParts:
 
     Attributes:
         source: the C++ of the step.
+        keys: the number format of keys and values.
         model: its address.
         run: `run_step` of ``cpp/step.h``.
         run_batch: likewise.
@@ -44,7 +48,7 @@ class StepParts:
             NotDeclaredError: the step has a part that is not compiled.
             UnavailableError: it cannot be compiled here.
         """
-        _check(backend, decoder)
+        self.keys = _keys_of(backend, decoder)
         self.source = StepSource(decoder.step, table)
         if (kinds := len(self.source.frequencies)) > MOST_FREQUENCIES:
             raise NotDeclaredError(backend, f"a compiled step with {kinds} kinds of rotations")
@@ -62,7 +66,7 @@ class StepParts:
             raise NotDeclaredError(backend, "compiled steps with panels of several sizes")
         self._products: dict[tuple[int, bool], _Products] = {}
         self.run, self.run_batch, self.score = _functions()
-        self._model = _Model(decoder, self.source, table, kernels, pool)
+        self._model = _Model(decoder, self.source, KEPT[self.keys], table, kernels, pool)
         self.model = self._model.handle
         self.table_of(1)
 
@@ -106,7 +110,13 @@ class _Model(Made):
     """A step and its vectors."""
 
     def __init__(
-        self, decoder: Decoder, source: StepSource, table: InstructionSet, kernels: DecodeKernels, pool: Pool
+        self,
+        decoder: Decoder,
+        source: StepSource,
+        kept: tuple[int, int],
+        table: InstructionSet,
+        kernels: DecodeKernels,
+        pool: Pool,
     ) -> None:
         compiled, config = runtime(), decoder.config
         with preparing:
@@ -123,9 +133,9 @@ class _Model(Made):
         handles = [pool.handle, step, *(each.handle for each in sets), kernels.heads(config.head_dim)]
         places = [compiled.address(partners), *(compiled.address(vector) for vector in vectors)]
         addresses = np.array([*handles, *places], np.uint64)
-        sizes = [config.hidden, config.head_dim, config.heads, config.kv_heads, source.value_columns]
-        kept = sets, partners, vectors, pool, kernels
-        super().__init__("model", np.array(sizes, np.int64), addresses, len(vectors), kept=kept)
+        sizes = [config.hidden, config.head_dim, config.heads, config.kv_heads, source.value_columns, *kept]
+        used = sets, partners, vectors, pool, kernels
+        super().__init__("model", np.array(sizes, np.int64), addresses, len(vectors), kept=used)
 
 
 def _functions() -> tuple[Callable[..., int], ...]:
@@ -141,7 +151,7 @@ def _functions() -> tuple[Callable[..., int], ...]:
         for _ in range(FIRST_CALLS):
             bridge.destroy_products(bridge.create_products(numbers, 0))
             bridge.destroy_model(bridge.create_model(numbers, addresses, 0))
-            bridge.run_step(0, addresses, 0, *arrays, 0, 0, FLOATS, FLOATS, FLOATS, False)
+            bridge.run_step(0, addresses, 0, *arrays, 0, 0, BYTES.view(np.uint8), BYTES.view(np.uint8), FLOATS, False)
             bridge.run_batch(0, addresses, 0, *arrays, numbers, numbers, addresses, addresses)
             bridge.score_rows(0, addresses, 0, FLOATS, FLOATS)
 
@@ -149,10 +159,12 @@ def _functions() -> tuple[Callable[..., int], ...]:
     return bridge.run_step, bridge.run_batch, bridge.score_rows
 
 
-def _check(backend: str, decoder: Decoder) -> None:
-    """Refuse a decoder whose elementwise operations are not the backend's."""
-    if decoder.ops.dtype != np.float32 or decoder.ops.cache is not Float32Cache:
-        raise NotDeclaredError(backend, "compiled steps with elementwise operations of another")
+def _keys_of(backend: str, decoder: Decoder) -> Keys:
+    """The number format of keys and values. A decoder whose elementwise operations are not the backend's is refused."""
+    for keys, cache in CACHES.items():
+        if decoder.ops.dtype == np.float32 and decoder.ops.cache is cache:
+            return keys
+    raise NotDeclaredError(backend, "compiled steps with elementwise operations of another")
 
 
 def product_of(linear: BackendLinear, tokens: int, *, exact: bool) -> Product:

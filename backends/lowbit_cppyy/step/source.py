@@ -185,7 +185,8 @@ class _Block:
         line, config = phase.line, self._config
         window = line.setting("window") or 0
         sizes = f"{config.heads}, {config.kv_heads}, {config.head_dim}, {window}"
-        yield f"attend_rows(team, *call.model->heads, call.places, number * {config.kv_heads}, {sizes},"
+        places = f"call.model->kept, call.places, number * {config.kv_heads}"
+        yield f"attend_rows(team, *call.model->heads, {places}, {sizes},"
         yield f"            {self._value(line.inputs[0])}, {self._value(line.out)});"
 
     def _experts(self, phase: Experts) -> Iterator[str]:
@@ -233,9 +234,10 @@ class _Block:
                 yield f"    float* const head = {self._value(name)} + (t * {count} + j) * {d};"
                 yield from (f"    {self._head_line(line)}" for line in own)
                 if kept:
-                    cache = "place.keys" if name == "key" else "place.values"
-                    row = f"((number * {count} + j) * place.capacity + place.position) * {d}"
-                    yield f"    std::memcpy({cache} + {row}, head, {d} * sizeof(float));"
+                    part = "keys" if name == "key" else "values"
+                    row = f"(number * {count} + j) * place.capacity + place.position"
+                    keep = f"keep_row(call.model->kept.{part}, head, {d}, {row}, place.{part})"
+                    yield f"    if (const int status = {keep}) team.fail(status);"
                 yield "  }"
             start += count
         yield "}"

@@ -14,8 +14,8 @@ Source: the chapters `lowbit.model.step`, `lowbit.attention.rope`, `lowbit.atten
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from lowbit.backend.whole_model import Keys
 from lowbit.errors import NotDeclaredError
+from lowbit.model.caches import Keys
 from lowbit.model.config import LlamaConfig
 from lowbit.model.step import Line, block_of, gated
 from lowbit.model.weights import GatedWeights, LayerWeights

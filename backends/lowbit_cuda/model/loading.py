@@ -11,8 +11,9 @@ from functools import reduce
 
 from lowbit.arrays import F32
 from lowbit.backend import load as load_backend
-from lowbit.backend.whole_model import DeviceSettings, Keys
+from lowbit.backend.whole_model import DeviceSettings
 from lowbit.errors import ArgumentError, NotDeclaredError
+from lowbit.model.caches import Keys
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Rows
 from lowbit.model.weights import NORMS, GatedWeights, LayeredWeights, LayerWeights, Progress, SparseWeights

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowbit.attention.rope import Frequencies
-from lowbit.backend.whole_model import Keys
+from lowbit.model.caches import Keys
 from lowbit.model.config import LlamaConfig
 from lowbit_cuda.kernels.attention import BFP_BLOCK
 from lowbit_cuda.model.arena import Arena, charged

@@ -17,6 +17,7 @@ from lowbit.attention.rope import llama3_scaling
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import FORMULAS
+from lowbit.model.caches import Keys
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.model.decoder import AnyDecoder, Decoder, generate
 from lowbit.model.quantization_plan import Plan, planned
@@ -181,9 +182,11 @@ def edge_answers(decoder: Decoder | CompiledDecoder) -> list[F32]:
     return found
 
 
-def operations(backend: CppyyBackend, weights: LlamaWeights, contract: Contract = "float32") -> Decoder:
+def operations(
+    backend: CppyyBackend, weights: LlamaWeights, contract: Contract = "float32", keys: Keys | None = None
+) -> Decoder:
     """The decoder that runs one operation of the backend after the other."""
-    steps = on_backend(backend, weights.config, FORMULAS)
+    steps = on_backend(backend, weights.config, FORMULAS, keys=keys)
     return Decoder(weights, BackendLinears(backend, contract), ops=steps.ops)
 
 

@@ -22,14 +22,13 @@ from typing import Any, Literal, Protocol, Self, get_args
 
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
+from lowbit.model.caches import KEYS, Keys
 from lowbit.model.decoder import AnyDecoder
 from lowbit.model.replay import Recall
 from lowbit.moe.offload import MEMORIES, Memory
 
 Prefetch = Literal["auto", "on", "off"]
 PREFETCHES: tuple[Prefetch, ...] = get_args(Prefetch)
-Keys = Literal["float16", "bfp12", "float32"]
-KEYS: tuple[Keys, ...] = get_args(Keys)
 
 
 # **Sizes** are written with a unit. Units with an i are powers of 1024, the others powers of 1000.

@@ -224,6 +224,7 @@ def perplexity(
     context: ContextOption = None,
     contract: ContractOption = "float32",
     device_memory: DeviceMemoryOption = None,
+    keys: KeysOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the perplexity of a text, by the protocol of your choice."""
@@ -234,7 +235,7 @@ def perplexity(
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
-        options = options_for(engine, plan, DeviceOptions(device_memory), contract)
+        options = options_for(engine, plan, DeviceOptions(device_memory, keys=keys), contract)
         path = file_of(text, DEFAULT_TEXT)
         words = read_text(path)
         stored = opened(model, gptq_version, context, identified=engine.keeps_steps)

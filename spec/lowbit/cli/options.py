@@ -10,7 +10,7 @@ import typer
 from lowbit.backend import registry
 from lowbit.backend.base import Backend
 from lowbit.backend.registry import DEFAULT_ORDER
-from lowbit.backend.whole_model import KEYS, PREFETCHES, DeviceSettings, bytes_of
+from lowbit.backend.whole_model import PREFETCHES, DeviceSettings, bytes_of
 from lowbit.cli.progress import changing_bar, note
 from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
@@ -18,6 +18,7 @@ from lowbit.formats.checkpoint.architectures import ARCHITECTURES as MODEL_TYPES
 from lowbit.formats.checkpoint.gptq_version import VERSIONS
 from lowbit.formats.fetch import DEFAULT_MODEL, TABLE, fetch
 from lowbit.formats.gguf.architectures import ARCHITECTURES
+from lowbit.model.caches import KEYS
 from lowbit.model.quantization_plan import METHODS, Plan, Quantization
 from lowbit.model.sampling import GREEDY, Sampling
 from lowbit.moe.offload import MEMORIES
@@ -120,7 +121,9 @@ PrefetchOption = Annotated[
 KeysOption = Annotated[
     str | None,
     typer.Option(
-        "--keys", help=f"On a device: the number format of keys, {spoken(KEYS)}; {DeviceSettings.keys} by default."
+        "--keys",
+        help=f"The number format of keys and values: {spoken(KEYS)}; bfp12 is that of keys, with values in float16. By "
+        f"default {DeviceSettings.keys} on a device, and elsewhere that in which attention computes.",
     ),
 ]
 ColdOption = Annotated[
@@ -290,7 +293,8 @@ def stops_of(given: list[str] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """The options of a backend that runs whole models; None for what was not given."""
+    """The options of a backend that runs whole models, and one that others have too, `keys`; None for what was not
+    given."""
 
     memory: str | None = None
     buffers: int | None = None
@@ -310,7 +314,8 @@ class DeviceOptions:
         options = {name: names.get(name, "--" + name.replace("_", "-")) for name in given}
         if not backend.runs_models:
             for name, value in given.items():
-                raise not_whole(options[name], value, backend)
+                if name != "keys":
+                    raise not_whole(options[name], value, backend)
             return None
         for name, allowed in (("mode", MEMORIES), ("prefetch", PREFETCHES), ("keys", KEYS)):
             if name in given:
@@ -341,6 +346,7 @@ def options_for(
         ArgumentError: an option that does not apply to this backend, or a contract or step that does not exist.
     """
     by, how = check_choice("--contract", contract, CONTRACTS), check_choice("--step", step, STEPS)
-    options = Options(plan, by, how, device.settings(backend))
+    keys = None if backend.runs_models or device.keys is None else check_choice("--keys", device.keys, KEYS)
+    options = Options(plan, by, how, device.settings(backend), keys=keys)
     options.check(backend, lambda name: f"--{name}")
     return options

@@ -6,8 +6,7 @@ decoder that leaves these to numpy spends a good part of its time there. So a de
 `lowbit.model.block.FORMULAS` are those of the specification; `lowbit.runtime.elementwise` makes them from a backend,
 and then every value between them is float32.
 
-**The cache** of a decoder whose attention runs on a backend is float32. A key-value head is a contiguous run of rows in
-it, so attention reads each head in place.
+**The cache** is one of the chapter `caches`.
 """
 
 from collections.abc import Callable
@@ -59,15 +58,3 @@ class ElementwiseOps:
     attend_shaped: Callable[[Numbers, KeyValueCache, int | None, float | None, float | None, F32 | None], Numbers]
     soft_cap: Callable[[Numbers, float], Numbers]
     cache: Callable[[int, int, int], KeyValueCache]
-
-
-class Float32Cache(KeyValueCache):
-    """Keys and values of one layer in float32.
-
-    >>> cache = Float32Cache(kv_heads=2, head_dim=4)
-    >>> cache.append(np.ones((3, 2, 4)), np.ones((3, 2, 4)))
-    >>> cache.keys.dtype, cache.keys[1].flags.c_contiguous
-    (dtype('float32'), True)
-    """
-
-    dtype = np.dtype(np.float32)

@@ -21,8 +21,9 @@ from lowbit.attention.attention import KeyValueCache
 from lowbit.backend.base import Backend
 from lowbit.errors import NotDeclaredError
 from lowbit.model.block import check_scores
+from lowbit.model.caches import CACHES, Float32Cache, Keys
 from lowbit.model.config import Activation, LlamaConfig, Routing
-from lowbit.model.elementwise import ElementwiseOps, Float32Cache, Numbers
+from lowbit.model.elementwise import ElementwiseOps, Numbers
 from lowbit.moe.routing import Ids
 
 ROUTING = ("routing.gate", "routing.top_k", "routing.weights")
@@ -71,7 +72,11 @@ class Steps:
 
 
 def on_backend(
-    backend: Backend, config: LlamaConfig, otherwise: ElementwiseOps, names: Collection[str] = OPERATIONS
+    backend: Backend,
+    config: LlamaConfig,
+    otherwise: ElementwiseOps,
+    names: Collection[str] = OPERATIONS,
+    keys: Keys | None = None,
 ) -> Steps:
     """The operations that the backend declares for this model, and `otherwise` for the others.
 
@@ -80,6 +85,7 @@ def on_backend(
         config: of the model; its heads and windows decide what the backend declares.
         otherwise: computes what the backend does not declare, and what is not asked of it.
         names: the operations of `OPERATIONS` that are asked of the backend.
+        keys: the number format of keys and values; None for that in which attention computes.
 
     Raises:
         UnavailableError: raised by the backend, where it cannot prepare an operation, for example by compiling it.
@@ -105,7 +111,7 @@ def on_backend(
     if any(name not in calls for name in ROUTING):
         calls = {name: call for name, call in calls.items() if name not in ROUTING}
     if not calls:
-        return Steps(otherwise, ())
+        return Steps(otherwise if keys is None else replace(otherwise, cache=CACHES[keys]), ())
     made = in_float32(otherwise)
     if call := calls.get("blocks.rms_norm"):
         made = replace(made, norm=_norm(call))
@@ -118,12 +124,16 @@ def on_backend(
     if "routing.gate" in calls:
         made = replace(made, gate=_gate(calls["routing.gate"], config), route=_route(calls))
     if call := calls.get("attention.attend"):
-        made = replace(made, attend=_attend(call), cache=Float32Cache)
+        made = replace(made, attend=_attend(call), cache=CACHES[keys or "float32"])
+    elif keys is not None:
+        made = replace(made, cache=_of_formulas(CACHES[keys]))
     return Steps(made, tuple(sorted(calls)))
 
 
-class _OfFormulas(Float32Cache):
-    """A cache in float32 whose attention is a formula, and not an operation of the backend."""
+def _of_formulas(cache: type[KeyValueCache]) -> Callable[[int, int, int], KeyValueCache]:
+    """What makes a cache whose attention is a formula. It is not the class itself, by which a backend knows a cache
+    whose attention is an operation of its own."""
+    return lambda kv_heads, head_dim, capacity: cache(kv_heads, head_dim, capacity)
 
 
 def in_float32(ops: ElementwiseOps) -> ElementwiseOps:
@@ -145,7 +155,7 @@ def in_float32(ops: ElementwiseOps) -> ElementwiseOps:
         attend=narrow(ops.attend, 1),
         attend_shaped=narrow(ops.attend_shaped, 1),
         soft_cap=narrow(ops.soft_cap, 1),
-        cache=_OfFormulas if ops.cache is KeyValueCache else ops.cache,
+        cache=_of_formulas(Float32Cache) if ops.cache is KeyValueCache else ops.cache,
     )
 
 

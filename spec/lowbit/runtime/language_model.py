@@ -31,6 +31,7 @@ from lowbit.formats.tokenizer import until as text_until
 from lowbit.model import decoder as decoders
 from lowbit.model import perplexity as perplexities
 from lowbit.model.block import FORMULAS, Linear, MakeLinear
+from lowbit.model.caches import KEYS, Keys
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import AnyDecoder, Decoder, Step
 from lowbit.model.perplexity import DEFAULT_PROTOCOL, Perplexity, Protocol, ProtocolName
@@ -73,6 +74,8 @@ class Options:
             (`lowbit.runtime.elementwise.OPERATIONS`), which run on the backend while formulas do the rest.
         device: settings of a backend that runs whole models; None for its defaults.
         by_layer: run one layer at a time, even on a backend that runs whole models.
+        keys: the number format of keys and values, one of `lowbit.model.caches.KEYS`; None for that in which attention
+            computes. A backend that runs whole models takes it from `device`.
     """
 
     plan: Plan | None = None
@@ -80,6 +83,7 @@ class Options:
     step: StepChoice | tuple[str, ...] = "auto"
     device: DeviceSettings | None = None
     by_layer: bool = False
+    keys: Keys | None = None
 
     def runs_whole(self, backend: Backend) -> bool:
         """Whether the backend runs the whole model, and not one layer at a time."""
@@ -113,11 +117,18 @@ class Options:
                 check_choice(spelled("step"), operation, elementwise.OPERATIONS)
         else:
             check_choice(spelled("step"), self.step, STEPS)
+        if self.keys is not None:
+            check_choice(spelled("keys"), self.keys, KEYS)
         if not self.runs_whole(backend):
             if self.device is not None:
                 raise not_whole(spelled("device"), self.device, backend)
             return
-        for name, given in (("contract", self.contract != "float32"), ("step", self.step != "auto")):
+        changed = {
+            "contract": self.contract != "float32",
+            "step": self.step != "auto",
+            "keys": self.keys is not None,
+        }
+        for name, given in changed.items():
             if given:
                 option = spelled(name)
                 sentence = f"{option} does not apply to a backend that runs whole models, such as {backend.name}"
@@ -456,7 +467,7 @@ def _by_layer(
 
     decoder, how, names = _with_step(weights, linear, backend, options)
     facts = _facts(weights, linears, names)
-    return decoder, lambda: _account(name, backend, facts, options.plan, how), Interrupts()
+    return decoder, lambda: _account(name, backend, facts, options, how), Interrupts()
 
 
 def _kept(name: str, weights: LayeredWeights, backend: Backend, options: Options, report: Report) -> Placed | None:
@@ -471,16 +482,16 @@ def _kept(name: str, weights: LayeredWeights, backend: Backend, options: Options
         if any(isinstance(matrix, np.ndarray) for what, matrix in matrices(whole) if not what.endswith("router")):
             raise NotDeclaredError(engine.name, "compiled steps with matrices of floats")
         part_of(report, f"preparing {engine.name}")
-        steps = elementwise.on_backend(engine, whole.config, FORMULAS, elementwise.OPERATIONS)
+        steps = elementwise.on_backend(engine, whole.config, FORMULAS, elementwise.OPERATIONS, options.keys)
         elementwise.check_all(engine, whole.config, steps.names)
         return Decoder(whole, linears, ops=steps.ops), _facts(whole, linears, steps.names)
 
-    identity = weights.digest(), options.contract
+    identity = weights.digest(), options.contract, options.keys or "float32"
     request = StepRequest(identity, weights.config, lambda: step_of(all_of(name, weights, report)), make)
     if (found := backend.kept_step(request)) is None:
         return None
     decoder, facts = found
-    return decoder, lambda: _account(name, backend, facts, None, "compiled"), Interrupts()
+    return decoder, lambda: _account(name, backend, facts, options, "compiled"), Interrupts()
 
 
 def _with_step(
@@ -492,7 +503,7 @@ def _with_step(
         NotDeclaredError: the options ask for a compiled step, and the backend has none for this model.
     """
     asked = options.elementwise(backend)
-    steps = elementwise.on_backend(backend, weights.config, FORMULAS, asked)
+    steps = elementwise.on_backend(backend, weights.config, FORMULAS, asked, options.keys)
     decoder = Decoder(weights, linear, ops=steps.ops)
     if options.step not in ("auto", "compiled") or (options.step == "auto" and not asked):
         return decoder, "operations" if steps.names else "formulas", steps.names
@@ -502,7 +513,8 @@ def _with_step(
     except NotDeclaredError:
         if options.step == "compiled":
             raise
-    return Decoder(weights, linear), "formulas", ()
+    formulas = elementwise.on_backend(backend, weights.config, FORMULAS, (), options.keys)
+    return Decoder(weights, linear, ops=formulas.ops), "formulas", ()
 
 
 def _facts(weights: LlamaWeights, linears: BackendLinears, steps: tuple[str, ...]) -> dict[str, Any]:
@@ -517,14 +529,16 @@ def _facts(weights: LlamaWeights, linears: BackendLinears, steps: tuple[str, ...
     }
 
 
-def _account(name: str, backend: Backend, facts: Mapping[str, Any], plan: Plan | None, how: str) -> Account:
+def _account(name: str, backend: Backend, facts: Mapping[str, Any], options: Options, how: str) -> Account:
+    plan, keys = options.plan, options.keys
     requantized = None if plan is None else asdict(plan)
-    fields = {"model": name, "backend": backend.name, "step": how, "requantized": requantized, **facts}
+    fields = {"model": name, "backend": backend.name, "step": how, "keys": keys, "requantized": requantized, **facts}
     size, taken = facts["weight_bytes"], facts["matrices"]
     integer = ", integer contract" if facts["contract"] == "integer" else ""
     parts = [f"{name} {_quantisation(plan)}, {(size['blocks'] + size['head']) / 1e6:.1f} MB"]
     parts += [f"{taken['by_backend']} matrices on {backend.name}{integer}"]
     parts += ["step compiled"] if how == "compiled" else []
+    parts += [] if keys is None else [f"keys in {keys}"]
     parts += [f"also on {backend.name}: {', '.join(facts['steps_on_backend'])}"] if how == "operations" else []
     parts += [f"{count} in float32 by numpy: {reason}" for reason, count in taken["by_numpy_float32"].items()]
     return Account(fields, "; ".join(parts))

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from lowbit.backend import Availability, Capabilities
 from lowbit.cli import app
 from lowbit.errors import ArgumentError, FormatError, LowbitError, NotDeclaredError
+from lowbit.formats.fetch import read_text
 from lowbit.model.quantization_plan import Plan
 from lowbit.model.sampling import Sampling
 from lowbit.runtime import Options, load, open_model
@@ -65,6 +66,20 @@ def test_generate(model: Path) -> None:
     assert spoken.stdout == found["text"] + "\n"
     assert "7 tokens" in spoken.stderr
     assert "as stored" in spoken.stderr
+
+
+def test_keys_in_fewer_bits(model: Path, text: Path) -> None:
+    """Tokens and perplexity are those of the library; another number format is refused."""
+    command = ["generate", "--model", model, "--prompt", "hello", "--tokens", 7]
+    measured = answer("perplexity", "--model", model, "--text", text, "--window", 16, "--keys", "bfp12")
+    with load(model, "numpy", Options(keys="bfp12")) as loaded:
+        found = answer(*command, "--keys", "bfp12")
+        assert found["tokens"] == [step.token for step in loaded.generate("hello", 7)] and found["keys"] == "bfp12"
+        assert measured["nll"] == loaded.perplexity(read_text(text), 16).nll
+    assert "keys in bfp12" in run(*command, "--keys", "bfp12").stderr
+    assert answer(*command)["keys"] is None
+    refused = run(*command, "--keys", "int4")
+    assert refused.exit_code != 0 and "--keys is 'int4'; allowed: float16, bfp12 or float32" in str(refused.exception)
 
 
 def test_generate_by_drawing(model: Path) -> None:

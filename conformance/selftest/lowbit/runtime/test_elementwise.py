@@ -15,9 +15,9 @@ from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import FORMULAS
+from lowbit.model.caches import Float32Cache
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder, generate
-from lowbit.model.elementwise import Float32Cache
 from lowbit.model.weights import LlamaWeights, in_memory
 from lowbit.runtime import BackendLinears
 from lowbit.runtime.elementwise import ROUTING, Steps, check_all, needed, on_backend

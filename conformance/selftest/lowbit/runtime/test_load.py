@@ -1,5 +1,6 @@
 """`lowbit.runtime.load`: any source on any backend, its account, what it closes and what it refuses."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from lowbit.backend import load as load_backend
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.formats.checkpoint.cache import QuantizedCheckpoint
+from lowbit.model.block import FORMULAS
+from lowbit.model.caches import CACHES, KEYS, Keys
 from lowbit.model.decoder import Decoder, generate, next_logits
 from lowbit.model.perplexity import perplexity
 from lowbit.model.quantization_plan import Plan, planned
@@ -158,7 +161,12 @@ def test_whole_models_get_their_weights_block_by_block(tmp_path: Path, monkeypat
 def test_options_that_do_not_apply(gguf: Path) -> None:
     """Each is refused by its name, before anything is read or quantised."""
     absent = gguf.parent / "absent.gguf"
-    for options, argument in ((Options(contract="integer"), "contract"), (Options(step="operations"), "step")):
+    others = {
+        "contract": Options(contract="integer"),
+        "step": Options(step="operations"),
+        "keys": Options(keys="bfp12"),
+    }
+    for argument, options in others.items():
         with pytest.raises(ArgumentError, match=f"^{argument} does not apply to a backend that runs whole models") as e:
             load(absent, SIMULATED, options)
         assert e.value.argument == argument
@@ -203,6 +211,43 @@ def test_several_prompts_at_once(gguf: Path) -> None:
         )
     with load(gguf, SIMULATED) as device, pytest.raises(ArgumentError, match="several sequences at once"):
         device.generate_batch(["hello"], 1)
+
+
+@pytest.mark.parametrize("keys", KEYS)
+def test_keys_in_fewer_bits(keys: Keys, gguf: Path) -> None:
+    """By formulas and by operations: the numbers are those of the cache, and the account names them."""
+    texts = "hello", "hello, world; hello"
+    with load(gguf, "numpy", Options(keys=keys)) as model, load(gguf, "numpy", Options(step="formulas")) as plain:
+        linears = BackendLinears(load_backend("numpy"))
+        expected = Decoder(open_model(gguf).weights, linears, ops=replace(FORMULAS, cache=CACHES[keys]))
+        for text in texts:
+            np.testing.assert_array_equal(model.logits(text), next_logits(expected, model.tokens_of(text)))
+            assert keys == "float32" or not np.array_equal(model.logits(text), plain.logits(text))
+        assert model.account().fields["keys"] == keys and f"keys in {keys}" in model.account().sentence
+        assert plain.account().fields["keys"] is None
+    with (
+        load(gguf, "numpy", Options(step="operations", keys=keys)) as model,
+        load(gguf, "numpy", Options(keys=keys)) as exact,
+    ):
+        for text in texts:
+            np.testing.assert_allclose(model.logits(text), exact.logits(text), rtol=0, atol=1e-3)
+    with pytest.raises(ArgumentError, match=r"^keys is 'int4'; allowed: float16, bfp12 or float32"):
+        load(gguf, "numpy", Options(keys="int4"))  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("keys", KEYS)
+def test_a_compiled_step_with_keys_in_fewer_bits(keys: Keys, gguf: Path) -> None:
+    """It has the bits of the operations; float32 is the default."""
+    with (
+        load(gguf, "cppyy", Options(keys=keys)) as model,
+        load(gguf, "cppyy", Options(step="operations", keys=keys)) as operations,
+        load(gguf, "cppyy") as plain,
+    ):
+        assert model.account().fields["step"] == "compiled" and model.account().fields["keys"] == keys
+        found = model.logits("hello")
+        np.testing.assert_array_equal(found, operations.logits("hello"))
+        assert np.array_equal(found, plain.logits("hello")) == (keys == "float32")
 
 
 @pytest.mark.toolchain
