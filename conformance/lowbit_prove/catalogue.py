@@ -18,7 +18,19 @@ from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.recipe import default_recipe as default_stored
 from lowbit_cppyy.stored.recipe import separate_recipe
 from lowbit_cppyy.tuning.choices import PANEL, default_recipe
-from lowbit_prove import casts, formats, layouts, memory, offload, places, products, roundings, steps, storage
+from lowbit_prove import (
+    casts,
+    formats,
+    instructions,
+    layouts,
+    memory,
+    offload,
+    places,
+    products,
+    roundings,
+    steps,
+    storage,
+)
 from lowbit_prove.theorem import KINDS, Theorem
 
 ROWS, COLUMNS, GROUP = 4096, 11008, 128
@@ -50,7 +62,7 @@ def stored_kernels() -> Iterator[StoredKernel]:
 
 def theorems() -> Iterator[Theorem]:
     """All theorems, each once."""
-    for chapter in (places, layouts, formats, storage, memory, roundings, casts, steps, offload):
+    for chapter in (places, layouts, formats, storage, memory, roundings, instructions, casts, steps, offload):
         yield from chapter.theorems()
     matrices = {kernel.name: kernel for kernel in kernels()}.values()
     yield from (products.of_kernel(kernel) for kernel in matrices)

@@ -57,8 +57,11 @@ def prove(
     failed = [each for each in found if each.document["outcome"] != "proof"]
     if as_json:
         documents = [each.document for each in found]
-        print(json.dumps({"solver": certificates.solver(), "proved": len(found) - len(failed), "theorems": documents}))
+        answer = {"solver": certificates.solver(), "proved": len(found) - len(failed), "theorems": documents}
+        print(json.dumps(answer | {"not_compared": not_compared(found)}))
     else:
+        if missing := not_compared(found):
+            print(f"not compared with this processor: {', '.join(missing)}")
         for each in failed if len(found) > MOST_SHOWN else found:
             print("\n".join(told(each)))
         counted = f"{len(found) - len(failed)} of {len(found)} theorems proved"
@@ -67,6 +70,13 @@ def prove(
             f"{counted} in {time.monotonic() - started:.1f} s, {old} of them by certificates; {certificates.solver()}"
         )
     raise typer.Exit(1 if failed else 0)
+
+
+def not_compared(found: list["Decided"]) -> list[str]:
+    """What theorems of instructions say nothing about on this processor, if there are any among those decided."""
+    from lowbit_prove.probes import unchecked
+
+    return unchecked() if any(each.theorem.kind == "instructions" for each in found) else []
 
 
 def replay(names: list[str], path: Path, *, as_json: bool) -> int:

@@ -17,8 +17,12 @@ _impossible: dict[int, Any] = {}
 """Renamed conditions that no numbers satisfy, by their number among z3's expressions, which they keep by being here."""
 
 
-def satisfied(condition: Any) -> Mapping[str, int] | None:
+def satisfied(condition: Any, logic: str = "QF_BV") -> Mapping[str, int] | None:
     """Numbers for which a condition holds, by the names of its variables; None if there are none.
+
+    Args:
+        condition: over bit vectors.
+        logic: z3's name of the theory; ``QF_FPBV`` where the condition has floats, too.
 
     Raises:
         UndecidedError: the solver gives up.
@@ -27,7 +31,7 @@ def satisfied(condition: Any) -> Mapping[str, int] | None:
     renamed = z3.simplify(z3.substitute(condition, *_renaming(names)))
     if renamed.get_id() in _impossible or z3.is_false(renamed):
         return None
-    solver = z3.SolverFor("QF_BV")
+    solver = z3.SolverFor(logic)
     solver.set("timeout", 1000 * MOST_SECONDS)
     solver.add(renamed)
     answer = solver.check()

@@ -15,7 +15,17 @@ from typing import Literal, TypeAlias, get_args
 from lowbit.contract.checks import check_integer
 
 Kind = Literal[
-    "places", "layouts", "formats", "storage", "products", "memory", "roundings", "casts", "steps", "offload"
+    "places",
+    "layouts",
+    "formats",
+    "storage",
+    "products",
+    "memory",
+    "roundings",
+    "instructions",
+    "casts",
+    "steps",
+    "offload",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
