@@ -36,18 +36,36 @@ inline void cast_bfp12(const float* x, std::int64_t d, std::uint8_t* row) {
   }
 }
 
+// The values of one block: 16 bytes with two mantissas each, the first in the low half. A byte for each is made of words
+// at once, 8 more than the mantissa, which leaves loops that a compiler turns into vectors.
+inline void decode_block(const std::uint8_t* pairs, float step, float* __restrict out) {
+  std::uint8_t each[key_block];
+  for (int n = 0; n < 4; ++n) {
+    std::uint32_t word;
+    std::memcpy(&word, pairs + 4 * n, sizeof word);
+    std::uint64_t bytes = word;
+    bytes = (bytes | bytes << 16) & 0x0000FFFF0000FFFFu;
+    bytes = (bytes | bytes << 8) & 0x00FF00FF00FF00FFu;
+    bytes = ((bytes | bytes << 4) & 0x0F0F0F0F0F0F0F0Fu) ^ 0x0808080808080808u;
+    std::memcpy(each + 8 * n, &bytes, sizeof bytes);
+  }
+  for (std::int64_t c = 0; c < key_block; ++c) out[c] = static_cast<float>(static_cast<std::int32_t>(each[c]) - 8) * step;
+}
+
 inline void decode_bfp12(const std::uint8_t* row, std::int64_t d, float* out) {
   const std::uint8_t* const exponents = row + (d + 1) / 2;
   for (std::int64_t start = 0; start < d; start += key_block) {
-    const std::int64_t length = std::min(key_block, d - start);
     const float step = power_of_two(static_cast<std::int64_t>(exponents[start / key_block]) - 127);
-    std::int8_t mantissas[key_block];
-    for (std::int64_t i = 0; i < (length + 1) / 2; ++i) {
-      const std::uint8_t both = row[start / 2 + i];
-      mantissas[2 * i] = static_cast<std::int8_t>(static_cast<std::int8_t>(both << 4) >> 4);
-      mantissas[2 * i + 1] = static_cast<std::int8_t>(static_cast<std::int8_t>(both) >> 4);
+    const std::int64_t left = d - start;
+    if (left >= key_block) {
+      decode_block(row + start / 2, step, out + start);
+    } else {
+      std::uint8_t pairs[key_block / 2] = {};
+      float whole[key_block];
+      std::memcpy(pairs, row + start / 2, (left + 1) / 2);
+      decode_block(pairs, step, whole);
+      std::memcpy(out + start, whole, left * sizeof(float));
     }
-    scale_block(mantissas, length, step, out + start);
   }
 }
 

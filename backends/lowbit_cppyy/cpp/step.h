@@ -10,6 +10,7 @@
 #include "cache.h"
 #include "fences.h"
 #include "routing.h"
+#include "sampling.h"
 
 namespace lowbit {
 

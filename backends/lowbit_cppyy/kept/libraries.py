@@ -37,7 +37,7 @@ FUNCTIONS = (
     *("create_kernel_set", "create_products", "create_model"),
     *("destroy_pool", "destroy_linear", "destroy_route", "destroy_stored_route"),
     *("destroy_kernel_set", "destroy_products", "destroy_model"),
-    *("stop_pool", "run_step", "run_batch", "score_rows"),
+    *("stop_pool", "run_step", "run_batch", "score_rows", "choose_token"),
 )
 """Of `lowbit::bridge`: those that make a step and run it."""
 
@@ -209,6 +209,7 @@ RUNS: Mapping[str, tuple[type, ...]] = {
     "run_step": (U64, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER, ctypes.c_bool),
     "run_batch": (U64, POINTER, I64, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER),
     "score_rows": (U64, POINTER, I64, POINTER, POINTER),
+    "choose_token": (POINTER, I64, POINTER, I64, POINTER),
 }
 """Arguments of the functions that run a step; each returns an int."""
 

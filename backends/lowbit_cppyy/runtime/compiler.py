@@ -54,10 +54,12 @@ START_BYTES, COMPILE_BYTES = 384 * 2**20, 64 * 2**20
 """Address space for cppyy (230 MiB, measured) with some kernels, and for one more compilation (20 MiB at most). Its
 compiler aborts the process if an allocation fails."""
 
+NO_MEMORY = 1
+"""Status of a call that had too little memory."""
 FORKED = 2
 """Status of a call in a child of fork."""
 FAILURES = {
-    1: ("there is no memory for a copy of the activations", "multiply fewer rows at once"),
+    NO_MEMORY: ("there is no memory for a copy of the activations", "multiply fewer rows at once"),
     FORKED: ("its threads do not exist in a forked process", "load the backend in the child, or use spawn"),
     3: ("it was closed", "load it again"),
 }

@@ -15,7 +15,7 @@ from lowbit.model.decoder import Decoder
 from lowbit.runtime.linears import BackendLinear
 from lowbit_cppyy.codegen.elementwise import pass_kernel
 from lowbit_cppyy.codegen.isa import InstructionSet
-from lowbit_cppyy.runtime.calls import BYTES, FLOATS, KernelSet
+from lowbit_cppyy.runtime.calls import BYTES, DOUBLES, FLOATS, KernelSet
 from lowbit_cppyy.runtime.compiler import FIRST_CALLS, Made, Pool, preparing, runtime
 from lowbit_cppyy.runtime.decode_operations import DecodeKernels
 from lowbit_cppyy.runtime.products import Product
@@ -37,6 +37,7 @@ class StepParts:
         run: `run_step` of ``cpp/step.h``.
         run_batch: likewise.
         score: `score_rows`.
+        choose: `choose_token` of ``cpp/sampling.h``.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class StepParts:
         if len({product_of(each, 1, exact=False).panel for each in self._matrices}) > 1:
             raise NotDeclaredError(backend, "compiled steps with panels of several sizes")
         self._products: dict[tuple[int, bool], _Products] = {}
-        self.run, self.run_batch, self.score = _functions()
+        self.run, self.run_batch, self.score, self.choose = _functions()
         self._model = _Model(decoder, self.source, KEPT[self.keys], table, kernels, pool)
         self.model = self._model.handle
         self.table_of(1)
@@ -146,7 +147,7 @@ def _functions() -> tuple[Callable[..., int], ...]:
     def called() -> None:
         numbers, addresses = np.zeros(8, np.int64), np.zeros(8, np.uint64)
         arrays = FLOATS, addresses, FLOATS
-        for function in (bridge.run_step, bridge.run_batch, bridge.score_rows):
+        for function in (bridge.run_step, bridge.run_batch, bridge.score_rows, bridge.choose_token):
             function.__release_gil__ = True
         for _ in range(FIRST_CALLS):
             bridge.destroy_products(bridge.create_products(numbers, 0))
@@ -154,9 +155,10 @@ def _functions() -> tuple[Callable[..., int], ...]:
             bridge.run_step(0, addresses, 0, *arrays, 0, 0, BYTES.view(np.uint8), BYTES.view(np.uint8), FLOATS, False)
             bridge.run_batch(0, addresses, 0, *arrays, numbers, numbers, addresses, addresses)
             bridge.score_rows(0, addresses, 0, FLOATS, FLOATS)
+            bridge.choose_token(FLOATS, 0, DOUBLES, 0, addresses)
 
     compiled.include("step.h", called)
-    return bridge.run_step, bridge.run_batch, bridge.score_rows
+    return bridge.run_step, bridge.run_batch, bridge.score_rows, bridge.choose_token
 
 
 def _keys_of(backend: str, decoder: Decoder) -> Keys:

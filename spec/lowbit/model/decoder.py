@@ -253,7 +253,8 @@ class AnyDecoder(Protocol):
 
 
 # **Generation** feeds the decoder with its own choices: always the token with the highest logit, and of equals the one
-# with the lowest number, unless tokens are drawn (`sampling`).
+# with the lowest number, unless tokens are drawn (`sampling`). A decoder may choose tokens itself, because sampling is
+# pinned: it gives the same ones.
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,6 +269,18 @@ def next_logits(decoder: AnyDecoder, tokens: Sequence[int], progress: Progress |
     """The logits of the token that follows `tokens`: float32, vocabulary."""
     hidden = decoder.hidden(tokens, decoder.new_state(max(1, len(tokens))), progress)
     return decoder.logits(hidden[-1:]).reshape(-1)
+
+
+class Choose(Protocol):
+    """`lowbit.model.sampling.choose`."""
+
+    def __call__(self, logits: F32, sampling: Sampling, position: int, sequence: int = 0) -> int: ...
+
+
+def choice_of(decoder: AnyDecoder) -> Choose:
+    """What chooses the tokens of a decoder: its own `choose`, or that of the chapter `sampling`."""
+    own: Choose = getattr(decoder, "choose", choose)
+    return own
 
 
 def generate(
@@ -302,7 +315,7 @@ def generate(
     if forced is not None and len(forced) < count - 1:
         raise ArgumentError("number of forced tokens", len(forced), f"at least {count - 1}")
     state = decoder.new_state(max(1, len(prompt) + count - 1))  # so that it never has to grow
-    hidden = decoder.hidden(prompt, state, progress)[-1:]
+    hidden, choose = decoder.hidden(prompt, state, progress)[-1:], choice_of(decoder)
     for number in range(count):
         logits = decoder.logits(hidden).reshape(-1)
         token = choose(logits, sampling, len(prompt) + number)
@@ -354,6 +367,7 @@ def generate_batch(
     states = [decoder.new_state(max(1, len(prompt) + count - 1)) for prompt in prompts]
     hidden = np.concatenate([decoder.hidden(*each)[-1:] for each in zip(prompts, states, strict=True)])
     answers: list[list[int]] = [[] for _ in prompts]
+    choose = choice_of(decoder)
     running = list(range(len(prompts)))
     while True:
         for number, logits in zip(running, decoder.logits(hidden), strict=True):

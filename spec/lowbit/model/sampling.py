@@ -115,15 +115,24 @@ def choose(logits: F32, sampling: Sampling, position: int, sequence: int = 0) ->
     Raises:
         ArgumentError: a logit that is not finite, 2^19 tokens or more, a position or sequence outside 0 to 2^64 − 1.
     """
-    check_integer("number of logits", len(logits), 1, MOST_TOKENS)
-    if not np.isfinite(logits).all():
-        raise ArgumentError("logits", "infinite or NaN", "finite numbers")
+    check_logits(logits)
     if sampling.temperature == 0:
         return int(np.argmax(logits))
     tokens, weights = kept(logits, sampling)
     sums = np.cumsum(weights)
     drawn = random_bits(sampling.seed, position, sequence) * int(sums[-1]) >> 64
     return int(tokens[np.searchsorted(sums, drawn, side="right")])
+
+
+def check_logits(logits: F32) -> None:
+    """Refuse logits by which no token can be chosen.
+
+    Raises:
+        ArgumentError: one that is not finite; none, or 2^19 and more.
+    """
+    check_integer("number of logits", len(logits), 1, MOST_TOKENS)
+    if not np.isfinite(logits).all():
+        raise ArgumentError("logits", "infinite or NaN", "finite numbers")
 
 
 def kept(logits: F32, sampling: Sampling) -> tuple[I64, I64]:

@@ -1,0 +1,169 @@
+// The choice of a token by its logits, as `lowbit.model.sampling` pins it: the same exponential, the same integers, the
+// same generator, so the same token. Only the list of tokens is put in order as far as it is read, and no further.
+#pragma once
+
+#include <numeric>
+
+#include "bridge.h"
+
+namespace lowbit {
+
+struct Sampling {
+  double temperature, top_p, min_p;
+  std::int64_t top_k;
+};
+
+constexpr double one_weight = 0x1p44;
+
+constexpr std::int64_t at_once = 64;  // exponentials: loops over so many that a compiler turns them into vectors
+
+// x = e^x for x <= 0. Each product and each sum is a statement of its own, so that a compiler fuses none.
+inline void exponentials(double (&x)[at_once]) {
+  constexpr double high = 0.693147180369123816490, low = 1.90821492927058770002e-10, integers = 6755399441055744.0;
+  constexpr double factorials[] = {1,     1,      2,       6,        24,        120,        720,
+                                   5040., 40320., 362880., 3628800., 39916800., 479001600., 6227020800.};
+  double r[at_once], total[at_once], power[at_once];
+  for (int i = 0; i < at_once; ++i) {
+    const double within = x[i] < -64.0 ? -64.0 : x[i];
+    const double quotient = within / (high + low);
+    const double shifted = quotient + integers;  // its low bits are the nearest integer n
+    const double n = shifted - integers;
+    const double first = n * high, second = n * low;
+    const double rest = within - first;
+    r[i] = rest - second;
+    std::uint64_t bits;
+    std::memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 1023) << 52;  // of 2^n
+    std::memcpy(&power[i], &bits, sizeof bits);
+    total[i] = 1 / factorials[13];
+  }
+  for (int degree = 12; degree >= 0; --degree)
+    for (int i = 0; i < at_once; ++i) {
+      const double product = total[i] * r[i];
+      total[i] = product + 1 / factorials[degree];
+    }
+  for (int i = 0; i < at_once; ++i) {
+    const double result = total[i] * power[i];
+    x[i] = x[i] < -64.0 ? 0.0 : result;
+  }
+}
+
+// The first 64 bits of a block of Philox4x64-10.
+inline std::uint64_t random_bits(std::uint64_t seed, std::uint64_t position, std::uint64_t sequence) {
+  std::uint64_t c[4] = {position, sequence, 0, 0}, key[2] = {seed, 0};
+  for (int round = 0; round < 10; ++round) {
+    const unsigned __int128 a = static_cast<unsigned __int128>(c[0]) * 0xD2E7470EE14C6C93u;
+    const unsigned __int128 b = static_cast<unsigned __int128>(c[2]) * 0xCA5A826395121157u;
+    const std::uint64_t next[4] = {static_cast<std::uint64_t>(b >> 64) ^ c[1] ^ key[0], static_cast<std::uint64_t>(b),
+                                   static_cast<std::uint64_t>(a >> 64) ^ c[3] ^ key[1], static_cast<std::uint64_t>(a)};
+    std::memcpy(c, next, sizeof c);
+    key[0] += 0x9E3779B97F4A7C15u, key[1] += 0xBB67AE8584CAA73Bu;
+  }
+  return c[0];
+}
+
+// The least integer that is at least a fraction (0 to 1) of a number below 2^63.
+inline std::int64_t rounded_up(double fraction, std::int64_t of) {
+  if (fraction == 0) return 0;
+  int power;
+  const std::uint64_t digits = static_cast<std::uint64_t>(std::ldexp(std::frexp(fraction, &power), 53));
+  const int shift = 53 - power;
+  if (shift >= 127) return 1;
+  const unsigned __int128 product = static_cast<unsigned __int128>(digits) * static_cast<std::uint64_t>(of);
+  return static_cast<std::int64_t>((product + (static_cast<unsigned __int128>(1) << shift) - 1) >> shift);
+}
+
+// Whether a token stands before another in the list.
+struct Before {
+  const std::int64_t* weights;
+
+  bool operator()(std::int32_t a, std::int32_t b) const {
+    return weights[a] > weights[b] || (weights[a] == weights[b] && a < b);
+  }
+};
+
+// Tokens with their weights, the heaviest first and of equals the one with the lowest number; put in order on demand.
+class Ordered {
+ public:
+  Ordered(const std::int64_t* weights, std::vector<std::int32_t> tokens) : weights_(weights), tokens_(std::move(tokens)) {}
+
+  std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
+  std::int64_t weight(std::int64_t n) { return weights_[token(n)]; }
+  std::int32_t token(std::int64_t n) {
+    for (std::int64_t step = std::max<std::int64_t>(64, ready_); n >= ready_; step = ready_) sort_to(ready_ + step);
+    return tokens_[n];
+  }
+  // Only the first tokens stay.
+  void cut(std::int64_t count) {
+    if (count >= size()) return;
+    std::nth_element(tokens_.begin(), tokens_.begin() + count, tokens_.end(), Before{weights_});
+    tokens_.resize(count);
+  }
+  std::int64_t sum_from(std::int64_t least) const {
+    std::int64_t sum = 0;
+    for (std::int32_t token : tokens_) sum += weights_[token] >= least ? weights_[token] : 0;
+    return sum;
+  }
+
+ private:
+  void sort_to(std::int64_t end) {
+    end = std::min(end, size());
+    if (end < size()) std::nth_element(tokens_.begin() + ready_, tokens_.begin() + end, tokens_.end(), Before{weights_});
+    std::sort(tokens_.begin() + ready_, tokens_.begin() + end, Before{weights_});
+    ready_ = end;
+  }
+
+  const std::int64_t* weights_;
+  std::vector<std::int32_t> tokens_;
+  std::int64_t ready_ = 0;
+};
+
+// The sum of the weights that the filters keep: those of at least `least`, up to the first at which the sum is `reached`.
+inline std::int64_t kept_sum(Ordered& list, std::int64_t least, std::int64_t reached) {
+  std::int64_t sum = 0;
+  for (std::int64_t n = 0; n < list.size() && sum < reached && list.weight(n) >= least; ++n) sum += list.weight(n);
+  return sum;
+}
+
+// The token; `temperature` is above 0, and all logits are finite.
+inline std::int32_t choose(const float* logits, std::int64_t count, const Sampling& how, std::uint64_t random) {
+  const double most = *std::max_element(logits, logits + count);
+  std::vector<std::int64_t> weights(count);
+  for (std::int64_t start = 0; start < count; start += at_once) {
+    const std::int64_t length = std::min(at_once, count - start);
+    double powers[at_once] = {};
+    for (std::int64_t i = 0; i < length; ++i) powers[i] = (static_cast<double>(logits[start + i]) - most) / how.temperature;
+    exponentials(powers);
+    for (std::int64_t i = 0; i < length; ++i) weights[start + i] = static_cast<std::int64_t>(powers[i] * one_weight);
+  }
+  std::vector<std::int32_t> tokens;
+  tokens.reserve(count);
+  for (std::int64_t i = 0; i < count; ++i)
+    if (weights[i] > 0) tokens.push_back(static_cast<std::int32_t>(i));
+  Ordered list(weights.data(), std::move(tokens));
+  if (how.top_k > 0) list.cut(how.top_k);
+  const std::int64_t least = std::max<std::int64_t>(1, rounded_up(how.min_p, std::int64_t{1} << 44)), all = list.sum_from(1);
+  const std::int64_t sum = how.top_p == 1 ? list.sum_from(least) : kept_sum(list, least, rounded_up(how.top_p, all));
+  const std::int64_t drawn = static_cast<std::int64_t>(static_cast<unsigned __int128>(random) * static_cast<std::uint64_t>(sum) >> 64);
+  std::int64_t place = 0;
+  for (std::int64_t before = list.weight(0); before <= drawn; before += list.weight(place)) ++place;
+  return list.token(place);
+}
+
+namespace bridge {
+
+// `settings`: temperature, top_p, min_p. `place`: the seed, the position and the sequence. The token; -1 for too little
+// memory.
+inline int choose_token(const float* logits, std::int64_t count, const double* settings, std::int64_t top_k,
+                        const std::uint64_t* place) {
+  if (count == 0) return OK;
+  try {
+    const Sampling how{settings[0], settings[1], settings[2], top_k};
+    return choose(logits, count, how, random_bits(place[0], place[1], place[2]));
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+}  // namespace bridge
+}  // namespace lowbit
