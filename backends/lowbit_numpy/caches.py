@@ -37,7 +37,7 @@ class CacheOperations:
     """Hooks of `bfp`, `rope`, `attention`, `ksort` and `kvcache`."""
 
     declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(EXACT, Declaration()) | dict.fromkeys(
-        ("rope.rotate", "attention.softmax", "attention.attend"), BOUNDED
+        ("rope.rotate", "attention.softmax", "attention.attend", "attention.attend_shaped"), BOUNDED
     )
 
     def _kvcache_bfp(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> "Cache":
@@ -118,6 +118,19 @@ class CacheOperations:
     def _attention_attend(self, queries: F32, keys: F32, values: F32, window: int | None = None) -> F32:
         return attended(queries, keys, values, window)
 
+    @widened
+    def _attention_attend_shaped(
+        self,
+        queries: F32,
+        keys: F32,
+        values: F32,
+        window: int | None = None,
+        scale: float | None = None,
+        cap: float | None = None,
+        sinks: F32 | None = None,
+    ) -> F32:
+        return attended(queries, keys, values, window, scale, cap, sinks)
+
     def _ksort_permutation(self, sizes: F64) -> Order:
         return np.lexsort((np.arange(sizes.size), sizes)).astype(np.int64)
 
@@ -133,15 +146,35 @@ def softmax(scores: Floats) -> Floats:
     return powers / total
 
 
-def attended(queries: Floats, keys: Floats, values: Floats, window: int | None) -> Floats:
+def softmax_with_sinks(scores: Floats, sinks: Floats) -> Floats:
+    """Scores H × T × S with one more for each head, whose probability is dropped."""
+    beside = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+    wide: Floats = np.concatenate([scores, beside], axis=2)
+    return softmax(wide)[:, :, :-1]
+
+
+def attended(
+    queries: Floats,
+    keys: Floats,
+    values: Floats,
+    window: int | None,
+    scale: float | None = None,
+    cap: float | None = None,
+    sinks: Floats | None = None,
+) -> Floats:
     """Keys and values repeated for every query head, and one mask for all; everything has the type of the queries."""
     tokens, heads, head_dim = queries.shape
     group, length, kind = heads // keys.shape[0], keys.shape[1], queries.dtype.type
     wide_keys, wide_values = np.repeat(keys, group, axis=0), np.repeat(values, group, axis=0)
-    scores = np.einsum("thd,hsd->hts", queries, wide_keys) / kind(np.sqrt(head_dim))
+    products = np.einsum("thd,hsd->hts", queries, wide_keys)
+    scores = products / kind(np.sqrt(head_dim)) if scale is None else products * kind(scale)
+    if cap is not None:
+        with np.errstate(over="ignore", under="ignore"):
+            scores = kind(cap) * np.tanh(scores / kind(cap))
     back = np.arange(length - tokens, length)[:, None] - np.arange(length)
     hidden: npt.NDArray[np.bool_] = (back < 0) | (back >= (window or length))
-    probabilities = softmax(np.where(hidden, kind(-np.inf), scores))
+    seen: Floats = np.where(hidden, kind(-np.inf), scores)
+    probabilities = softmax(seen) if sinks is None else softmax_with_sinks(seen, sinks)
     return np.ascontiguousarray((probabilities @ wide_values).swapaxes(0, 1))
 
 

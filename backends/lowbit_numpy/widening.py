@@ -21,11 +21,11 @@ def widened(hook: Hook) -> Hook:
         kind = arguments[0].dtype
         if kind not in NARROW:
             return hook(self, *arguments, **choices)
-        wide = [
-            part.astype(np.float32) if isinstance(part, np.ndarray) and part.dtype == kind else part
-            for part in arguments
-        ]
-        result = hook(self, *wide, **choices)
+
+        def wide(part: Any) -> Any:
+            return part.astype(np.float32) if isinstance(part, np.ndarray) and part.dtype == kind else part
+
+        result = hook(self, *map(wide, arguments), **{name: wide(part) for name, part in choices.items()})
         with np.errstate(over="ignore"):
             return result.astype(kind) if result.dtype == np.float32 else result
 

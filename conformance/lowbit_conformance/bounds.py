@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lowbit.arrays import F64
-from lowbit.attention.bounds import attend_bound, softmax_bound
+from lowbit.attention.bounds import attend_bound, attend_shaped_bound, softmax_bound
 from lowbit.attention.rope import rotate_bound
 from lowbit.contract.rounding import Arithmetic, Bound
 from lowbit.linear.integer_bounds import integer_bound
-from lowbit.model.bounds import geglu_bound, rms_norm_bound, swiglu_bound
+from lowbit.model.bounds import clamped_swiglu_bound, geglu_bound, rms_norm_bound, soft_cap_bound, swiglu_bound
 from lowbit.moe.bounds import expert_bound, gate_bound, sparse_bound, weights_bound
 from lowbit.operations import OPERATIONS
 from lowbit.quantization.gptq_bounds import hessian_bound, targets_bound
@@ -22,9 +22,12 @@ from lowbit.quantization.hqq_solver import step_bound
 
 BOUNDS: Mapping[str, Callable[..., Bound]] = {
     "attention.attend": attend_bound,
+    "attention.attend_shaped": attend_shaped_bound,
     "attention.softmax": softmax_bound,
+    "blocks.clamped_swiglu": clamped_swiglu_bound,
     "blocks.geglu": geglu_bound,
     "blocks.rms_norm": rms_norm_bound,
+    "blocks.soft_cap": soft_cap_bound,
     "blocks.swiglu": swiglu_bound,
     "gptq.hessian": hessian_bound,
     "gptq.targets": targets_bound,

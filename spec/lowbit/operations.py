@@ -4,7 +4,7 @@
 ['affine.dequantize', 'affine.quantize']
 """
 
-from lowbit.attention import attention, kivi_cache, ksort, kvcache, pooling, residual, rope
+from lowbit.attention import attention, kivi_cache, ksort, kvcache, pooling, residual, rope, shaped
 from lowbit.attention import stored as stored_attention
 from lowbit.contract.operation import OPERATIONS
 from lowbit.kernels import layouts
@@ -18,7 +18,7 @@ __all__ = ["CHAPTERS", "OPERATIONS"]
 
 CHAPTERS = (
     *(packing, affine, bfp, bfp_dot, bfp_storage, gptq, hqq, hqq_solver, floats, linear, integer),
-    *(stored, layouts, rope, attention, stored_attention, residual, kvcache, kivi_cache, pooling, ksort),
+    *(stored, layouts, rope, attention, shaped, stored_attention, residual, kvcache, kivi_cache, pooling, ksort),
     *(routing, offload, offload_engine, layers),
 )
 """The modules that declare operations."""

@@ -23,6 +23,7 @@ from lowbit_conformance.defects import (
     block_sums,
     blocks,
     casts,
+    clamped,
     codes,
     depth,
     depth_layers,
@@ -39,6 +40,7 @@ from lowbit_conformance.defects import (
     reals,
     residual_attention,
     routes,
+    shaped_attention,
     small_floats,
     stored,
     stored_attention,
@@ -51,9 +53,9 @@ from lowbit_conformance.defects.backends import CONTROL, BankBackend
 from lowbit_conformance.defects.defect import Defect
 
 PRODUCTS = (codes, groups, zeros, sums, integers)
-CACHES = (blocks, block_sums, attention, heads, engines, kivi)
+CACHES = (blocks, block_sums, attention, shaped_attention, heads, engines, kivi)
 FORMATS = (small_floats, stored, casts, types, stored_attention, residual_attention)
-LAYERS = (routes, experts, activations, gelus, quantisers, reals, orders, subnormal)
+LAYERS = (routes, experts, activations, gelus, clamped, quantisers, reals, orders, subnormal)
 DEEP = (depth_products, depth_layers, depth)
 MODULES = (*PRODUCTS, *CACHES, *LAYERS, *FORMATS, *DEEP)
 

@@ -44,6 +44,7 @@ RESULTS = (
     "routing.gate",
     "routing.expert",
     "attention.attend",
+    "attention.attend_shaped",
     "rope.rotate",
     "blocks.rms_norm",
     "gptq.hessian",

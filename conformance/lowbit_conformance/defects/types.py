@@ -122,12 +122,14 @@ SUMS: dict[str, tuple[str, Callable[..., Any]]] = {
 CUT = {
     "blocks.swiglu": "C2",
     "blocks.geglu": "C2",
+    "blocks.clamped_swiglu": "C2",
+    "blocks.soft_cap": "C2",
     "rope.rotate": "C2",
     "routing.weights": "C1 C2",
     "routing.expert": "C2",
     "routing.sparse": "C2",
 }
-READ = {"blocks.rms_norm": "C3", "attention.attend": "C3"}
+READ = {"blocks.rms_norm": "C3", "attention.attend": "C3", "attention.attend_shaped": "C3"}
 
 
 def _defect(name: str, cause: str, clauses: dict[str, str], wrong: dict[str, Function]) -> Defect:

@@ -26,14 +26,19 @@ bring it back.
 Source: Gemma 2 (arXiv 2408.00118) §2; attention sinks (arXiv 2309.17453) §3; the reference implementation of GPT-OSS.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from lowbit.arrays import F64
+import numpy as np
+
+from lowbit.arrays import F64, Activations
 from lowbit.attention.attention import attended, check_grouping
-from lowbit.contract.signature import In, Shape, View, checked
+from lowbit.contract.operation import BOUNDED, Parameters, operation
+from lowbit.contract.signature import FINITE, ONE_TYPE, In, Shape, View, checked
+from lowbit.errors import ArgumentError
 
-MOST = 2.0**64
-"""Of a factor or a cap, and the inverse of the least; beyond the scores of any model."""
+MOST = 2.0**32
+"""Of a factor or a cap, and the inverse of the least; beyond the scores of any model. One over the other is a normal
+number of float32."""
 
 
 @checked(also=check_grouping)
@@ -73,3 +78,83 @@ def attend_shaped(
     Source: Gemma 2 §2; the reference implementation of GPT-OSS.
     """
     return attended(queries, keys, values, window, scale, cap=cap, sinks=sinks)
+
+
+# **What a backend promises.** As in the chapter `attention`, all arrays are of one type, sinks included. A head whose
+# sink is −∞ has none. The bound is derived in the chapter `lowbit.attention.bounds`.
+
+
+def _check(
+    queries: Any,
+    keys: Any,
+    values: Any,
+    window: int | None,
+    scale: float | None,
+    cap: float | None,
+    sinks: Activations | None,
+) -> None:
+    check_grouping(queries, keys)
+    if sinks is not None:
+        wide = sinks.astype(np.float64)
+        if np.isnan(wide).any() or np.isposinf(wide).any():
+            raise ArgumentError("sinks", "NaN or +∞ somewhere", "finite numbers and −∞")
+
+
+@checked(also=_check)
+def attend_shaped_to(
+    queries: Annotated[Activations, Shape("T", "H", "d_h"), FINITE, ONE_TYPE],
+    keys: Annotated[Activations, Shape("G", "S", "d_h"), FINITE, ONE_TYPE],
+    values: Annotated[Activations, Shape("G", "S", "d_h"), FINITE, ONE_TYPE],
+    window: Annotated[int, In(1)] | None = None,
+    scale: Annotated[float, In(1 / MOST, MOST)] | None = None,
+    cap: Annotated[float, In(1 / MOST, MOST)] | None = None,
+    sinks: Annotated[Activations, Shape("H"), ONE_TYPE] | None = None,
+) -> F64:
+    """`attend_shaped` for float32, float16 or bfloat16 inputs, in float64: the reference of `attention.attend_shaped`.
+
+    Arguments and result are those of `attend_shaped`; a sink may be −∞.
+
+    Raises:
+        ArgumentError: wrong dtypes, shapes or layouts; numbers that are not finite, apart from a sink of −∞; a window
+            below 1; a factor or a cap out of range.
+    """
+    wide = queries.astype(np.float64), keys.astype(np.float64), values.astype(np.float64)
+    return attended(*wide, window, scale, cap=cap, sinks=None if sinks is None else sinks.astype(np.float64))
+
+
+def _parameters(
+    queries: Activations,
+    keys: Activations,
+    values: Activations,
+    window: int | None = None,
+    scale: float | None = None,
+    cap: float | None = None,
+    sinks: Activations | None = None,
+) -> Parameters:
+    return {
+        "head_dim": queries.shape[2],
+        "window": "none" if window is None else "sliding",
+        "cap": "none" if cap is None else "soft",
+        "sinks": "none" if sinks is None else "per-head",
+    }
+
+
+operation(
+    "attention.attend_shaped",
+    "Grouped-query attention with a factor, a soft cap and sinks",
+    attend_shaped_to,
+    promise=BOUNDED,
+    source="Gemma 2 (arXiv 2408.00118) §2; attention sinks (arXiv 2309.17453) §3; GPT-OSS",
+    parameters=_parameters,
+    clauses={
+        "C1": "Where the scores that a token sees and the sink of its head are all equal, and a power of two of them "
+        "together, the result is the sum of the values over their number, exactly where that sum is exact.",
+        "C2": "Where one score, after the cap, lies 200 and more above all others and the sink, the result is that "
+        "token's value exactly; where the sink lies 200 and more above all scores, it is 0; query head h reads "
+        "key-value head ⌊h / r⌋.",
+        "C3": "Where no sum of products overflows, each element differs from the exact one by at most the derived "
+        "bound, however large a capped score is.",
+        "C4": "A token depends on no later token, with a window of w on none before the w − 1 that precede it, and a "
+        "query head on no other head's sink: changing those changes no bit.",
+    },
+)

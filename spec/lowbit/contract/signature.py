@@ -165,10 +165,10 @@ def described(name: str, annotation: Any) -> Argument:
     ('mean', 'first')
     """
     kind, marks = (annotation.__origin__, annotation.__metadata__) if _is(annotation, Annotated) else (annotation, ())
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    kinds = _kinds(kind)
     optional, kinds = NoneType in kinds, tuple(each for each in kinds if each is not NoneType)
     if len(kinds) == 1 and _is(kinds[0], Annotated):  # ``Annotated[int, …] | None``
-        kinds, marks = (kinds[0].__origin__,), (*kinds[0].__metadata__, *marks)
+        kinds, marks = _kinds(kinds[0].__origin__), (*kinds[0].__metadata__, *marks)
 
     def one(mark: type[Any]) -> Any:
         return next((each for each in marks if isinstance(each, mark)), None)
@@ -184,6 +184,11 @@ def described(name: str, annotation: Any) -> Argument:
     choice = choices is not None or CHOICE in marks
     valid = tuple(each for each in marks if isinstance(each, Valid))
     return Argument(name, kinds, shape, choices, one(In), one(Contents), choice, valid, optional, ONE_TYPE in marks)
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    """The members of a union; any other kind alone."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _is(annotation: Any, form: Any) -> bool:
@@ -298,9 +303,11 @@ def _type_steps(argument: Argument) -> list[Step]:
     """An array of one type agrees with those before it."""
     if not argument.one_type:
         return []
-    name = argument.name
+    name, optional = argument.name, argument.optional
 
     def check(given: Given, sizes: Sizes) -> None:
+        if given[name] is None and optional:
+            return
         kind = given[name].dtype
         if sizes.setdefault(INPUTS, kind.num) != kind.num:
             raise ArgumentError(f"dtype of {name}", kind, "that of the other arrays")

@@ -1,4 +1,4 @@
-r"""Propagation: how an error of the input changes the result of a product, a silu and a softmax.
+r"""Propagation: how an error of the input changes the result of a product, a silu, a softmax and a soft cap.
 
 Layers chain these functions: the error of one step enters the next, which may enlarge it and adds its own. `rounding`
 bounds a single sum. Here each step takes exact values with a bound on the error of each, and returns a bound on the
@@ -28,6 +28,23 @@ one relative error
 
 where a denominator is charged twice: :math:`1/(1 - \gamma) \le 1 + 2\gamma` while :math:`\gamma` is at most a half.
 
+**A soft cap**, :math:`C(a) = c\tanh(a/c)`, rises everywhere, so an error :math:`\epsilon` of a number moves it by at
+most
+
+.. math:: \mu = \max\bigl(C(a + \epsilon) - C(a),\; C(a) - C(a - \epsilon)\bigr).
+
+Its own roundings are relative. tanh is concave above 0 and 0 there, so a relative error of its argument causes a
+relative error of its value that is no larger: the rounded cap and the quotient are :math:`1 + 4`. A tanh is charged
+:math:`c + 1 + 4 + 1 = 14`, whether it comes from a library or is :math:`1 - 2/(e^{2z} + 1)`; that form is as exact only
+where tanh exceeds a half, because it cancels below, and a kernel that has nothing else loses the small numbers. Where
+:math:`e^{2z}` or :math:`a/c` overflows, its value is 1, and the exact one lies within :math:`2^{-126}` of that. The
+product with the rounded cap is 2 more:
+
+.. math:: |\hat C - C(a)| \;\le\; \mu + \gamma_{21}\,(|C(a)| + \mu) + 2\,(1 + c)\,\eta .
+
+A kernel of 16 bits that rounds what passes between its steps also rounds the quotient and the tanh, each with
+:math:`u_T` and :math:`\eta_T`.
+
 Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1, Lemma 3.1.
 """
 
@@ -47,10 +64,12 @@ from lowbit.contract.rounding import (
     gamma,
     one_loop,
 )
-from lowbit.linear.elementary import product, silu
+from lowbit.linear.elementary import product, silu, soft_cap
 
 EXPONENTIAL = 8
 QUOTIENT = 4
+TANH = EXPONENTIAL + 1 + QUOTIENT + 1
+SOFT_CAP = 1 + QUOTIENT + TANH + 2
 SILU_SLOPE = 1.1
 SILU_VANISHED = 2.0**-121
 LEAST_NORMAL = 2.0**-126
@@ -131,4 +150,15 @@ def softmax_error(steps: Steps, logits: F64, error: F64) -> F64:
     log_p = below - np.log(np.exp(below).sum(axis=-1, keepdims=True))
     greatest: F64 = np.minimum(np.exp(np.minimum(log_p + shift, 0)), 1) * (1 + relative)  # no probability exceeds 1
     limit: F64 = greatest - np.exp(log_p) + logits.shape[-1] * LEAST_NORMAL
+    return limit
+
+
+def soft_cap_error(steps: Steps, a: F64, error: F64, cap: float) -> F64:
+    """The error of ``soft_cap(a, cap)``, where that of a is at most `error`."""
+    capped = soft_cap(a, cap)
+    moved = np.maximum(soft_cap(a + error, cap) - capped, capped - soft_cap(a - error, cap))
+    relative, lost = gamma(SOFT_CAP, steps.unit), HALF_LEAST_SUBNORMAL
+    if steps.handed is not None:
+        relative, lost = (1 + relative) * (1 + UNIT_ROUNDOFF[steps.handed]) ** 2 - 1, ETA[steps.handed]
+    limit: F64 = moved + relative * (np.abs(capped) + moved) + 2 * (1 + cap) * lost
     return limit

@@ -1,6 +1,6 @@
-r"""Bounds of norm and activation: how far a correct RMSNorm, or a correct gated unit, may lie from the exact one.
+r"""Bounds of norm and activation: how far a correct RMSNorm, gated unit or soft cap may lie from the exact one.
 
-Both end in operations on single numbers. Only the norm has a sum, and the root passes on no more than half of its
+All end in operations on single numbers. Only the norm has a sum, and the root passes on no more than half of its
 error.
 
 **RMSNorm**, :math:`y_c = g_c\,x_c / \sqrt v` with :math:`v = \frac1n \sum x_c^2 + \varepsilon`. All terms of
@@ -50,9 +50,26 @@ are allowed
 
 in place of the :math:`\epsilon` of silu; what vanishes is less here, since :math:`|a| < 11` where :math:`w = -88.7`.
 
+**The clamped unit**, :math:`a'\,\sigma(\alpha a')\,(b' + 1)`, has the rounded limit in :math:`a'` and :math:`b'`: a
+relative error of :math:`u` in each. The logit :math:`w = \alpha a'` has that one, the rounded :math:`\alpha` and a
+product, :math:`\delta = \gamma_3 |w|`. The logistic function moves as for the GELU. It is computed with a relative
+error of :math:`\gamma_{13}`, as in silu, and multiplied by :math:`a'`, which has its own :math:`u`:
+
+.. math:: \epsilon = |a'|\,\bigl(\sigma(w + \delta) - \sigma(w - \delta)\bigr)
+   + \gamma_{15}\,|a'|\,\sigma(w + \delta) + 2^{-121} + 2^{-119}.
+
+What vanishes is again less than for silu, since :math:`|a'| < 53` where :math:`w = -88.7`. The other factor is wrong by
+at most :math:`\epsilon_b = u\,|b'| + u\,(|b' + 1| + u\,|b'|)`: near :math:`b' = -1` the sum cancels, but only what the
+limit had lost. The product is
+
+.. math:: |\hat y - y| \;\le\; (1 + u)\,(|f| + \epsilon)\,(|b' + 1| + \epsilon_b) - |y| + 2\eta, \qquad
+   f = a'\,\sigma(w).
+
+**A soft cap** is that of `lowbit.linear.propagation`, of an exact number.
+
 **Between the steps** a kernel of 16 bits may round the product of x and root, before the gain, and silu or gelu,
 before its product, to the type of the inputs: :math:`u_T` of the value and :math:`\eta_T` times what it is multiplied
-by.
+by. The same holds for both factors of the clamped unit.
 
 Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1, Lemma 3.1.
 """
@@ -64,12 +81,22 @@ import numpy as np
 from lowbit.arrays import F64, Activations
 from lowbit.contract.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma, returned
 from lowbit.linear.elementary import logistic, silu
-from lowbit.linear.propagation import EXPONENTIAL, QUOTIENT, REFERENCE, SILU_VANISHED, Steps, declared, silu_error
-from lowbit.model.layers import gelu, gelu_exponent
+from lowbit.linear.propagation import (
+    EXPONENTIAL,
+    QUOTIENT,
+    REFERENCE,
+    SILU_VANISHED,
+    Steps,
+    declared,
+    silu_error,
+    soft_cap_error,
+)
+from lowbit.model.layers import SLOPE, gelu, gelu_exponent
 
 MEAN_ROUNDINGS = 4
 PRODUCTS = 2
 POLYNOMIAL = 8
+LOGIT = 3
 EXPONENTIAL_VANISHED = 2.0**-119
 
 
@@ -151,3 +178,35 @@ def _gated(
         error = steps.passed(size, error_of(steps) + EXPONENTIAL_VANISHED)
         limit += (size * steps.unit + error * (1 + steps.unit)) * b + 2 * HALF_LEAST_SUBNORMAL
     return returned(Bound(limit, np.abs(exact), how), exact, inputs)
+
+
+def clamped_swiglu_bound(gate: Activations, up: Activations, limit: float, arithmetic: Arithmetic, exact: F64) -> Bound:
+    """The bound of `blocks.clamped_swiglu`."""
+    a, b = np.minimum(gate.astype(np.float64), limit), np.clip(up.astype(np.float64), -limit, limit)
+    activated, factor = np.abs(a * logistic(SLOPE * a)), np.abs(b + 1)
+    within, inputs = np.zeros(exact.shape), up.dtype.name
+    for steps in (declared(arithmetic, inputs), REFERENCE):
+        of_gate = steps.passed(activated, _clamped_error(steps, a))
+        of_up = steps.passed(factor, steps.unit * (np.abs(b) + factor + steps.unit * np.abs(b)))
+        product = (1 + steps.unit) * (activated + of_gate) * (factor + of_up)
+        within += product - activated * factor + 2 * HALF_LEAST_SUBNORMAL
+    how = "two clamps, an exponential, two sums, a quotient and products in float32"
+    return returned(Bound(within, np.abs(exact), how), exact, inputs)
+
+
+def _clamped_error(steps: Steps, a: F64) -> F64:
+    """The error of ``a σ(α a)`` for a clamped a, float64: ε at the top of this chapter."""
+    logit = SLOPE * a
+    shift = gamma(LOGIT, steps.unit) * np.abs(logit)
+    most = logistic(logit + shift)
+    own = gamma(EXPONENTIAL + 1 + QUOTIENT + PRODUCTS, steps.unit) * most
+    return np.abs(a) * (most - logistic(logit - shift) + own) + SILU_VANISHED + EXPONENTIAL_VANISHED
+
+
+def soft_cap_bound(x: Activations, cap: float, arithmetic: Arithmetic, exact: F64) -> Bound:
+    """The bound of `blocks.soft_cap`."""
+    wide, within, inputs = x.astype(np.float64), np.zeros(exact.shape), x.dtype.name
+    for steps in (declared(arithmetic, inputs), REFERENCE):
+        within += soft_cap_error(steps, wide, np.zeros_like(wide), cap)
+    how = "a quotient, a tanh and a product in float32"
+    return returned(Bound(within, np.abs(exact), how), exact, inputs)

@@ -9,8 +9,12 @@ mean square of 1:
 (`lowbit.linear.elementary`) makes it SwiGLU, gelu makes it GeGLU. GPT-OSS clamps both sides of its unit
 (`clamped_swiglu`).
 
+**A soft cap** :math:`c` of the logits, :math:`c \tanh(a / c)`, keeps them between :math:`-c` and :math:`c` in Gemma 2
+(`lowbit.linear.elementary.soft_cap`).
+
 Source: RMSNorm (arXiv 1910.07467) equation 4, with ε as in Llama (arXiv 2302.13971) §2.2; SwiGLU and GeGLU
-(arXiv 2002.05202) equation 6.
+(arXiv 2002.05202) equation 6; the clamped unit as in the reference implementation of GPT-OSS; the soft cap as in
+Gemma 2 (arXiv 2408.00118) §2.
 """
 
 from collections.abc import Callable
@@ -21,7 +25,7 @@ import numpy as np
 from lowbit.arrays import F64, Activations
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.contract.signature import ONE_TYPE, In, Shape, checked
-from lowbit.linear.elementary import silu
+from lowbit.linear.elementary import silu, soft_cap
 
 
 def rms_norm(x: F64, gain: F64, epsilon: float) -> F64:
@@ -159,6 +163,60 @@ def geglu_of(
         return gelu(gate.astype(np.float64)) * up.astype(np.float64)
 
 
+MOST = 2.0**32
+"""Of the limit of a clamped unit and of a cap, and the inverse of the least; beyond the numbers of any model."""
+
+
+@checked
+def clamped_swiglu_of(
+    gate: Annotated[Activations, Shape("T", "m"), ONE_TYPE],
+    up: Annotated[Activations, Shape("T", "m"), ONE_TYPE],
+    limit: Annotated[float, In(1 / MOST, MOST)],
+) -> F64:
+    """`clamped_swiglu` for inputs of one type, in float64: the reference of `blocks.clamped_swiglu`.
+
+    >>> clamped_swiglu_of(np.array([[2, 100]], np.float32), np.array([[2, -100]], np.float32), 7.0).round(4)
+    array([[  5.8068, -41.9997]])
+
+    Args:
+        gate: float32, float16 or bfloat16, T × m.
+        up: of the same type, T × m.
+        limit: of gate, and of up on both sides.
+
+    Returns:
+        float64, T × m.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout; a limit that is not a number from 2^-32 to 2^32.
+
+    Source: the reference implementation of GPT-OSS.
+    """
+    with np.errstate(invalid="ignore"):
+        return clamped_swiglu(gate.astype(np.float64), up.astype(np.float64), limit)
+
+
+@checked
+def soft_cap_of(x: Annotated[Activations, Shape("T", "n"), ONE_TYPE], cap: Annotated[float, In(1 / MOST, MOST)]) -> F64:
+    """`lowbit.linear.elementary.soft_cap` of rows, in float64: the reference of `blocks.soft_cap`.
+
+    >>> soft_cap_of(np.array([[0.5, -1e9]], np.float32), 30.0).round(4)
+    array([[  0.5, -30. ]])
+
+    Args:
+        x: float32, float16 or bfloat16, T × n.
+        cap: the number c between whose negative and which results lie.
+
+    Returns:
+        float64, T × n.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout; a cap that is not a number from 2^-32 to 2^32.
+
+    Source: Gemma 2 (arXiv 2408.00118) §2.
+    """
+    return soft_cap(x.astype(np.float64), cap)
+
+
 operation(
     "blocks.rms_norm",
     "Rows scaled to a root mean square of 1",
@@ -214,4 +272,41 @@ gated_unit(
     geglu_of,
     "gelu",
     f"{SHAZEER}; arXiv 1606.08415 §2",
+)
+
+operation(
+    "blocks.clamped_swiglu",
+    "The clamped activation of a gated linear unit",
+    clamped_swiglu_of,
+    promise=BOUNDED,
+    source="GPT-OSS; arXiv 1606.08415 §2 for the slope 1.702",
+    clauses={
+        "C1": "Where gate and limit are 24 and more, or the gate is −450 and less or 0, and the product of the clamped "
+        "gate and the clamped up plus 1 is exact, the result equals the formula's.",
+        "C2": "For finite inputs, each element differs from the formula by at most the bound derived from the declared "
+        "arithmetic.",
+        "C3": "There the result is finite, however large gate and up are: an exponential that overflows is not seen.",
+        "C4": "The result has the type of the gate, T × m; an element depends on nothing but the limit, and gate and "
+        "up at its own place; the same call gives the same bits.",
+        "C5": "A NaN in gate or up leaves a NaN at its place. An infinity beyond the limit counts as the limit, to the "
+        "bit; a gate of −∞ leaves 0 or NaN. None of them changes another element.",
+    },
+)
+
+operation(
+    "blocks.soft_cap",
+    "Numbers kept between a cap and its negative",
+    soft_cap_of,
+    promise=BOUNDED,
+    source="Gemma 2 (arXiv 2408.00118) §2",
+    clauses={
+        "C1": "A number of 20 caps and more gives the cap with its sign, exactly where the type of the result holds "
+        "it; 0 gives 0.",
+        "C2": "For finite inputs, each element differs from the formula by at most the bound derived from the declared "
+        "arithmetic, relative to the element itself: small numbers lose nothing to a cap that is far above them.",
+        "C3": "There the result is finite, however large the number, and however large or small the cap is.",
+        "C4": "The result has the type and shape of x; an element depends on nothing but the cap and x at its own "
+        "place; the same call gives the same bits.",
+        "C5": "A NaN leaves a NaN at its place, and ±∞ the cap with its sign; neither changes another element.",
+    },
 )

@@ -57,18 +57,18 @@ OPERATIONS: Mapping[Kind, tuple[str | None, str]] = MappingProxyType(
         "rotate_sorted": ("rope.rotate", "the same, of heads whose channels stand in another order"),
         "append": (None, "keys and values go to the cache"),
         "attend": ("attention.attend", "attention over the cache, these tokens included"),
-        "attend_shaped": (None, "attention with a factor, a soft cap and sinks, by its formula"),
+        "attend_shaped": ("attention.attend_shaped", "the same with a factor, a soft cap and sinks"),
         "swiglu": ("blocks.swiglu", "silu of the first times the second"),
         "geglu": ("blocks.geglu", "gelu of the first times the second"),
-        "clamped_swiglu": (None, "the clamped unit of both, by its formula"),
+        "clamped_swiglu": ("blocks.clamped_swiglu", "the clamped unit of both"),
         "gate": ("routing.gate", "the scores of the experts"),
         "experts": ("routing.sparse", "the experts that scores choose, weighted"),
         "add": (None, "the sum of two values"),
-        "soft_cap": (None, "numbers kept between a cap and its negative, by its formula"),
+        "soft_cap": ("blocks.soft_cap", "numbers kept between a cap and its negative"),
     }
 )
 """For each kind of line the operation of the specification that it is, if it is one, and a sentence. Backends compute
-operations only; what is none is one rounding, or a formula that the specification computes itself. A product is the
+operations only; what is none is a copy or one rounding. A product is the
 operation that the format of its matrix and the contract ask for."""
 
 BEGIN, END = "x", "result"

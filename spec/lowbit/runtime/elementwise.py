@@ -27,23 +27,28 @@ from lowbit.model.elementwise import ElementwiseOps, Numbers
 from lowbit.moe.routing import Ids
 
 ROUTING = ("routing.gate", "routing.top_k", "routing.weights")
-GATED: Mapping[Activation, str] = MappingProxyType({"silu": "blocks.swiglu", "gelu": "blocks.geglu"})
-OPERATIONS = ("attention.attend", "blocks.geglu", "blocks.rms_norm", "blocks.swiglu", "rope.rotate", *ROUTING)
+GATED: Mapping[Activation, str] = MappingProxyType(
+    {"silu": "blocks.swiglu", "gelu": "blocks.geglu", "clamped": "blocks.clamped_swiglu"}
+)
+OPERATIONS = (
+    "attention.attend",
+    "attention.attend_shaped",
+    "blocks.clamped_swiglu",
+    "blocks.geglu",
+    "blocks.rms_norm",
+    "blocks.soft_cap",
+    "blocks.swiglu",
+    "rope.rotate",
+    *ROUTING,
+)
 """The elementwise operations of a decoder that a backend may compute."""
 
 
 def needed(config: LlamaConfig) -> tuple[str, ...]:
-    """The elementwise operations of a model's step; beside them may be formulas (`formulas`)."""
-    own = [] if config.shaped else ["attention.attend"]
-    own += [GATED[config.activation]] if config.activation in GATED else []
+    """The elementwise operations of a model's step."""
+    attention = "attention.attend_shaped" if config.shaped else "attention.attend"
+    own = [attention, GATED[config.activation], *([] if config.logit_cap is None else ["blocks.soft_cap"])]
     return (*own, "blocks.rms_norm", "rope.rotate", *([] if config.routing is None else ROUTING))
-
-
-def formulas(config: LlamaConfig) -> list[str]:
-    """What the step of a model has that is no operation, so no backend computes it: a phrase for each."""
-    found = ["attention with a factor, a soft cap or sinks"] if config.shaped else []
-    found += [] if config.activation in GATED else ["clamped gates"]
-    return found if config.logit_cap is None else [*found, "a soft cap of the logits"]
 
 
 def check_all(backend: Backend, config: LlamaConfig, names: Collection[str]) -> None:
@@ -52,8 +57,6 @@ def check_all(backend: Backend, config: LlamaConfig, names: Collection[str]) -> 
     Raises:
         NotDeclaredError: one is missing.
     """
-    if own := formulas(config):
-        raise NotDeclaredError(backend.name, f"compiled steps with {', '.join(own)}")
     if missing := [name for name in needed(config) if name not in names]:
         raise NotDeclaredError(backend.name, f"compiled steps without {', '.join(missing)}")
 
@@ -90,12 +93,16 @@ def on_backend(
     Raises:
         UnavailableError: raised by the backend, where it cannot prepare an operation, for example by compiling it.
     """
-    windows = {"none" if config.layer_window(n) is None else "sliding" for n in range(config.layers)}
+    windows = sorted({"none" if config.layer_window(n) is None else "sliding" for n in range(config.layers)})
+    heads: list[Mapping[str, object]] = [{"head_dim": config.head_dim, "window": window} for window in windows]
+    shape = {"cap": "none" if config.score_cap is None else "soft", "sinks": "per-head" if config.sinks else "none"}
     asked: dict[str, list[Mapping[str, object]]] = {
         "blocks.rms_norm": [{}],
         **{name: [{}] for name in GATED.values()},
         "rope.rotate": [{"head_dim": config.head_dim}],
-        "attention.attend": [{"head_dim": config.head_dim, "window": window} for window in sorted(windows)],
+        "attention.attend": heads,
+        "attention.attend_shaped": [{**each, **shape} for each in heads],
+        "blocks.soft_cap": [{}],
     }
     if config.routing is not None:
         softmax: Mapping[str, object] = {"softmax": config.routing.softmax}
@@ -119,12 +126,20 @@ def on_backend(
         made = replace(made, swiglu=call)
     if call := calls.get("blocks.geglu"):
         made = replace(made, geglu=call)
+    if call := calls.get("blocks.clamped_swiglu"):
+        made = replace(made, clamped_swiglu=call)
+    if call := calls.get("blocks.soft_cap"):
+        made = replace(made, soft_cap=call)
     if call := calls.get("rope.rotate"):
         made = replace(made, rotate=call)
     if "routing.gate" in calls:
         made = replace(made, gate=_gate(calls["routing.gate"], config), route=_route(calls))
     if call := calls.get("attention.attend"):
-        made = replace(made, attend=_attend(call), cache=CACHES[keys or "float32"])
+        made = replace(made, attend=_attend(call))
+    if call := calls.get("attention.attend_shaped"):
+        made = replace(made, attend_shaped=_attend_shaped(call))
+    if calls.keys() & {"attention.attend", "attention.attend_shaped"}:
+        made = replace(made, cache=CACHES[keys or "float32"])
     elif keys is not None:
         made = replace(made, cache=_of_formulas(CACHES[keys]))
     return Steps(made, tuple(sorted(calls)))
@@ -181,14 +196,35 @@ def _route(calls: Mapping[str, Callable[..., Any]]) -> Callable[[F32, Routing], 
 
 
 def _attend(call: Callable[..., F32]) -> Callable[[Numbers, KeyValueCache, int | None], Numbers]:
-    def attend(queries: Numbers, cache: KeyValueCache, window: int | None) -> Numbers:
-        keys: Any = cache.keys
-        values: Any = cache.values
-        group = queries.shape[1] // len(keys)
-        mixed = np.empty(queries.shape, np.float32)
-        for j in range(len(keys)):
-            own = slice(j * group, (j + 1) * group)
-            mixed[:, own] = call(np.ascontiguousarray(queries[:, own]), keys[j : j + 1], values[j : j + 1], window)
-        return mixed
+    return lambda queries, cache, window: _by_heads(queries, cache, lambda own, *rows: call(*rows, window))
+
+
+def _attend_shaped(
+    call: Callable[..., F32],
+) -> Callable[[Numbers, KeyValueCache, int | None, float | None, float | None, F32 | None], Numbers]:
+    def attend(
+        queries: Numbers,
+        cache: KeyValueCache,
+        window: int | None,
+        scale: float | None,
+        cap: float | None,
+        sinks: F32 | None,
+    ) -> Numbers:
+        def of_group(own: slice, *rows: F32) -> F32:
+            return call(*rows, window, scale, cap, None if sinks is None else np.ascontiguousarray(sinks[own]))
+
+        return _by_heads(queries, cache, of_group)
 
     return attend
+
+
+def _by_heads(queries: Numbers, cache: KeyValueCache, attend: Callable[..., F32]) -> Numbers:
+    """Attention to each key-value head of a cache by the query heads that read it; `attend` takes which these are."""
+    keys: Any = cache.keys
+    values: Any = cache.values
+    group = queries.shape[1] // len(keys)
+    mixed = np.empty(queries.shape, np.float32)
+    for j in range(len(keys)):
+        own = slice(j * group, (j + 1) * group)
+        mixed[:, own] = attend(own, np.ascontiguousarray(queries[:, own]), keys[j : j + 1], values[j : j + 1])
+    return mixed

@@ -72,12 +72,29 @@ def heads_of(rng: np.random.Generator, size: int) -> Arrays:
 CALLS: Mapping[str, Call] = {
     "attention.softmax/C2": Call(lambda rng, n: {"scores": 3 * normal(rng, 3, n)}),
     "attention.attend/C3": Call(heads_of, lambda rng, arrays: (*arrays.values(), None)),
+    "attention.attend_shaped/C3": Call(
+        lambda rng, n: {**heads_of(rng, n), "sinks": normal(rng, 4)},
+        lambda rng, arrays: (
+            *(arrays[name] for name in ("queries", "keys", "values")),
+            None,
+            *((0.5, None), (0.5, 2.0), (None, 30.0))[int(rng.integers(3))],
+            arrays["sinks"],
+        ),
+    ),
     "blocks.rms_norm/C3": Call(
         lambda rng, n: {"x": normal(rng, 3, n), "gain": normal(rng, n)},
         lambda rng, arrays: (*arrays.values(), (1e-5, 0.5, 1e-12)[int(rng.integers(3))]),
     ),
     "blocks.swiglu/C2": Call(lambda rng, n: {"gate": 3 * normal(rng, 3, n), "up": normal(rng, 3, n)}),
     "blocks.geglu/C2": Call(lambda rng, n: {"gate": 3 * normal(rng, 3, n), "up": normal(rng, 3, n)}),
+    "blocks.clamped_swiglu/C2": Call(
+        lambda rng, n: {"gate": 3 * normal(rng, 3, n), "up": 3 * normal(rng, 3, n)},
+        lambda rng, arrays: (*arrays.values(), (7.0, 1.0, 2.0**20)[int(rng.integers(3))]),
+    ),
+    "blocks.soft_cap/C2": Call(
+        lambda rng, n: {"x": 30 * normal(rng, 3, n)},
+        lambda rng, arrays: (*arrays.values(), (30.0, 1.0, 2.0**20)[int(rng.integers(3))]),
+    ),
     "rope.rotate/C2": Call(
         lambda rng, n: {"x": normal(rng, n, 2, 6)},
         lambda rng, arrays: (arrays["x"], rope.rotation(rope.half_split(6), 10000.0, 5, len(arrays["x"]))),
@@ -138,10 +155,16 @@ CALLS: Mapping[str, Call] = {
 }
 
 
-LINEAR = dict.fromkeys(
-    ("pooling.pool/C1:weights", "pooling.pool/C2:weights", "routing.top_k/C1:scores", "ksort.permutation/C2:sizes"),
-    tuple(EXTREMES),
-) | dict.fromkeys(("gptq.targets/C2:weights", "gptq.targets/C2:values", "rope.rotate/C2:x"), ("vast",))
+LINEAR = (
+    dict.fromkeys(
+        ("pooling.pool/C1:weights", "pooling.pool/C2:weights", "routing.top_k/C1:scores", "ksort.permutation/C2:sizes"),
+        tuple(EXTREMES),
+    )
+    | dict.fromkeys(
+        ("blocks.soft_cap/C2:x", "blocks.clamped_swiglu/C2:gate", "blocks.clamped_swiglu/C2:up"), tuple(EXTREMES)
+    )
+    | dict.fromkeys(("gptq.targets/C2:weights", "gptq.targets/C2:values", "rope.rotate/C2:x"), ("vast",))
+)
 """The arrays that may also hold extremes, with those that they may hold."""
 SAME = "as-"
 """Before the name of another array, which holds the same numbers."""

@@ -15,6 +15,7 @@ from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.clauses import (
     test_attention,
     test_blocks,
+    test_clamped,
     test_experts,
     test_gptq,
     test_hqq,
@@ -22,16 +23,19 @@ from lowbit_conformance.suite.clauses import (
     test_pooling,
     test_rope,
     test_routing,
+    test_shaped_attention,
     test_sizes,
 )
 from lowbit_conformance.suite.clauses.test_attention import AttendCase
 from lowbit_conformance.suite.clauses.test_attention import RowsCase as ScoresCase
 from lowbit_conformance.suite.clauses.test_blocks import RowsCase
+from lowbit_conformance.suite.clauses.test_clamped import LimitedCase
 from lowbit_conformance.suite.clauses.test_gptq import LayerCase
 from lowbit_conformance.suite.clauses.test_hqq import BlocksCase
 from lowbit_conformance.suite.clauses.test_layouts import ANY_BLOCK, LayoutCase
 from lowbit_conformance.suite.clauses.test_pooling import HeadsCase
 from lowbit_conformance.suite.clauses.test_rope import RopeCase
+from lowbit_conformance.suite.clauses.test_shaped_attention import SHAPINGS, shaped
 from lowbit_conformance.suite.marking import Record, Settings, checks
 from lowbit_conformance.suite.pairs import EVERY_PAIR, PRIME, SIZES, Pairs, each_of
 from lowbit_conformance.suite.routing_cases import RoutingCase
@@ -84,6 +88,13 @@ PROMPTS = Pairs(prompted, [FEWER, FEWER, (16, 32, 48, 64, 80, 128), WINDOWS], 13
 NARROW = Pairs(prompted, [FEWER, FEWER, (2, 4, 6, 8), WINDOWS], 13)
 
 
+SHAPED_HEADS = Pairs(
+    lambda clause, shaping, *sizes: shaped(attended(clause, *sizes), list(SHAPINGS)[shaping]),
+    [range(5), *HEADS.values],
+    prime=13,
+)
+
+
 def turned(clause: str, head_dim: int, heads: int, tokens: int, pairing: int) -> RopeCase:
     return RopeCase(clause, "exhaustive", test_rope.PAIRINGS[pairing], tokens, heads, 2 * head_dim)
 
@@ -104,6 +115,7 @@ MEANS, FIRSTS = pooled("mean"), pooled("first")
 # **Norms and gates.**
 
 TOKENS = Pairs(lambda clause, *sizes: RowsCase(clause, *NEW, *sizes), [SIZES, SIZES])
+LIMITED = Pairs(lambda clause, *sizes: LimitedCase(clause, *NEW, *sizes), [SIZES, SIZES])
 
 
 # **Layers of routing.**
@@ -162,12 +174,15 @@ LAID = [Pairs(partial(laid, order), [SIZES, SIZES, SIZES, (*SIZES[:18], 64, 80, 
 EVERY: Mapping[str, tuple[Sequence[Pairs[Any]], Callable[..., None]]] = {
     "attention.softmax/C2": ([SCORES], test_attention.test_shares_within_the_bound),
     "attention.attend/C3": ([PROMPTS, NARROW, HEADS], test_attention.test_attention_within_the_bound),
+    "attention.attend_shaped/C3": ([SHAPED_HEADS], test_shaped_attention.test_shaped_attention_within_the_bound),
     "rope.rotate/C1": ([TURNS], test_rope.test_quarter_turns_are_exact),
     "pooling.pool/C1": ([MEANS], test_pooling.test_pooled_heads),
     "pooling.pool/C2": ([FIRSTS], test_pooling.test_pooled_heads),
     "blocks.rms_norm/C2": ([TOKENS], test_blocks.test_norm_of_an_exact_sum),
     "blocks.swiglu/C1": ([TOKENS], test_blocks.test_gated_on_the_lattice),
     "blocks.geglu/C1": ([TOKENS], test_blocks.test_gated_on_the_lattice),
+    "blocks.clamped_swiglu/C1": ([LIMITED], test_clamped.test_clamped_on_the_lattice),
+    "blocks.soft_cap/C2": ([LIMITED], test_clamped.test_capped_within_the_bound),
     "routing.gate/C1": ([GATES], test_routing.test_gate_on_the_lattice),
     "routing.top_k/C1": ([CHOICES], test_sizes.choices),
     "routing.weights/C1": ([CHOICES], test_sizes.weights),

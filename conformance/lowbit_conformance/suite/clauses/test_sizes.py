@@ -19,6 +19,7 @@ from lowbit_conformance.suite.clauses import (
     test_affine,
     test_attention,
     test_blocks,
+    test_clamped,
     test_experts,
     test_gptq,
     test_hqq,
@@ -29,14 +30,17 @@ from lowbit_conformance.suite.clauses import (
     test_pooling,
     test_rope,
     test_routing,
+    test_shaped_attention,
 )
 from lowbit_conformance.suite.clauses.test_attention import AttendCase
 from lowbit_conformance.suite.clauses.test_blocks import RowsCase
+from lowbit_conformance.suite.clauses.test_clamped import LimitedCase
 from lowbit_conformance.suite.clauses.test_gptq import LayerCase
 from lowbit_conformance.suite.clauses.test_hqq import BlocksCase
 from lowbit_conformance.suite.clauses.test_ksort import HeadCase
 from lowbit_conformance.suite.clauses.test_pooling import HeadsCase
 from lowbit_conformance.suite.clauses.test_rope import RopeCase
+from lowbit_conformance.suite.clauses.test_shaped_attention import SHAPINGS, ShapedCase, shaped
 from lowbit_conformance.suite.compare import assert_exact
 from lowbit_conformance.suite.integer_cases import IntegerCase, of
 from lowbit_conformance.suite.marking import Generator, Record, Settings, call, checks
@@ -146,6 +150,12 @@ def heads(clause: str, settings: Settings) -> Iterator[AttendCase]:
         yield replace(small, size=window)
 
 
+def shaped_heads(clause: str, settings: Settings) -> Iterator[ShapedCase]:
+    """The same sizes, with all shapings taking turns."""
+    for turn, case in enumerate(heads(clause, settings)):
+        yield shaped(case, list(SHAPINGS)[turn % 5])
+
+
 def rows(kind: Callable[..., Case]) -> Generator:
     """Every width, and every number of rows."""
 
@@ -227,10 +237,13 @@ EACH: Mapping[str, tuple[Generator, Callable[..., None]]] = {
     "routing.expert/C1": (layers, test_experts.test_expert_on_the_lattice),
     "routing.sparse/C1": (layers, test_experts.test_layer_on_the_lattice),
     "attention.attend/C3": (heads, test_attention.test_attention_within_the_bound),
+    "attention.attend_shaped/C3": (shaped_heads, test_shaped_attention.test_shaped_attention_within_the_bound),
     "attention.softmax/C2": (rows(test_attention.RowsCase), test_attention.test_shares_within_the_bound),
     "rope.rotate/C1": (turns, test_rope.test_quarter_turns_are_exact),
     "blocks.swiglu/C1": (rows(RowsCase), test_blocks.test_gated_on_the_lattice),
     "blocks.geglu/C1": (rows(RowsCase), test_blocks.test_gated_on_the_lattice),
+    "blocks.clamped_swiglu/C1": (rows(LimitedCase), test_clamped.test_clamped_on_the_lattice),
+    "blocks.soft_cap/C2": (rows(LimitedCase), test_clamped.test_capped_within_the_bound),
     "blocks.rms_norm/C2": (rows(RowsCase), test_blocks.test_norm_of_an_exact_sum),
     "pooling.pool/C1": (pooled, test_pooling.test_pooled_heads),
     "gptq.hessian/C1": (gptq_layers, test_gptq.test_hessian_on_the_lattice),

@@ -24,6 +24,7 @@ from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.clauses.test_formats import fitted, options_of
 from lowbit_conformance.suite.clauses.test_quantize import assert_cast, normal
 from lowbit_conformance.suite.clauses.test_rope import quarters
+from lowbit_conformance.suite.clauses.test_shaped_attention import SHAPINGS, WIDE_CAP
 from lowbit_conformance.suite.compare import assert_equal_values, assert_within
 from lowbit_conformance.suite.format_inputs import FormatCase
 from lowbit_conformance.suite.marking import Generator, Record, Settings, checks
@@ -33,7 +34,7 @@ Arguments = tuple[Any, ...]
 INPUTS: tuple[Name, ...] = ("float16", "bfloat16")
 
 
-PLACE_OF_HEAD_DIM = {"rope.rotate": 2, "attention.attend": 4}
+PLACE_OF_HEAD_DIM = {"rope.rotate": 2, "attention.attend": 4, "attention.attend_shaped": 4}
 """Of the operations that have heads, among the sizes of a case."""
 
 
@@ -98,6 +99,19 @@ def gates(case: TypedCase, rng: Random, exact: bool) -> Arguments:
     return gate.astype(np.float64), 2.0 ** rng.integers(-2, 3, case.sizes) * rng.choice((-1, 1), case.sizes)
 
 
+def clamped(case: TypedCase, rng: Random, exact: bool) -> Arguments:
+    """On the lattice gates lie about the limit of 48, or the sigmoid is 0; a clamped up plus 1 is a power of two."""
+    gate, up = gates(case, rng, exact)
+    return (gate, rng.choice((0, 1, 3, -2, -5), case.sizes).astype(np.float64), 48.0) if exact else (gate, 3 * up, 7.0)
+
+
+def capped(case: TypedCase, rng: Random, exact: bool) -> Arguments:
+    """On the lattice numbers lie 32 caps and more from 0."""
+    if not exact:
+        return rng.normal(size=case.sizes) * 40, 30.0
+    return rng.choice((-1, 1), case.sizes) * 128.0 * 2.0 ** rng.integers(0, 8, case.sizes), 4.0
+
+
 def heads(case: TypedCase, rng: Random, exact: bool) -> Arguments:
     """On the lattice angles are quarters, and channels integers."""
     count, several, head_dim = case.sizes
@@ -130,6 +144,17 @@ def tokens(case: TypedCase, rng: Random, exact: bool) -> Arguments:
         keys[np.arange(kv_heads), rng.integers(first, max(first, last) + 1, kv_heads), 0] = 1024 * np.sqrt(head_dim)
         queries[:, :, 0] = 1
     return queries, keys, values, window or None
+
+
+def shaped_tokens(case: TypedCase, rng: Random, exact: bool) -> Arguments:
+    """The same with one of the shapings; on the lattice caps are wide and sinks of either sign."""
+    factor, cap, sunk = SHAPINGS[case.choice]
+    queries, keys, values, window = tokens(case, rng, exact)
+    if exact:
+        keys *= 1 / (np.sqrt(case.head_dim) * (factor or 1 / np.sqrt(case.head_dim)))
+        cap = None if cap is None else WIDE_CAP
+    sinks = 2 * rng.normal(size=case.sizes[2]) if sunk else None
+    return queries, keys, values, window, factor, cap, sinks
 
 
 def routed(case: TypedCase, rng: Random, exact: bool) -> Arguments:
@@ -192,9 +217,12 @@ MAKERS: Mapping[str, Callable[[TypedCase, Random, bool], Arguments]] = {
     "blocks.rms_norm": norm,
     "blocks.swiglu": gates,
     "blocks.geglu": gates,
+    "blocks.clamped_swiglu": clamped,
+    "blocks.soft_cap": capped,
     "rope.rotate": heads,
     "attention.softmax": scores,
     "attention.attend": tokens,
+    "attention.attend_shaped": shaped_tokens,
     "routing.gate": routed,
     "routing.weights": chosen,
     "routing.top_k": ranked,
@@ -229,13 +257,17 @@ CHOSEN = ((1, 1, 1), (3, 8, 2), (2, 60, 4), (5, 128, 8))
 PAIRINGS = ("half-split", "interleaved")
 HEADS = ((1, 1, 2), (3, 2, 6), (5, 3, 16), (2, 9, 64))
 NONE = ("",)
+SHAPED = ("all", "cap", "sinks", "factor")
 LATTICE: Mapping[str, tuple[Shapes, tuple[str, ...]]] = {
     "blocks.rms_norm/C1": (POWERS, NONE),
     "blocks.swiglu/C1": (ROWS, NONE),
     "blocks.geglu/C1": (ROWS, NONE),
+    "blocks.clamped_swiglu/C1": (ROWS, NONE),
+    "blocks.soft_cap/C1": (ROWS, NONE),
     "rope.rotate/C1": (HEADS, PAIRINGS),
     "attention.softmax/C1": (ROWS, NONE),
     "attention.attend/C2": (ATTENTION, NONE),
+    "attention.attend_shaped/C2": (ATTENTION, SHAPED),
     "routing.gate/C1": (GATES, ("logits",)),
     "routing.weights/C3": (CHOSEN, ("after", "before")),
     "routing.expert/C1": (EXPERTS, NONE),
@@ -245,9 +277,12 @@ RANDOM: Mapping[str, tuple[Shapes, tuple[str, ...]]] = {
     "blocks.rms_norm/C3": (ROWS, NONE),
     "blocks.swiglu/C2": (ROWS, NONE),
     "blocks.geglu/C2": (ROWS, NONE),
+    "blocks.clamped_swiglu/C2": (ROWS, NONE),
+    "blocks.soft_cap/C2": (ROWS, NONE),
     "rope.rotate/C2": (HEADS, PAIRINGS),
     "attention.softmax/C2": (ROWS, NONE),
     "attention.attend/C3": (ATTENTION, NONE),
+    "attention.attend_shaped/C3": (ATTENTION, SHAPED),
     "routing.gate/C2": (GATES, ("logits",)),
     "routing.gate/C3": (GATES, ("probabilities",)),
     "routing.weights/C1": (CHOSEN, ("after",)),

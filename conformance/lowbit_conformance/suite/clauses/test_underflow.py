@@ -9,6 +9,7 @@ or the products of normal numbers; of operations without codes, all that they ar
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -32,6 +33,7 @@ from lowbit_conformance.suite.clauses.test_gptq import LayerCase, exact_factor
 from lowbit_conformance.suite.clauses.test_hqq import BlocksCase, RealZeroCase, assert_rows, weights_and_grid
 from lowbit_conformance.suite.clauses.test_integer import assert_lattice
 from lowbit_conformance.suite.clauses.test_linear import run_rows
+from lowbit_conformance.suite.clauses.test_shaped_attention import ShapedCase
 from lowbit_conformance.suite.compare import assert_equal_values
 from lowbit_conformance.suite.inputs import FLOAT32_INTEGERS
 from lowbit_conformance.suite.integer_cases import IntegerCase, of
@@ -195,13 +197,15 @@ HEADS = ((1, 1, 1, 1, 2, 1), (4, 9, 6, 2, 16, 1), (1, 33, 9, 3, 64, 1))
 
 
 @checks("attention.attend/C1", grid(AttendCase, "lattice", ["underflow"], *HEADS))
+@checks("attention.attend_shaped/C1", grid(partial(ShapedCase, shaping="cap"), "lattice", ["underflow"], *HEADS))
 def test_subnormal_values_come_back(backend: Remote, case: AttendCase) -> None:
     """With a window of 1 each token takes its own value, which is subnormal."""
     rng = case.generator()
     queries = rng.normal(size=(case.tokens, case.heads, case.head_dim)).astype(np.float32)
     keys = rng.normal(size=(case.kv_heads, case.length, case.head_dim)).astype(np.float32)
     values = (deep_inputs.odd(rng, 2**20, keys.shape) * LEAST).astype(np.float32)
-    assert_on_lattice(backend, case, queries, keys, values, case.window)
+    shape = (case.factor, case.cap) if isinstance(case, ShapedCase) else ()
+    assert_on_lattice(backend, case, queries, keys, values, case.window, *shape)
 
 
 PAIRINGS = [f"underflow-{pairing}" for pairing in test_rope.PAIRINGS]

@@ -54,27 +54,35 @@ def test_logits_are_those_of_the_formulas_but_for_roundings(weights: LlamaWeight
 
 
 DATA = Path(__file__).parents[1] / "formats/checkpoint/data"
-FORMULA: dict[str, tuple[str, ...]] = {
-    "gemma2": ("blocks.geglu", "blocks.rms_norm", "rope.rotate"),
-    "gpt-oss-mxfp4": ("blocks.rms_norm", "rope.rotate", *ROUTING),
+SHAPED: dict[str, tuple[str, ...]] = {
+    "gemma2": ("attention.attend_shaped", "blocks.geglu", "blocks.rms_norm", "blocks.soft_cap", "rope.rotate"),
+    "gpt-oss-mxfp4": (
+        "attention.attend_shaped",
+        "blocks.clamped_swiglu",
+        "blocks.rms_norm",
+        "rope.rotate",
+        *ROUTING,
+    ),
 }
-"""Models whose attention, and whose gates in the second, are formulas; and the operations that they have."""
+"""Models with shaped scores, and the operations that they have."""
 
 
-@pytest.mark.parametrize("name", FORMULA)
-def test_formulas_beside_operations(name: str) -> None:
-    """A backend computes the operations, the specification the formulas, and both together the logits of the model."""
+@pytest.mark.parametrize("name", SHAPED)
+def test_models_with_shaped_scores(name: str) -> None:
+    """A backend computes all operations, and together they give the logits of the model; a step without one of them is
+    not compiled."""
     weights = in_memory(open_checkpoint(DATA / name))
     with np.load(DATA / name / "expected.npz") as held:
         tokens, expected = [int(token) for token in held["tokens"]], held["logits"]
     with load("numpy") as backend:
         steps = on_backend(backend, weights.config, FORMULAS)
-        assert steps.names == tuple(sorted(FORMULA[name])) == tuple(sorted(needed(weights.config)))
+        assert steps.names == tuple(sorted(SHAPED[name])) == tuple(sorted(needed(weights.config)))
         decoder = Decoder(weights, BackendLinears(backend), ops=steps.ops)
         found = decoder.logits(decoder.hidden(tokens, decoder.new_state()))
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-        with pytest.raises(NotDeclaredError, match="compiled steps with attention with a factor, a soft cap or sinks"):
-            check_all(backend, weights.config, steps.names)
+        check_all(backend, weights.config, steps.names)
+        with pytest.raises(NotDeclaredError, match=r"compiled steps without attention\.attend_shaped"):
+            check_all(backend, weights.config, steps.names[1:])
 
 
 class Some(Backend):
