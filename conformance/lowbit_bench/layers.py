@@ -39,6 +39,11 @@ FULL: Mapping[str, tuple[tuple[str, ...], Make]] = MappingProxyType(
         "blocks.rms_norm": (("hidden", "batch"), lambda i: (i.normal(i.batch, i.hidden), i.normal(i.hidden), EPSILON)),
         "blocks.swiglu": (("inner", "batch"), lambda i: (i.normal(i.batch, i.inner), i.normal(i.batch, i.inner))),
         "blocks.geglu": (("inner", "batch"), lambda i: (i.normal(i.batch, i.inner), i.normal(i.batch, i.inner))),
+        "blocks.clamped_swiglu": (
+            ("inner", "batch"),
+            lambda i: (i.normal(i.batch, i.inner), i.normal(i.batch, i.inner), 7.0),
+        ),
+        "blocks.soft_cap": (("hidden", "batch"), lambda i: (i.normal(i.batch, i.hidden), 30.0)),
         "rope.rotate": (
             ("heads", "head_dim", "batch"),
             lambda i: (i.normal(i.batch, i.heads, i.head_dim), rotation(half_split(i.head_dim), THETA, 0, i.batch)),
@@ -50,6 +55,18 @@ FULL: Mapping[str, tuple[tuple[str, ...], Make]] = MappingProxyType(
                 i.normal(i.batch, i.heads, i.head_dim),
                 i.normal(i.kv_heads, i.context, i.head_dim),
                 i.normal(i.kv_heads, i.context, i.head_dim),
+            ),
+        ),
+        "attention.attend_shaped": (
+            HEADS,
+            lambda i: (
+                i.normal(i.batch, i.heads, i.head_dim),
+                i.normal(i.kv_heads, i.context, i.head_dim),
+                i.normal(i.kv_heads, i.context, i.head_dim),
+                None,
+                None,
+                50.0,
+                i.normal(i.heads),
             ),
         ),
         "attention.attend_stored": (

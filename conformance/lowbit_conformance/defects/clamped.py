@@ -122,7 +122,7 @@ def clamped_after_the_sum(gate: F32, up: F32, limit: float) -> Array:
     return clamped(gate, up, limit, of_up=lambda b, limit: between(b + 1, limit) - 1)
 
 
-@of_unit("C1 C2")
+@of_unit("C2 C3")
 def clamped_after_the_activation(gate: F32, up: F32, limit: float) -> Array:
     """The activation is clamped and not the gate."""
     return clamped(gate, up, limit, of_gate=lambda a, limit: a, activation=lambda a: np.minimum(sloped(a), limit))

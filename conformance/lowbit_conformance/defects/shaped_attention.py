@@ -269,13 +269,13 @@ of_factor.add("factor-left-out", "Products are not multiplied by the factor.", "
 of_factor.add(
     "factor-of-heads",
     "Products are divided by the root of d_h all the same.",
-    "C1 C3",
+    "C3",
     lambda scale, channels: channels**-0.5,
 )
 of_factor.add(
     "factor-beside-the-root",
     "Products are multiplied by the factor, and divided by the root of d_h too.",
-    "C1 C3",
+    "C3",
     lambda scale, channels: (scale or 1.0) * channels**-0.5,
 )
 of_factor.add(

@@ -59,8 +59,8 @@ error of :math:`\gamma_{13}`, as in silu, and multiplied by :math:`a'`, which ha
    + \gamma_{15}\,|a'|\,\sigma(w + \delta) + 2^{-121} + 2^{-119}.
 
 What vanishes is again less than for silu, since :math:`|a'| < 53` where :math:`w = -88.7`. The other factor is wrong by
-at most :math:`\epsilon_b = u\,|b'| + u\,(|b' + 1| + u\,|b'|)`: near :math:`b' = -1` the sum cancels, but only what the
-limit had lost. The product is
+at most :math:`\epsilon_b = r + u\,(|b' + 1| + r)`, where :math:`r` is :math:`u\,|b'|` if :math:`b` is at the limit or
+beyond and else 0: near :math:`b' = -1` the sum cancels, but only what the limit had lost. The product is
 
 .. math:: |\hat y - y| \;\le\; (1 + u)\,(|f| + \epsilon)\,(|b' + 1| + \epsilon_b) - |y| + 2\eta, \qquad
    f = a'\,\sigma(w).
@@ -187,7 +187,8 @@ def clamped_swiglu_bound(gate: Activations, up: Activations, limit: float, arith
     within, inputs = np.zeros(exact.shape), up.dtype.name
     for steps in (declared(arithmetic, inputs), REFERENCE):
         of_gate = steps.passed(activated, _clamped_error(steps, a))
-        of_up = steps.passed(factor, steps.unit * (np.abs(b) + factor + steps.unit * np.abs(b)))
+        of_limit = steps.unit * np.where(np.abs(up.astype(np.float64)) < (1 - 2 * steps.unit) * limit, 0, np.abs(b))
+        of_up = steps.passed(factor, of_limit + steps.unit * (factor + of_limit))
         product = (1 + steps.unit) * (activated + of_gate) * (factor + of_up)
         within += product - activated * factor + 2 * HALF_LEAST_SUBNORMAL
     how = "two clamps, an exponential, two sums, a quotient and products in float32"

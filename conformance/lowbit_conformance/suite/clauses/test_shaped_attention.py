@@ -100,11 +100,11 @@ BESIDE = 256.0
 def equal(clause: str, settings: Settings) -> Iterator[ShapedCase]:
     """Contexts and windows of a power of two, or one less where a sink is beside them."""
     for shaping, (_, _, sunk) in SHAPINGS.items():
-        for tokens, length, *heads in EQUAL:
-            for size in (0, 4):
+        for tokens, length, heads, kv_heads, head_dim in EQUAL:
+            for size in (0, 3 if sunk else 4):
                 own = length - 1 if sunk and length > 1 else length
-                shape = (min(tokens, own), own, *heads)
-                yield ShapedCase(clause, "lattice", "equal", *shape, size - 1 if sunk and size else size, shaping)
+                shape = (min(tokens, own), own, heads, kv_heads, head_dim, size)
+                yield ShapedCase(clause, "lattice", "equal", *shape, shaping)
 
 
 @checks("attention.attend_shaped/C1", equal)
