@@ -24,6 +24,9 @@ from field.held_out_ninth_blocks import NINTH_BLOCKS
 from field.held_out_ninth_words import NINTH_WORDS
 from field.held_out_seventh import SEVENTH, SEVENTH_KERNELS
 from field.held_out_sixth import SIXTH
+from field.held_out_tenth import TENTH_KERNELS
+from field.held_out_tenth_blocks import TENTH_BLOCKS
+from field.held_out_tenth_words import TENTH_WORDS
 from field.judging import Judgement, judge
 from field.mended import MENDED, MENDED_KERNELS
 from field.mistakes import HELD_OUT, KERNELS, MISTAKES, Mistake
@@ -35,26 +38,29 @@ SOURCES = (
     *("cast_kernels.py", "step_kernels.py", "vector_kernels.py"),
     *("cpp_kernels.py", "kernels.cpp", "more_cpp.py", "more.cpp", "rust_kernels.py", "kernels.rs"),
     *("tiles_cpp.py", "tiles.cpp", "words_rs.py", "words.rs", "torch_blocks.py"),
+    *("strips_cpp.py", "strips.cpp", "split_kernels.py", "torch_groups.py"),
 )
 COMPILERS = {
     "kernels.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "kernels.so"),
     "more.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "more.so"),
     "kernels.rs": ("rustc", "-O", "--crate-type", "cdylib", "-o", "kernels_rs.so"),
     "tiles.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "tiles.so"),
+    "strips.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "strips.so"),
     "words.rs": ("rustc", "-O", "--crate-type", "cdylib", "-o", "words.so"),
 }
 MODULES = {
     **{"kernels.cpp": "cpp_kernels", "more.cpp": "more_cpp", "tiles.cpp": "tiles_cpp"},
-    **{"kernels.rs": "rust_kernels", "words.rs": "words_rs"},
+    **{"kernels.rs": "rust_kernels", "words.rs": "words_rs", "strips.cpp": "strips_cpp"},
 }
 LIBRARIES: dict[str, Library] = {
     **{"torch_kernels.py": "torch", "torch_blocks.py": "torch", "triton_kernels.py": "torch"},
+    **{"torch_groups.py": "torch"},
 }
 
 LISTS = {
     **{"mistakes": MISTAKES, "first": HELD_OUT, "second": SECOND, "third": THIRD, "fourth": FOURTH},
     **{"fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH_WORDS + EIGHTH_BLOCKS},
-    **{"ninth": NINTH_WORDS + NINTH_BLOCKS, "mended": MENDED},
+    **{"ninth": NINTH_WORDS + NINTH_BLOCKS, "tenth": TENTH_WORDS + TENTH_BLOCKS, "mended": MENDED},
 }
 """All lists by name; all but the first and the last were held out."""
 
@@ -103,7 +109,7 @@ def module_of(mistake: Mistake) -> str:
 
 def claim_of(file: str, kernel: str) -> Claim:
     """What a kernel is certified for."""
-    known = MORE_KERNELS | SEVENTH_KERNELS | EIGHTH_KERNELS | NINTH_KERNELS | MENDED_KERNELS
+    known = MORE_KERNELS | SEVENTH_KERNELS | EIGHTH_KERNELS | NINTH_KERNELS | TENTH_KERNELS | MENDED_KERNELS
     operation, limits = known.get((file, kernel)) or KERNELS[kernel]
     return Claim(operation, limits, arrays=LIBRARIES.get(file, "numpy"))
 
