@@ -30,6 +30,12 @@ def ties_away(numbers: Array) -> Array:
     return np.asarray(np.trunc(numbers + np.copysign(np.float32(0.5), numbers)))
 
 
+def fraction_doubled(numbers: Array) -> Array:
+    """Ties away from zero by the fraction alone: no sum rounds what lies just below a half."""
+    whole = np.trunc(numbers)
+    return np.asarray(whole + np.trunc(2 * (numbers - whole)))
+
+
 def half_added(numbers: Array) -> Array:
     return np.asarray(np.trunc(numbers + np.float32(0.5)))
 
@@ -61,12 +67,15 @@ def clamped(levels: int, integer: Callable[[Array], Array], numbers: Array) -> A
 
 
 def wrapped(integer: Callable[[Array], Array], numbers: Array) -> Array:
-    return (integer(numbers) + 128) % 256 - 128
+    """The lowest byte of an integer of 32 bits; 0 of what is too large for one, as x86 converts it."""
+    whole = integer(numbers)
+    return np.asarray(np.where(np.abs(whole) < 2.0**31, (whole + 128) % 256 - 128, 0))
 
 
 ROUNDED: tuple[tuple[str, str, Callable[[Array], Array]], ...] = (
     ("", "", np.rint),
     ("", "", ties_away),
+    ("", "", fraction_doubled),
     ("cast-truncates", "Codes are rounded towards zero.", np.trunc),
     ("cast-rounds-down", "Codes are rounded down.", np.floor),
     ("cast-half-added-to-all", "A half is added to negative numbers as well, before codes are truncated.", half_added),
@@ -113,7 +122,7 @@ def of_casts(operation: str) -> Iterator[Defect]:
                         for ending in (integer[2], partial(clamped, 127, integer[2]), partial(wrapped, integer[2])):
                             cast: Callable[..., Any] = partial(in_eight, scale[2], levels, way, ending)
                             yield arithmetical(made[0], made[1], "", {OPERATION: cast})
-    for integer in ROUNDED[:2]:
+    for integer in ROUNDED[:3]:
         for way in (partial(divided_by, in_float32), partial(times_the_inverse, in_float32)):
             for name, cause, change in (
                 ("cast-wraps", "Codes wrap around in bytes.", partial(wrapped, integer[2])),

@@ -21,7 +21,7 @@ from lowbit_conformance.defects.stored_bits import of_blocks
 from lowbit_conformance.defects.stored_carried import of_carried
 from lowbit_conformance.defects.stored_codes import like, numbers_of
 from lowbit_conformance.defects.stored_fields import of_fields
-from lowbit_conformance.defects.stored_parts import of_parts
+from lowbit_conformance.defects.stored_parts import of_parts, of_squares
 from lowbit_conformance.defects.stored_rows import of_rows
 from lowbit_conformance.defects.stored_some import of_some
 from lowbit_conformance.defects.stored_sums import of_sums
@@ -131,7 +131,7 @@ def of_scales(failures: list[Any], operation: str) -> tuple[Defect, ...]:
     return tuple(
         arithmetical(name, cause, "", {operation: partial(multiplied, change)})
         for format in formats[:MOST_FORMATS]
-        for name, cause, change in of_fields(format)
+        for name, cause, change in (*of_fields(format), *of_squares())
         if not name.startswith(("stored-codes", "stored-field"))
     )
 

@@ -162,7 +162,7 @@ def moved(where: Where, order: Order, run: int, inside: bool, axis: int, weights
 
 
 def of_columns(where: Where, size: int, weights: Stored) -> Terms:
-    """Column n takes what belongs to block ``n // size`` of `SQUARE` columns.
+    """Column n takes what belongs to block ``n // size`` of `SQUARE` columns; 0 is N over the number of blocks.
 
     Raises:
         ValueError: blocks are no squares.
@@ -170,6 +170,7 @@ def of_columns(where: Where, size: int, weights: Stored) -> Terms:
     if not any(f"N//{SQUARE}" in row.shape for row in weights.table.fields):
         raise ValueError("blocks have no such size")
     parts, columns = parts_of(weights), np.arange(weights.columns)
+    size = size or -(-weights.columns // -(-weights.columns // SQUARE))
     taken = np.minimum(columns // size * SQUARE, (weights.columns - 1) // SQUARE * SQUARE)
     return where(parts, lambda array: np.asarray(np.broadcast_to(array, parts.units.shape)[:, taken]))
 
@@ -220,6 +221,42 @@ INSIDE: tuple[tuple[str, str, Order], ...] = (
 )
 
 
+TILES: tuple[tuple[str, str, Order], ...] = (
+    *((f"modulo-{w}", f"from place i mod {w} for place i", lambda at, n, w=w: at % w) for w in (64, 128, 256)),
+    *(
+        (f"first-of-{w}-for-all", f"from the first of each {w} for all of them", lambda at, n, w=w: at // w * w)
+        for w in (64, 128, 256)
+    ),
+    *(
+        (
+            f"first-half-of-{w}-twice",
+            f"from the first half of each {w} for the second half, too",
+            lambda at, n, w=w: at // w * w + at % (w // 2),
+        )
+        for w in (16, 32, 64, 128, 256)
+    ),
+    *(
+        (
+            f"first-of-{count}-parts-for-all",
+            f"from the first of {count} equal parts for all of them",
+            lambda at, n, count=count: at % -(-n // count),
+        )
+        for count in (2, 3, 4, 8)
+    ),
+)
+"""Orders of columns: a kernel takes as many at once."""
+
+
+def of_squares() -> Named:
+    """Blocks of columns of another size."""
+    for what, ways in PLACED.items():
+        for where in ways:
+            for size in (0, *SIZES) if "codes" not in what else ():
+                many = f"{size} columns" if size else "N columns over the number of blocks"
+                cause = f"Blocks are taken to have {many}: the {what.replace('-', ' ')}."
+                yield f"stored-{what}-of-{size or 'equal'}-columns", cause, partial(of_columns, where, size)
+
+
 def of_orders() -> Named:
     for what, ways in PLACED.items():
         said = what.replace("-", " ").replace("codes and zero", "codes and zeros")
@@ -236,13 +273,10 @@ def of_orders() -> Named:
                     change = partial(moved, where, order, run, False, 0)
                     slug = f"stored-{what}-{name}-along-{axis.split()[0]}"
                     yield slug, f"Taken {words}, along the {axis}: the {said}.", change
-            for size in SIZES if "codes" not in what else ():
-                change = partial(of_columns, where, size)
-                yield (
-                    f"stored-{what}-of-{size}-columns",
-                    f"Blocks are taken to have {size} columns: the {said}.",
-                    change,
-                )
+            for name, words, order in TILES:
+                change = partial(moved, where, order, 1, False, 1)
+                yield f"stored-{what}-{name}-along-columns", f"Taken {words}, along the columns: the {said}.", change
+    yield from of_squares()
     for run in WITHIN:
         for name, words, order in INSIDE:
             change = partial(moved, in_codes, order, run, True, 0)

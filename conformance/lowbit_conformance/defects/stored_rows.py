@@ -70,6 +70,11 @@ def of_near_size(where: Where, by: int, weights: Stored) -> Terms:
     return of_size(where, max(1, run_of(weights) + by), weights)
 
 
+def of_equal_size(where: Where, weights: Stored) -> Terms:
+    """Groups as long as makes all of them equally long."""
+    return of_size(where, -(-weights.rows // len(row_of_group(weights))), weights)
+
+
 def where_in_order(change: Numbers, weights: Stored) -> Terms:
     """A mistake of the way that a kernel has for rows in the order of their groups.
 
@@ -193,6 +198,9 @@ def of_groups() -> Named:
             for by in (1, -1) if "codes" not in what else ():
                 cause = f"Groups are taken to be a row {'longer' if by > 0 else 'shorter'}: the {said}."
                 yield f"stored-{what}-of-groups-of-another-size", cause, partial(of_near_size, where, by)
+            if "codes" not in what:
+                cause = f"Groups are taken to have K over their number of rows: the {said}."
+                yield f"stored-{what}-of-groups-of-another-size", cause, partial(of_equal_size, where)
             for size in SIZES if "codes" not in what else ():
                 cause = f"Groups are taken to have {size} rows: the {said}."
                 change = partial(of_size, where, size)
