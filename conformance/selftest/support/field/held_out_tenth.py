@@ -3,11 +3,12 @@
 Sixty mistakes, twelve in each of GPTQ, AWQ, Q4_K, MXFP4 and FP8, with activations in float16, bfloat16 and 8 bits, and
 in the casts to Q8_K and Q8_0. The modules `held_out_tenth_words` and `held_out_tenth_blocks` hold them. A comment says
 which public project had a mistake like it. Their right answers are sentences that were chosen before any mistake was
-tried.
+tried; `held_out_tenth_names` has the names that the diagnosis has for the same.
 """
 
 from field.held_out_eighth import BRAIN, GPTQ, INT8, Kind, Planted
 from field.held_out_ninth import Q8_K
+from field.held_out_tenth_names import NAMES
 from field.mistakes import HALF
 
 TENTH_KERNELS: dict[tuple[str, str], tuple[str, dict[str, object]]] = {
@@ -28,4 +29,4 @@ TENTH_KERNELS: dict[tuple[str, str], tuple[str, dict[str, object]]] = {
 
 def held(id: str, kind: Kind, place: tuple[str, str], what: str, old: str, new: str, *answers: str) -> Planted:
     """A mistake in a kernel, which is given by its file and its name."""
-    return Planted(*place, what, old, new, answers, id, kind)
+    return Planted(*place, what, old, new, (*answers, *NAMES.get(id, ())), id, kind)
