@@ -30,6 +30,7 @@ from lowbit_prove import (
     roundings,
     steps,
     storage,
+    stored_roundings,
 )
 from lowbit_prove.theorem import KINDS, Theorem
 
@@ -68,7 +69,9 @@ def theorems() -> Iterator[Theorem]:
     yield from (products.of_kernel(kernel) for kernel in matrices)
     yield from (memory.of_kernel(kernel) for kernel in matrices)
     yield from (roundings.of_kernel(kernel) for kernel in matrices)
-    yield from (memory.of_stored(kernel) for kernel in {each.name: each for each in stored_kernels()}.values())
+    stored = {kernel.name: kernel for kernel in stored_kernels()}.values()
+    yield from (memory.of_stored(kernel) for kernel in stored)
+    yield from (stored_roundings.of_kernel(kernel) for kernel in stored)
 
 
 def names_of(theorem: Theorem) -> set[str]:

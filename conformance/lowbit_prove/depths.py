@@ -71,7 +71,8 @@ def fused(a: Count, b: Count, c: Count) -> Count:
 def _constant(number: Any) -> Count:
     if number == 0:
         return ZERO
-    return POWER if float(number).hex().startswith(("0x1.0000000000000p", "-0x1.0000000000000p")) else INTEGER
+    power = float(number).hex().startswith(("0x1.0000000000000p", "-0x1.0000000000000p"))
+    return Count(0, integer=float(number).is_integer() or not power, power=power)
 
 
 RULES: Mapping[str, Callable[..., Count]] = {

@@ -79,9 +79,9 @@ def of_kernel(kernel: Kernel, program: Program | None = None, declared: Rounding
 
     def ran(numbers: Numbers) -> Refutation | None:
         rows, size = whole(numbers, "rows"), whole(numbers, "group_size")
-        return _compared_once(derived().depth(rows, size), formula(rows, size), {"rows": rows, "group_size": size})
+        return compared_once(derived().depth(rows, size), formula(rows, size), {"rows": rows, "group_size": size})
 
-    decision = partial(_decided, lambda: _matrix(derived(), formula), ran)
+    decision = partial(decided, lambda: _matrix(derived(), formula), ran)
     return Theorem("roundings", kernel.name, STATEMENT, text, decision, ran)
 
 
@@ -95,11 +95,11 @@ def theorems() -> Iterator[Theorem]:
             statement = "no term meets more roundings than are declared, for all lengths"
             text = f"{name} {table.name}\n{getsource(module)}{getsource(decode_operations)}"
             ran = partial(run, table)
-            decision = partial(_decided, partial(decide, table), ran)
+            decision = partial(decided, partial(decide, table), ran)
             yield Theorem("roundings", f"{name}_{table.name}", statement, partial(str, text), decision, ran)
 
 
-def _decided(decision: Callable[[], int], ran: Callable[[Numbers], Refutation | None]) -> Outcome:
+def decided(decision: Callable[[], int], ran: Callable[[Numbers], Refutation | None]) -> Outcome:
     """A proof, or a refutation that a run confirms: what is derived for all sizes may be more than a run has."""
     try:
         return Proof(decision())
@@ -109,7 +109,7 @@ def _decided(decision: Callable[[], int], ran: Callable[[Numbers], Refutation | 
         return Undecided(str(error))
 
 
-def _compared_once(found: int, declared: int, sizes: dict[str, int]) -> Refutation | None:
+def compared_once(found: int, declared: int, sizes: dict[str, int]) -> Refutation | None:
     """The roundings of one run beside those that are declared."""
     if found <= declared:
         return None
@@ -189,7 +189,7 @@ class Derived:
         setting = self.setting(rows, group_size)
         memory = {"x": list(depths.activations(setting)), "y": [ZERO] * setting.recipe.rows * setting.recipe.panel}
         machine = Watched(self.program, memory, setting.sizes, once=self.kernel.table.fused)
-        machine.watch(_body(self.program.body, index)).block(self.program.body)
+        machine.watch(body_of(self.program.body, index)).block(self.program.body)
         return machine.seen
 
     @property
@@ -204,13 +204,13 @@ class Derived:
         return max(growth(inside), period // RUNNING), growth(self.seen("g", 3 * period, period))
 
 
-def _body(steps: tuple[Step, ...], index: str) -> tuple[Step, ...]:
+def body_of(steps: tuple[Step, ...], index: str) -> tuple[Step, ...]:
     """The body of the loop with this index."""
     for step in steps:
         body = getattr(step, "body", ())
         if getattr(step, "index", "") == index:
             return tuple(body)
-        if found := _body(body, index):
+        if found := body_of(body, index):
             return found
     return ()
 
@@ -229,11 +229,11 @@ def _matrix(derived: Derived, formula: Roundings) -> int:
     for n, depth in found:
         if depth > formula(n, n):
             raise TooManyError(depth, formula(n, n), {"rows": n, "group_size": n})
-    return _floats(formula, found, period, more, each)
+    return float_groups(formula, found, period, more, each)
 
 
 @cache
-def _floats(formula: Roundings, found: tuple[tuple[int, int], ...], period: int, more: int, each: int) -> int:
+def float_groups(formula: Roundings, found: tuple[tuple[int, int], ...], period: int, more: int, each: int) -> int:
     """Compare with a formula: D of some rows, by how much it grows with P rows more, and with a group more."""
     cases, top = list[Case](), max(depth for _, depth in found)
     for rows, _ in found:
@@ -241,7 +241,7 @@ def _floats(formula: Roundings, found: tuple[tuple[int, int], ...], period: int,
         q = z3.Int("q") if rows > period else z3.IntVal(0)
         n, one = rows + period * q, max(most, top - more if rows > period else 0) + more * q
         cases.append((one, (q >= 0, z3.Or(z3.And(n == ROWS, n <= SIZE), z3.And(n < ROWS, n == SIZE)))))
-    return _compared(formula, cases, each)
+    return compared(formula, cases, each)
 
 
 @cache
@@ -253,10 +253,10 @@ def _segments(formula: Roundings, base: int, more: int, each: int) -> int:
     aligned = z3.Or(SIZE % SEGMENT != 0, first % SEGMENT == 0)
     small = [(*touched, first == size * turn, size == SIZE) for size in range(1, SEGMENT + 1)]
     cases = [(base + more * (segments - 1), facts) for facts in (*small, (*touched, aligned, SIZE > SEGMENT))]
-    return _compared(formula, cases, each)
+    return compared(formula, cases, each)
 
 
-def _compared(formula: Roundings, cases: list[Case], each: int) -> int:
+def compared(formula: Roundings, cases: list[Case], each: int) -> int:
     """Whether ``one + each (G - 1)`` is at most what is declared, in all cases; the number of comparisons."""
     steps = 0
     for way in ways(lambda rows, size: (formula(rows, size), -(-rows // size)), ROWS, SIZE):
@@ -327,7 +327,7 @@ def _sums(table: InstructionSet) -> int:
     for name in ("sums", "squares"):
         program = elementwise.pass_kernel(name, table).program
         memory = {"y": [ZERO] * elementwise.CHUNK}
-        machine = Watched(program, memory, {"groups": 2}, once=table.fused).watch(_body(program.body, "i"))
+        machine = Watched(program, memory, {"groups": 2}, once=table.fused).watch(body_of(program.body, "i"))
         machine.block(program.body)
         one = max(each.roundings for key, each in machine.seen[0].items() if key.startswith("acc"))
         iterations = (LENGTH + elementwise.CHUNK - 1) / elementwise.CHUNK
@@ -383,7 +383,7 @@ def ran_sum(table: InstructionSet, numbers: Numbers) -> Refutation | None:
         y, sizes = [ZERO] * elementwise.CHUNK, {"groups": -(-length // elementwise.CHUNK)}
         Depths(program, {"y": y}, sizes, once=table.fused).block(program.body)
         found = max(found, *(each.roundings for each in y))
-    return _compared_once(found + HALVINGS, decode_operations.sum_roundings(length, length), {"length": length})
+    return compared_once(found + HALVINGS, decode_operations.sum_roundings(length, length), {"length": length})
 
 
 def ran_head(table: InstructionSet, numbers: Numbers) -> Refutation | None:
@@ -392,7 +392,7 @@ def ran_head(table: InstructionSet, numbers: Numbers) -> Refutation | None:
     for first in range(0, length, elementwise.CHUNK):
         y = Count(_mixed(table, min(elementwise.CHUNK, length - first), y))
     found = max(y.roundings, _score(table, length) if length <= HEAD_DIMS[-1] else 0)
-    return _compared_once(found, decode_operations.head_roundings(length, length), {"length": length})
+    return compared_once(found, decode_operations.head_roundings(length, length), {"length": length})
 
 
 def _within(formula: Roundings, length: Any, found: Any, facts: Facts) -> int:

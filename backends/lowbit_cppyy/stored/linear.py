@@ -36,12 +36,13 @@ def roundings(rows: int, run: int) -> int:
     """The most roundings of a term of a product in float32, for runs of n rows that share a scale.
 
     A product rounds once, or is fused with its addition; it takes at most n additions in its run, one where two chains
-    are combined, and one for the start of a sum. A sum of activations takes ⌈n/8⌉ + 3. Then each is multiplied by an
+    are combined, and one for the start of a sum. A sum of activations takes ⌈n/8⌉ + 2. Then each is multiplied by an
     integer of its run and added, at most 2·16 times, multiplied by the scale, 2 with an offset of zero times scale, and
-    added to y, which is 0 at first, twice for each group.
+    added to y, which is 0 at first, twice for each group. A sum without runs may begin with a sum of activations times
+    a center, whose terms meet all n additions after those of that sum.
     """
     n = min(rows, run)
-    return n + 2 + 2 * 16 + 2 + 2 * -(-rows // n)
+    return n + 2 + max(2 * 16, -(-n // 8) + 3) + 2 + 2 * -(-rows // n)
 
 
 def cast_roundings(rows: int, run: int) -> int:
@@ -49,11 +50,12 @@ def cast_roundings(rows: int, run: int) -> int:
     a float rounds once, and so do the scales of activations and of the run, and each addition.
 
     Where the rows of a run have several scales, activations are floats: a term is rounded once as x, at most ⌈n/8⌉
-    times in its chain and 4 times where eight chains are added. A sum of activations takes ⌈n/8⌉ + 3, and 2 with an
-    offset.
+    times in its chain and 3 times where eight chains are added. A chain may begin with the sum of activations times a
+    center. A term of that is rounded once as x, ⌈n/8⌉ + 2 times in the sum and once by the center, and then as all
+    terms of the chain. Each is multiplied by the scale and added to y, which is 0 at first, at most twice for a group.
     """
     n = min(rows, run)
-    return 3 + 2 * (-(-n // 16) + 1) + 2 + 2 * -(-rows // n)
+    return 2 * -(-n // 8) + 7 + 2 * -(-rows // n)
 
 
 OF_FLOATS = Arithmetic("factored", "float32", roundings)
