@@ -11,17 +11,23 @@ import numpy as np
 import pytest
 import tiny_checkpoint
 import tiny_gguf
+from exact_sums import logits_in_any_order
 from paths import SUPPORT
 from typer.testing import CliRunner, Result
 
+from lowbit.attention.ksort import LayerOrders
+from lowbit.backend import load as load_backend
 from lowbit.cli import app
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint import config as checkpoint_config
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.formats.checkpoint.tensors import read_coded, write_tensors
+from lowbit.model.block import FORMULAS
+from lowbit.model.decoder import Decoder, next_logits
 from lowbit.model.weights import to_float
 from lowbit.rewriting import changing
-from lowbit.runtime import Options, inspect, load, open_model
+from lowbit.runtime import BackendLinears, Options, inspect, load, open_model
+from lowbit.runtime.elementwise import on_backend
 from lowbit.system.interpreters import python_command
 
 TEXT = "hello hall 12 of the hill, he said; hello.\n"
@@ -55,34 +61,26 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "sparse"])
 def test_logits_stay(kind: str, sources: dict[str, Path], tmp_path: Path) -> None:
-    """What is loaded again gives the source's probabilities: the sums of scores differ in their order alone.
-
-    The bits are tested in ``rewriting/test_sorting.py``. The limit here lies between what rounding moves, about 1e-6,
-    and what a wrong pair does, tenths.
-    """
+    """What is loaded again has the source's logits, to the bit, where no sum depends on the order of channels."""
     told = answer(sources[kind], "-o", tmp_path / "new")
     assert told["kv_heads"] == 2 and told["key"] == "norm" and told["calibration"] is None
     assert told["shared_order"] == (kind == "qwen3")
-    before = open_model(sources[kind])
-    plain = before.weights.changed(lambda name, matrix: to_float(matrix))
-    plain = replace(plain, head=to_float(plain.head))
-    tokens, logits = before.tokenizer.encode(TEXT), []
-    for model in (plain, tmp_path / "new"):
-        with load(model, "reference") as opened:
-            logits.append(opened.logits(tokens))
-    assert np.abs(logits[1] - logits[0]).max() < 1e-3
-    assert open_model(tmp_path / "new").config == before.config
+    before, after = open_model(sources[kind]), open_model(tmp_path / "new")
+    tokens = before.tokenizer.encode(TEXT)
+    found, expected = (logits_in_any_order(model.weights, tokens) for model in (after, before))
+    np.testing.assert_array_equal(found, expected)
+    assert np.abs(expected).max() > 0
+    assert after.config == before.config
 
 
 def test_without_the_order_the_model_is_another(sources: dict[str, Path]) -> None:
     """The vector is needed: the same weights rotated as half-split channels give other logits."""
     model = open_model(sources["sorted"])
-    weights, tokens, logits = model.weights, model.tokenizer.encode(TEXT), []
+    weights, tokens = model.weights, model.tokenizer.encode(TEXT)
     layers = tuple(replace(layer, key_order=None) for layer in weights.layers)
-    for each in (weights, replace(weights, layers=layers)):
-        with load(each, "reference") as opened:
-            logits.append(opened.logits(tokens))
-    assert np.abs(logits[1] - logits[0]).max() > 0.1
+    found = logits_in_any_order(replace(weights, layers=layers), tokens)
+    same = (found == logits_in_any_order(weights, tokens)).all(axis=1)
+    assert same[0] and not same[1:].any()  # a token that sees itself only needs no place
 
 
 def test_a_type_that_no_other_tool_has(sources: dict[str, Path]) -> None:
@@ -106,14 +104,20 @@ def test_calibration_is_named(sources: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_a_sorted_model_is_quantised_like_any_other(sources: dict[str, Path], tmp_path: Path) -> None:
-    """Its orders go along, and 8 bits stay close to its floats."""
-    answer(sources["sorted"], "-o", tmp_path / "codes", "--bits", 8, "--group-size", 16, command="quantize")
-    tokens, logits = open_model(sources["sorted"]).tokenizer.encode(TEXT), []
-    for model in (sources["sorted"], tmp_path / "codes"):
-        with load(model, "reference") as opened:
-            logits.append(opened.logits(tokens))
-    assert np.abs(logits[1] - logits[0]).max() < 0.1
-    assert "key_order" in open_checkpoint(tmp_path / "codes").architecture.vectors
+    """Its orders go along, and its codes are those of the source in the order of its channels."""
+    common = ["--bits", 8, "--group-size", 16]
+    for name in ("llama", "sorted"):
+        answer(sources[name], "-o", tmp_path / name, *common, command="quantize")
+    plain, found = (open_model(tmp_path / name).weights for name in ("llama", "sorted"))
+    for old, new in zip(plain.layers, found.layers, strict=True):
+        assert new.key_order is not None
+        orders = LayerOrders.of(new.key_order, found.config.head_dim, found.config.heads)
+        columns = {"query": orders.query_columns, "key": orders.key_columns}
+        for name, matrix in old.linears().items():
+            numbers = to_float(matrix)
+            expected = numbers[:, columns.get(name, np.arange(numbers.shape[1]))]
+            np.testing.assert_array_equal(to_float(new.linears()[name]), expected, err_msg=name)
+    assert "key_order" in open_checkpoint(tmp_path / "sorted").architecture.vectors
 
 
 def test_layers_without_a_rotation_need_no_pairs(tmp_path: Path) -> None:
@@ -122,21 +126,32 @@ def test_layers_without_a_rotation_need_no_pairs(tmp_path: Path) -> None:
     config = {name: value for name, value in (tiny_checkpoint.DENSE | fields).items() if name != "sliding_window"}
     source = tiny_checkpoint.write(tmp_path / "source", tiny_checkpoint.published(config))
     answer(source, "-o", tmp_path / "new")
-    tokens, logits = open_model(source).tokenizer.encode(TEXT), []
-    for model in (source, tmp_path / "new"):
-        with load(model, "reference") as opened:
-            logits.append(opened.logits(tokens))
-    assert np.abs(logits[1] - logits[0]).max() < 1e-3
+    before, after = open_model(source), open_model(tmp_path / "new")
+    tokens = before.tokenizer.encode(TEXT)
+    found, expected = (logits_in_any_order(model.weights, tokens) for model in (after, before))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_backends_rotate_sorted_heads_too(sources: dict[str, Path]) -> None:
+    """The rotation of a backend, in float32, gives the source's bits where no sum depends on the order of channels."""
+    before, after = open_model(sources["llama"]), open_model(sources["sorted"])
+    tokens = before.tokenizer.encode(TEXT)
+    with load_backend("numpy") as backend:
+        steps = on_backend(backend, before.config, FORMULAS)
+        assert "rope.rotate" in steps.names
+        found, expected = (logits_in_any_order(model.weights, tokens, steps.ops) for model in (after, before))
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("step", ["operations", "formulas"])
-def test_backends_rotate_sorted_heads_too(step: Any, sources: dict[str, Path]) -> None:
-    """Operation by operation, in float32 between them."""
-    tokens, logits = open_model(sources["llama"]).tokenizer.encode(TEXT), []
-    for model in (sources["llama"], sources["sorted"]):
-        with load(model, "numpy", Options(step=step)) as opened:
-            logits.append(opened.logits(tokens))
-    assert np.abs(logits[1] - logits[0]).max() < 1e-3
+def test_a_backend_runs_a_sorted_model(step: Any, sources: dict[str, Path]) -> None:
+    """What `load` runs is a decoder with the operations of the backend, or with those of the formulas."""
+    model = open_model(sources["sorted"])
+    tokens = model.tokenizer.encode(TEXT)
+    with load(sources["sorted"], "numpy", Options(step=step)) as opened, load_backend("numpy") as backend:
+        ops = on_backend(backend, model.config, FORMULAS).ops if step == "operations" else FORMULAS
+        decoder = Decoder(model.weights, BackendLinears(backend), ops=ops)
+        np.testing.assert_array_equal(opened.logits(tokens), next_logits(decoder, tokens))
 
 
 # **Damaged directories.**

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny_checkpoint
 import tiny_gguf
+from exact_sums import in_sequence
 
 from lowbit.arrays import F32, F64
 from lowbit.attention.attention import KeyValueCache, attend
@@ -31,7 +32,7 @@ from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder
 from lowbit.model.elementwise import ElementwiseOps
-from lowbit.model.weights import LayerWeights, LlamaWeights, Matrix, to_float
+from lowbit.model.weights import LayerWeights, LlamaWeights, to_float
 from lowbit.quantization.bfp import bfp12
 from lowbit.rewriting.changing import write_floats
 from lowbit.rewriting.sorting import KEYS, Sorting, sorted_source
@@ -41,19 +42,6 @@ from lowbit.runtime import open_model
 TOKENS = [5, 17, 250, 3, 99, 42, 7, 7, 130, 12, 60, 201]
 KIND = {"llama": "norm", "qwen2": "bias", "qwen3": "norm", "olmo2": "norm"}
 """The models here, and a sort key for each: plain, with biases, with norms of heads, with a norm of all heads."""
-
-
-def in_sequence(matrix: Matrix) -> Callable[[F32], F32]:
-    """A linear layer that adds row after row."""
-    weights = to_float(matrix)
-
-    def linear(x: F32) -> F32:
-        total = np.zeros((len(x), weights.shape[1]), np.float32)
-        for row in range(len(weights)):
-            total += x[:, row : row + 1] * weights[row]
-        return total
-
-    return linear
 
 
 def source_of(kind: str, folder: Path) -> Path:
