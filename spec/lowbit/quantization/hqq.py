@@ -217,17 +217,26 @@ def quantize(
     dtype = np.dtype(scale_dtype)
     blocks = to_blocks(weights, group_size, axis)
     if recipe == "ruled":
-        stored, scales, zeros = _ruled(blocks, bits, dtype, meta_group, solver)
+        stored, scales, zeros = ruled(blocks, bits, dtype, meta_group, solver)
     else:
         stored, scales, zeros = quantize_blocks(blocks, bits, dtype, meta_group, solver or Solver(), recipe)
     words = pack(from_blocks(stored, weights.shape[0], axis), bits)
     return HqqMatrix(words, scales, zeros, bits, weights.shape[0], group_size, axis)
 
 
-def _ruled(
-    blocks: F32, bits: int, dtype: np.dtype[np.floating], meta_group: int | None, solver: Solver | None
+def ruled(
+    blocks: F32, bits: int, dtype: np.dtype[np.floating], meta_group: int | None = None, solver: Solver | None = None
 ) -> tuple[Codes, Numbers, Numbers]:
-    """Codes, scales and zeros of g × G blocks by the ruling."""
+    """Codes, scales and zeros of blocks by the ruling; groups may come in any order.
+
+    Args:
+        blocks: float32, g × G, finite: each column a group.
+        bits, meta_group, solver: as `quantize`.
+        dtype: of scales and zeros, as ``scale_dtype`` of `quantize`.
+
+    Raises:
+        ArgumentError: a range that the dtype cannot hold.
+    """
     scales: Numbers = range_grid(blocks, bits, dtype if meta_group is None else np.dtype(np.float32))[0]
     if meta_group is not None:
         scales = above_zero(encode(decode(scales), meta_group, dtype))

@@ -19,7 +19,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lowbit.arrays import F32, F64
+from lowbit.arrays import F32, F64, Array
+from lowbit.contract.checks import check_finite
 from lowbit.errors import ArgumentError
 from lowbit.quantization import hqq, hqq_solver
 from lowbit.quantization.affine import group_codes
@@ -100,21 +101,26 @@ def to_nearest(weights: F32, bits: int, grid: Grid) -> CodedMatrix:
 
 
 def by_hqq(weights: F32, bits: int, group_size: int, *, real_zeros: bool) -> CodedMatrix:
-    """Codes with the zeros that HQQ's solver finds, along axis 1."""
+    """Codes with the zeros that HQQ's solver finds, along axis 1.
+
+    The solver takes groups in any order: here in that in which they lie in the matrix, so nothing is transposed.
+    """
     rows, columns = weights.shape
-    found = hqq.quantize(weights, bits=bits, group_size=group_size, axis=1, scale_dtype="float16")
-    scales, zeros = (np.asarray(each) for each in (found.scales, found.zeros))
+    check_finite("weights", weights)
+    hqq.check_blocks(rows, columns, group_size, 1)
+    blocks = _exchanged(weights.reshape(-1, group_size, columns)).reshape(group_size, -1)
+    codes, *found = hqq.ruled(blocks, bits, np.dtype(np.float16))
+    scales, zeros = (np.asarray(each).reshape(-1, columns) for each in found)
     if not np.isfinite(zeros).all():
         raise ArgumentError("zero of a group of weights", "beyond float16", "what float16 can hold")
     wide = zeros.astype(np.float32)
     if not real_zeros:
         wide = np.clip(np.rint(wide), 0, 2**bits - 1)
-    blocks = hqq.to_blocks(weights, group_size, 1)
-    codes = hqq_solver.codes(blocks, scales.astype(np.float32), wide, bits)
+        codes = hqq_solver.codes(blocks, scales.astype(np.float32).reshape(-1), wide.reshape(-1), bits)
+    back = _exchanged(codes.reshape(group_size, -1, columns)).reshape(rows, columns)
+    return CodedMatrix(back, scales, wide.astype(np.float64), runs(rows, group_size), bits, group_size)
 
-    def by_group(numbers: F32) -> F32:  # one after another along K, then along N
-        return np.ascontiguousarray(numbers.reshape(columns, -1).T)
 
-    back = hqq.from_blocks(codes, rows, 1)
-    offsets = by_group(wide).astype(np.float64)
-    return CodedMatrix(back, by_group(scales), offsets, runs(rows, group_size), bits, group_size)
+def _exchanged(numbers: Array) -> Array:
+    """An array of three dimensions with the first two exchanged, in order of its memory."""
+    return np.ascontiguousarray(numbers.swapaxes(0, 1))
