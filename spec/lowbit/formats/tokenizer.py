@@ -23,6 +23,8 @@ MODEL_RULES = ("type", "byte_fallback", "ignore_merges", "continuing_subword_pre
 """Flags of byte-pair encoding that change tokens."""
 UNKNOWN_RULES = ("unk_token", "fuse_unk")
 """Flags for characters that are no tokens; no text has any where every byte is a token."""
+SPACE = {"String": " "}
+"""The pattern of a space."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,23 +116,33 @@ class Tokenizer:
 
 def _rules_of(content: dict[str, Any]) -> dict[str, Any]:
     """What of a ``tokenizer.json`` decides which tokens a text has."""
-    model, words = content["model"], ("lstrip", "rstrip", "single_word", "special")
+    model, words = content["model"], ["lstrip", "rstrip", "single_word", "special"]
+    normalizer = flat(content["normalizer"])
+    if any(part["type"] == "Prepend" for part in normalizer):
+        words.append("normalized")  # such a token is found with the prefix only
     added = {each["content"]: (each["id"], *(each[name] for name in words)) for each in content["added_tokens"]}
     cuts, decoder = flat(content["pre_tokenizer"]), flat(content["decoder"])
+    if normalizer and _replaces_spaces(normalizer[-1]):
+        cuts = [part for part in cuts if part.get("pattern") != SPACE]  # which finds none
     for part in cuts:
         part.pop("trim_offsets", None)
     has_bytes = any(part["type"] == "ByteLevel" for part in cuts)
     is_complete = has_bytes and model["vocab"].keys() >= set(ByteLevel.alphabet())
+    is_complete |= model["byte_fallback"] and model["vocab"].keys() >= {f"<0x{byte:02X}>" for byte in range(256)}
     flags = MODEL_RULES if is_complete else MODEL_RULES + UNKNOWN_RULES
     return {
         "vocab": model["vocab"] | {name: row[0] for name, row in added.items()},
         "merges": model["merges"],
         "model": {name: model.get(name) or None for name in flags},
         "added": added,
-        "normalizer": content["normalizer"],
+        "normalizer": normalizer,
         "cuts": cuts,
         "decoder": [{"type": "ByteLevel"} if each["type"] == "ByteLevel" else each for each in decoder],
     }
+
+
+def _replaces_spaces(part: dict[str, Any]) -> bool:
+    return part["type"] == "Replace" and part["pattern"] == SPACE and " " not in part["content"]
 
 
 def flat(part: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ from lowbit.rewriting.writing import Packed, Target, shards_of
 from lowbit.tensor_formats.stored import Stored
 
 KINDS = {
-    **{name: name for name in ("llama", "qwen2", "qwen3", "smollm3", "olmo2", "phi3")},
+    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "smollm3", "olmo2", "phi3")},
     **{"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"},
 }
 """The architecture of GGUF of each ``model_type``."""
@@ -133,6 +133,8 @@ class ToGGUF(Target):
             rope_base=in_float32(config.rope_base),
             rms_epsilon=in_float32(config.rms_epsilon),
             local_rope_base=in_float32(config.local_rope_base),
+            score_cap=in_float32(config.score_cap),
+            logit_cap=in_float32(config.logit_cap),
         )
         if (scaling := config.rope_scaling) is None:
             return held
@@ -280,6 +282,11 @@ def metadata(source: Source) -> dict[str, Value]:
             numbers[number.key] = value
     if ARCHITECTURES[kind].alternating and config.full_every is not None:
         numbers[PATTERN] = config.full_every
+    if ARCHITECTURES[kind].capped:
+        numbers |= {
+            "attn_logit_softcapping": config.score_cap or 0.0,
+            "final_logit_softcapping": config.logit_cap or 0.0,
+        }
     found: dict[str, Value] = {
         "general.architecture": kind,
         "general.name": source.name,

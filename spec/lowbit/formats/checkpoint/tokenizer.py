@@ -5,9 +5,9 @@
 them, and a *decoder* makes text of tokens again. The library runs any chain that the file describes, and a file can
 describe one that doubles a text forty times, searches it with a pattern that never ends, or makes the library abort. So
 the chain is checked first: its parts have to be among those that models of these kinds use, `PARTS`, and a pattern has
-to be one of `PATTERNS`. Byte-pair encoding is the only supported kind of model, and one that drops merges at random is
-refused, because the same text must have the same tokens. Padding and truncation are for training in batches and are
-switched off.
+to be one of `lowbit.formats.words`. Byte-pair encoding is the only supported kind of model, and one that drops merges
+at random is refused, because the same text must have the same tokens. Padding and truncation are for training in
+batches and are switched off.
 
 **The token that begins a sequence** is given by the post-processor, unless ``add_bos_token`` in
 ``tokenizer_config.json`` overrides it. **The tokens that end it** are given by the first of ``generation_config.json``,
@@ -29,8 +29,8 @@ from lowbit.contract.checks import spoken
 from lowbit.errors import FormatError
 from lowbit.formats.chat import MOST_TEMPLATE, ChatTemplate
 from lowbit.formats.checkpoint.reader import CONFIG, Checkpoint
-from lowbit.formats.gguf.tokenizer import QWEN2_WORDS
 from lowbit.formats.tokenizer import Tokenizer, failures_told
+from lowbit.formats.words import PATTERNS
 from lowbit.system.json_files import Fields, described, parsed, read_bytes, read_fields
 from lowbit.text import quoted
 
@@ -38,19 +38,6 @@ FILE, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generat
 TEMPLATE = "chat_template.jinja"
 MOST_BYTES = 2**25
 MOST_PARTS = 16
-
-LLAMA3_WORDS = "|".join(
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"\p{N}{1,3}",  # up to three digits
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
-PATTERNS = (LLAMA3_WORDS, LLAMA3_WORDS.replace("{1,3}", ""), QWEN2_WORDS)
 
 PARTS: dict[str, tuple[str, ...]] = {
     "normalizer": ("NFC", "Prepend", "Replace"),

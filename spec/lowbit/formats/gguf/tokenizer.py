@@ -6,19 +6,24 @@ token. A wrong rule still gives tokens, but not the ones that the model was trai
 
 **Kind** ``gpt2`` **starts from bytes.** Text is cut into words by a *pre-tokenizer*, which the file carries only by
 name, and the bytes of a word are merged in the order of the file's list. ``gpt-2`` is the pattern of GPT-2; for
-``smollm`` every digit stands alone before that pattern cuts the rest; ``qwen2`` has a pattern of its own, in which a
-digit stands alone, a word includes one sign before it, and line ends stay together. The published tokenizer of Qwen
-also composes accents first (NFC); the name does not imply that, and llama.cpp does not do it.
+``smollm`` every digit stands alone before that pattern cuts the rest; the others have the patterns of
+`lowbit.formats.words`. In that of ``qwen2`` a digit stands alone, a word includes one sign before it, and line ends
+stay together. The published tokenizer of Qwen also composes accents first (NFC); the name does not imply that, and
+llama.cpp does not do it. ``llama-bpe``, ``smaug-bpe`` and ``dbrx`` keep up to three digits together, and a word of
+``llama-bpe`` that is a token is never merged from parts. ``gpt-4o`` also begins a word where capitals begin again.
 
 **Kind** ``llama`` **starts from characters.** There are no words: a space becomes ``▁`` and is merged like any other
-character. Instead of a list there is a *score* for each token, and of all neighbours that make a token the pair with
-the best score is merged first; that is the list sorted by score, with every way to cut a token in two. A character that
-is no token becomes its bytes, each of which is one.
+character. Unless the file says otherwise (``add_space_prefix``), a text gets a space in front, and so does what
+follows a token that is recognised as a whole. Instead of a list there is a *score* for each token, and of all
+neighbours that make a token the pair with the best score is merged first; that is the list sorted by score, with every
+way to cut a token in two. The scores say no order of these ways; here it is that of published lists, by the numbers of
+the two parts. A character that is no token becomes its bytes, each of which is one.
 
 Source: the vocabulary handling of llama.cpp, which gives these names their meaning.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +36,7 @@ from lowbit.errors import FormatError
 from lowbit.formats.chat import ChatTemplate
 from lowbit.formats.gguf.reader import GGUFFile
 from lowbit.formats.tokenizer import Tokenizer, failures_told
+from lowbit.formats.words import GPT4O_WORDS, LLAMA3_WORDS, QWEN2_WORDS
 from lowbit.text import quoted
 
 Vocabulary = dict[str, int]
@@ -39,28 +45,38 @@ Vocabulary = dict[str, int]
 PerToken = npt.NDArray[np.integer | np.floating]
 """A number for each token."""
 
-NORMAL, SPECIAL, USER_DEFINED = 1, 3, 4
+NORMAL, SPECIAL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6
+PREFIX = "tokenizer.ggml.add_space_prefix"
 LONGEST_TOKEN = 256
 """Characters of a token that is cut in two in every way; the longest of published vocabularies are far shorter."""
 
-QWEN2_WORDS = "|".join(
-    (
-        r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]",  # the endings of English
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",  # letters, with one sign or space before them
-        r"\p{N}",  # one digit
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",  # signs, with a space before and line ends after them
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",  # all of a space but its last character, which goes with the word that follows
-        r"\s+",
-    )
-)
 
-PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
-    "gpt-2": lambda: ByteLevel(add_prefix_space=False),
-    "smollm": lambda: Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]),
-    "qwen2": lambda: Sequence(
-        [Split(Regex(QWEN2_WORDS), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
-    ),
+def _cut_by(pattern: str) -> PreTokenizer:
+    """Words by a pattern, whose bytes are merged."""
+    return Sequence([Split(Regex(pattern), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the name of a pre-tokenizer stands for.
+
+    Attributes:
+        make: the cuts.
+        ignore_merges: whether a word that is a token is that token, whatever the merges make of it.
+    """
+
+    make: Callable[[], PreTokenizer]
+    ignore_merges: bool = False
+
+
+PRE_TOKENIZERS: dict[str, Words] = {
+    "gpt-2": Words(lambda: ByteLevel(add_prefix_space=False)),
+    "smollm": Words(lambda: Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])),
+    "qwen2": Words(lambda: _cut_by(QWEN2_WORDS)),
+    "llama-bpe": Words(lambda: _cut_by(LLAMA3_WORDS), ignore_merges=True),
+    "smaug-bpe": Words(lambda: _cut_by(LLAMA3_WORDS)),
+    "dbrx": Words(lambda: _cut_by(LLAMA3_WORDS)),
+    "gpt-4o": Words(lambda: _cut_by(GPT4O_WORDS)),
 }
 
 
@@ -73,10 +89,9 @@ def read_tokenizer(source: GGUFFile) -> Tokenizer:
     """
     file = source.file
     kind = source.choice("tokenizer.ggml.model", KINDS)
-    defaults = {"tokenizer.ggml.add_eos_token": False, "tokenizer.ggml.add_space_prefix": kind == "llama"}
-    for key, default in defaults.items():
-        if source.value(key, bool, default):
-            raise FormatError(file, key, True if key in source.header.metadata else "missing", "False")
+    for key in ("tokenizer.ggml.add_eos_token", *([PREFIX] if kind == "gpt2" else [])):
+        if source.value(key, bool, default=False):
+            raise FormatError(file, key, True, "False")
     tokens = source.value("tokenizer.ggml.tokens", list)
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
@@ -103,8 +118,9 @@ def _chat_template(source: GGUFFile, tokens: list[str]) -> ChatTemplate | None:
 def _from_bytes(source: GGUFFile, vocabulary: Vocabulary, types: PerToken) -> tokenizers.Tokenizer:
     """Byte-pair encoding by a list of merges, in the words that a pre-tokenizer cuts."""
     words = PRE_TOKENIZERS[source.choice("tokenizer.ggml.pre", PRE_TOKENIZERS)]
-    library = tokenizers.Tokenizer(BPE(vocab=vocabulary, merges=_merges(source, vocabulary)))
-    library.pre_tokenizer = words()
+    model = BPE(vocab=vocabulary, merges=_merges(source, vocabulary), ignore_merges=words.ignore_merges)
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = words.make()
     library.decoder = decoders.ByteLevel()
     return library
 
@@ -117,8 +133,12 @@ def _from_characters(source: GGUFFile, vocabulary: Vocabulary, types: PerToken) 
     scores = _per_token(source, "scores", len(vocabulary), "f", "floats")
     merges = _scored_merges(source, vocabulary, types, scores)
     library = tokenizers.Tokenizer(BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
-    library.normalizer = normalizers.Replace(" ", "▁")
-    library.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    spaces, back = normalizers.Replace(" ", "▁"), [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if source.value(PREFIX, bool, default=True):
+        library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
+        library.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)])
+    else:
+        library.normalizer, library.decoder = spaces, decoders.Sequence(back)
     return library
 
 
@@ -142,7 +162,7 @@ def _merges(source: GGUFFile, vocabulary: Vocabulary) -> list[tuple[str, str]]:
 def _scored_merges(
     source: GGUFFile, vocabulary: Vocabulary, types: PerToken, scores: PerToken
 ) -> list[tuple[str, str]]:
-    """Every cut of every normal token into two others, best score first; of equals, the earlier token and cut."""
+    """Every cut of every normal token into two others, best score first; of equals, the earlier token and parts."""
     normal = np.flatnonzero(np.asarray(types) == NORMAL)
     tokens = list(vocabulary)  # in the order of their numbers
     pieces = {tokens[number] for number in normal}
@@ -150,8 +170,14 @@ def _scored_merges(
         allowed = f"at most {LONGEST_TOKEN} characters each"
         raise FormatError(source.file, "tokenizer.ggml.tokens", f"one of {max(map(len, pieces))} characters", allowed)
     best_first = (tokens[number] for number in normal[np.argsort(-np.asarray(scores)[normal], kind="stable")])
-    cuts = ((token[:at], token[at:]) for token in best_first for at in range(1, len(token)))
-    return [(left, right) for left, right in cuts if left in pieces and right in pieces]
+    return [cut for token in best_first for cut in _cuts(token, pieces, vocabulary)]
+
+
+def _cuts(token: str, pieces: set[str], vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """The ways to cut a token into two others, by the numbers of the parts."""
+    cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
+    found = [(left, right) for left, right in cuts if left in pieces and right in pieces]
+    return sorted(found, key=lambda parts: (vocabulary[parts[0]], vocabulary[parts[1]]))
 
 
 def _per_token(source: GGUFFile, name: str, count: int, kinds: str, called: str) -> PerToken:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from tiny_checkpoint import MIXTRAL, TOKENIZER, published, write
+from trained_words import LLAMA3
 
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.reader import open_checkpoint
-from lowbit.formats.checkpoint.tokenizer import LLAMA3_WORDS, read_tokenizer
+from lowbit.formats.checkpoint.tokenizer import read_tokenizer
 from lowbit.formats.tokenizer import Tokenizer
 
 
@@ -74,7 +75,7 @@ def test_llamas_chain(tmp_path: Path) -> None:
 
 def test_llama_3s_words(tmp_path: Path) -> None:
     """A known pattern cuts words, and merges do not cross them."""
-    split = {"type": "Split", "pattern": {"Regex": LLAMA3_WORDS}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": LLAMA3}, "behavior": "Isolated", "invert": False}
     bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     made = tokenizer(tmp_path, {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytes_]}})
     assert made.encode("he 1234", begin=False) == [259, 3 + 32, *map(byte, "1234")]

@@ -86,6 +86,24 @@ def test_whole_tokens_bos_and_stop(tmp_path: Path) -> None:
     assert made.encode("<eos>a", begin=False) == [1, first + len(WORDS)]
 
 
+@pytest.mark.parametrize("given", [{"add_space_prefix": None}, {"add_space_prefix": True}], ids=["missing", "true"])
+def test_a_space_in_front(given: dict[str, Any], tmp_path: Path) -> None:
+    """Before a text and after each token that is found as a whole, and not before nothing; the text has one less."""
+    made = tokenizer(tmp_path, **given)
+    vocabulary = [*OTHERS, *BYTES, *WORDS, *LETTERS]
+
+    def pieces(text: str) -> list[str]:
+        return [vocabulary[token] for token in made.encode(text, begin=False)]
+
+    assert pieces("") == []
+    assert pieces("ab") == ["▁ab"]
+    assert pieces(" ab") == ["▁", "▁ab"]
+    assert pieces("c<bos>ab<eos>") == ["▁", "c", "<bos>", "▁ab", "<eos>"]
+    for text in ("ab", " ab", "ab ab\n", "🙂a"):
+        tokens = made.encode(text, begin=False)
+        assert made.decode(tokens) == "".join(made.stream(tokens)) == text
+
+
 def test_text_as_it_comes(tmp_path: Path) -> None:
     """A character of several byte tokens appears with the last of them."""
     made = tokenizer(tmp_path)
@@ -97,15 +115,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"scores": None}, r"tokenizer\.ggml\.scores is missing or of another length; allowed: \d+ floats"),
     ({"scores": [1.0, 2.0]}, r"tokenizer\.ggml\.scores is missing or of another length"),
     ({"token_type": [1, 2]}, r"tokenizer\.ggml\.token_type is missing or of another length"),
-    ({"add_space_prefix": None}, r"add_space_prefix is missing; allowed: False"),
-    ({"add_space_prefix": True}, r"add_space_prefix is True; allowed: False"),
     ({"words": ["a" * (LONGEST_TOKEN + 1)]}, r"tokens is one of 257 characters; allowed: at most 256"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED)
 def test_what_is_not_supported_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """A vocabulary without scores, with a prefix that is not put there, or with a token that would take long."""
+    """A vocabulary without scores, or with a token that would take long."""
     with pytest.raises(FormatError, match=message):
         tokenizer(tmp_path, **changes)
 
