@@ -12,6 +12,7 @@ arm            the whole suite on the kernels for ARM, emulated; needs g++-aarch
 atlas          other projects' kernels under the suite: ``-- PROJECT`` installs that one and runs it
 functions      certify the docs' functions in torch, Triton, Pallas and numba; installs them: gigabytes
 torch          the tests of the layer for PyTorch, which the job `tests` skips; installs torch: gigabytes
+interop        read what lowbit writes with transformers, GPTQModel, HQQ and llama.cpp; installs them: gigabytes
 bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` and
                ``-- --growth`` with llama.cpp and OpenVINO GenAI on a whole model, all in the environment of bench-peers
 docs           build the documentation into docs/_build/html
@@ -256,6 +257,19 @@ def functions(session: nox.Session) -> None:
     """
     install(session, extras=["conformance", "torch"], groups=["functions"])
     session.run("pytest", "conformance/selftest/docs/test_function_examples.py", *session.posargs)
+
+
+@nox.session
+def interop(session: nox.Session) -> None:
+    """Load what `lowbit quantize` and `lowbit convert` write in the tools that own the formats, and compare logits.
+
+    They are gigabytes and llama.cpp compiles for minutes, so no other job installs them and .ci/run does not run this
+    one. Builds of torch for CPUs only will do, as for the session torch. Arguments go to the program: ``nox -s interop
+    -- --model FILE`` reads a model of yours in place of tiny ones with random weights.
+    """
+    install(session, groups=["interop"])
+    support = str(HERE / "conformance/selftest/support")
+    run_outside(session, "python", f"{support}/interop.py", *session.posargs)
 
 
 @nox.session

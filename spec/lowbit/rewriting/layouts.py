@@ -142,6 +142,8 @@ class Layout:
             yield f"{module}.{name}", array
         if self.name == "compressed-tensors":
             yield f"{module}.weight_shape", np.array([matrix.columns, matrix.rows])
+        if self.name == "hqq":
+            yield from ((f"{module}.{name}", array) for name, array in state_of_hqq(matrix))
 
 
 # **Configurations.**
@@ -198,6 +200,27 @@ def _hqq(told: Description) -> dict[str, Any]:
         "quant_config": {"weight_quant_params": numbers},
         "skip_modules": list(told.floats),
     }
+
+
+def state_of_hqq(matrix: Stored) -> Iterator[tuple[str, Array]]:
+    """What hqq's loader asks for beside codes, scales and zeros, each number and text as an array.
+
+    Source: hqq ``core/quantize.py`` (HQQLinear.state_dict) and ``core/utils.py`` (encode_safetensor_type).
+    """
+    bits = dict(matrix.options).get("bits", 3)
+    numbers = {"nbits": bits, "group_size": dict(matrix.options)["group_size"], "axis": 1}
+    yield from ((name, np.array(number, np.int32)) for name, number in numbers.items())
+    yield "shape", np.array([matrix.columns, matrix.rows])
+    texts = {
+        "packing": "3bit_32" if bits == 3 else f"{bits}bit_u8",
+        "unpack_view_dtype": "torch.int32" if bits == 3 else "torch.uint8",
+        "compute_dtype": "torch.float16",
+    }
+    yield from ((name, np.frombuffer(text.encode("ascii"), np.uint8)) for name, text in texts.items())
+    flags = dict.fromkeys(("encoded_state_dict", "stores_quant_config", "channel_wise"), True)
+    flags |= dict.fromkeys(("view_as_float", "quant_scale", "quant_zero", "offload_meta"), False)
+    flags |= dict.fromkeys(("optimize", "round_zero"), False)  # of the rounding, which is done
+    yield from ((name, np.array(flag, np.uint8)) for name, flag in flags.items())
 
 
 def _gptq_layout(version: str, label: str) -> Layout:
