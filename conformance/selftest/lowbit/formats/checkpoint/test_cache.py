@@ -251,8 +251,11 @@ def test_how_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_matrix_takes(method: Method) -> None:
-    """Its float32 weights at most four times, which is what the number of threads is reckoned by."""
-    weights = np.random.default_rng(0).standard_normal((512, 512)).astype(np.float32)
+    """Its float32 weights at most four times, which is what the number of threads is reckoned by.
+
+    Buffers of HQQ's solver take 5 MB for any matrix, so this one is larger.
+    """
+    weights = np.random.default_rng(0).standard_normal((2048, 2048), np.float32)
     for bits in (2, 3, 8):
         tracemalloc.start()
         try:
