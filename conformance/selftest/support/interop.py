@@ -139,13 +139,15 @@ TINY = {
     **{"num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256},
 }
 """Of sizes that every tool can hold: groups of 64, blocks of 32."""
+QWEN3_CHANNELS = 128
+"""Of a head: those of all published models, because transformers 5.24 takes no others from a file of GGUF."""
 KINDS: dict[str, tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = {
     "llama": (
         {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 264},
         lambda: tiny_checkpoint.TOKENIZER,
     ),
     "qwen3": (
-        {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 1000},
+        {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 1000, "head_dim": QWEN3_CHANNELS},
         lambda: of_bytes(published(LLAMA3)),
     ),
     "characters": (
@@ -186,7 +188,7 @@ def tiny(folder: Path, kind: str) -> Path:
     model = tiny_checkpoint.published(config)
     if kind == "qwen3":
         norms = [f"model.layers.{layer}.self_attn.{part}_norm.weight" for layer in (0, 1) for part in "qk"]
-        model.tensors |= {name: np.linspace(0.5, 1.5, 32, dtype=np.float32) for name in norms}
+        model.tensors |= {name: np.linspace(0.5, 1.5, QWEN3_CHANNELS, dtype=np.float32) for name in norms}
     model.tensors = {name: each * np.float32(1.0001) for name, each in model.tensors.items()}
     model.types = dict.fromkeys(model.tensors, "F32")
     path = tiny_checkpoint.write(folder, model, tokenizer=tokenizer())
