@@ -190,7 +190,8 @@ def of_pass(name: str) -> Arrays:
     """The arrays of a pass over a row: whole chunks, with the rest of a row in a chunk of its own."""
     row = CHUNK * GROUPS
     y = z3.IntVal(CHUNK) if name in ("squares", "sums", "largest") else row
-    return Arrays({"w": row, "s": row, "z": 2 * row, "x": z3.IntVal(1), "y": y}, calls=_CALLS)
+    scalars = z3.IntVal(2 if name == "capped" else 1)
+    return Arrays({"w": row, "s": row, "z": 2 * row, "x": scalars, "y": y}, calls=_CALLS)
 
 
 def of_scores(head_dim: int, lanes: int) -> Arrays:

@@ -25,7 +25,7 @@ from itertools import chain, combinations, islice, product
 from lowbit.errors import ArgumentError
 from lowbit.model import step
 from lowbit.model.config import LlamaConfig, Routing
-from lowbit.model.step import BEGIN, END, Line, Program, block, widths
+from lowbit.model.step import BEGIN, END, EXPERT_BIASES, Line, Program, block, widths
 from lowbit.model.weights import NORMS
 from lowbit_cppyy.step import phases
 from lowbit_cppyy.step.phases import (
@@ -55,7 +55,11 @@ KINDS: dict[str, tuple[str, Routing | None]] = {
     "dense-silu": ("silu", None),
     "dense-gelu": ("gelu", None),
     "experts": ("silu", Routing(8, 2, "after")),
+    "dense-clamped": ("clamped", None),
+    "experts-clamped": ("clamped", Routing(8, 2, "after")),
 }
+"""The activation and the routing; clamped units stand beside sinks and biases of routers and experts, as in GPT-OSS."""
+EXPERTS = ("router_bias", *(f"expert_{name}" for name in EXPERT_BIASES))
 PlacesOf = Callable[[Program, Sequence[Phase], LlamaConfig], Places]
 
 
@@ -79,8 +83,10 @@ def programs(kind: str, every: int = 1) -> Iterator[tuple[LlamaConfig, Program]]
             hidden, inner, heads, kv_heads, head_dim = sizes
             plain = LlamaConfig(1, hidden, inner, heads, kv_heads, head_dim, 100, 32, 10000.0, 1e-5, routing)
             unrotated = () if turned else (0,)
+            sinks = activation == "clamped"
             config = replace(plain, heads_normed_together=together, unrotated=unrotated, activation=activation)  # type: ignore[arg-type]  # one of the table
-            yield config, block(config, 0, vectors)
+            own = (*vectors, "sinks", *(EXPERTS if routing else ())) if sinks else vectors
+            yield (config := replace(config, sinks=sinks)), block(config, 0, own)
 
 
 def decide(kind: str, every: int = 1, places: PlacesOf = places_of) -> Outcome:
@@ -111,7 +117,7 @@ def ran(kind: str, numbers: Numbers, places: PlacesOf = places_of) -> Refutation
 
 # **Following.**
 
-WHOLE = ("product", "gate", "experts", "attend")
+WHOLE = ("product", "gate", "experts", "attend", "attend_shaped")
 """Kinds of lines that read whole rows, of which several threads need each element; and norms, but those of heads."""
 ROW = -2
 """The row of a thread, in which a norm of one token lies."""

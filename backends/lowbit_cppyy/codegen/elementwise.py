@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from lowbit.kernels.program import Address, Advance, Instruction, Loop, Program, Step
-from lowbit_cppyy.codegen.exponential import CONSTANTS, constant, exponential
+from lowbit.model.layers import SLOPE
+from lowbit_cppyy.codegen.exponential import CONSTANTS, constant, exponential, exponential_less_1
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import function
 
@@ -137,23 +138,62 @@ def _normed(offset: int) -> Iterator[Step]:
 
 def _gated(offset: int) -> Iterator[Step]:
     yield load("a", "w", offset)
+    yield load("b", "s", offset)
     yield from _activated("a", offset)
 
 
 def _gelu_gated(offset: int) -> Iterator[Step]:
     """gelu(a) is a σ(w) with w = a (c₁ + c₃ a²). Where a² overflows, w is infinite, as far as σ can tell."""
     yield load("a", "w", offset)
+    yield load("b", "s", offset)
     yield Instruction("multiply", "v", ("a", "a"))
     yield Instruction("fmadd", "v", ("v", "gelu_3", "gelu_1"))
     yield Instruction("multiply", "v", ("v", "a"))
     yield from _activated("v", offset)
 
 
+def _clamped_gated(offset: int) -> Iterator[Step]:
+    """a is at most the limit, and b within it on both sides. The least of two numbers is minus the greatest of their
+    negatives, and of a NaN and a limit the NaN is taken, which stands last."""
+    yield load("a", "w", offset)
+    yield from _at_most("a")
+    yield load("b", "s", offset)
+    yield from _at_most("b")
+    yield Instruction("maximum", "b", ("minus_limit", "b"))
+    yield Instruction("add", "b", ("b", "one"))
+    yield Instruction("multiply", "v", ("a", "slope"))
+    yield from _activated("v", offset)
+
+
+def _at_most(register: str) -> Iterator[Step]:
+    yield Instruction("multiply", register, (register, "minus_one"))
+    yield Instruction("maximum", register, ("minus_limit", register))
+    yield Instruction("multiply", register, (register, "minus_one"))
+
+
+def _capped(offset: int) -> Iterator[Step]:
+    """c tanh(a / c) with the sign of a, where tanh(z) is −t / (t + 2) for t = e^−2z − 1 and z of at least 0: t has the
+    relative error of a small z too."""
+    yield load("a", "w", offset)
+    yield Instruction("as_int", "n", ("a",))
+    yield Instruction("and", "a_sign", ("n", "sign"))
+    yield Instruction("or", "n", ("n", "sign"))
+    yield Instruction("as_float", "t", ("n",))
+    yield Instruction("multiply", "t", ("t", "two_over_cap"))
+    yield from exponential_less_1("t", "t")
+    yield Instruction("add", "v", ("t", "two"))
+    yield Instruction("divide", "t", ("t", "v"))
+    yield Instruction("as_int", "n", ("t",))
+    yield Instruction("and_or", "n", ("n", "magnitude", "a_sign"))
+    yield Instruction("as_float", "t", ("n",))
+    yield Instruction("multiply", "t", ("t", "cap"))
+    yield store(offset, "t")
+
+
 def _activated(logit: str, offset: int) -> Iterator[Step]:
     """a σ(w) b, where a register holds w, which has the sign of a. With t = e^−|w|, a σ(w) is a / (1 + t) for a ≥ 0 and
     a·t / (1 + t) below. As t is at most 1, the numerator is the greater of a and a·t. For a NaN the second is taken,
     which is a NaN too; for −∞ it is ∞·0."""
-    yield load("b", "s", offset)
     yield Instruction("as_int", "n", (logit,))
     yield Instruction("or", "n", ("n", "sign"))
     yield Instruction("as_float", "t", ("n",))
@@ -179,6 +219,12 @@ def _rotated(offset: int) -> Iterator[Step]:
 GELU = constant("gelu_1", 1.5957691216057308), constant("gelu_3", 0.07135481627260025)
 """2√(2/π), and 0.044715 times that."""
 SIGN = Instruction("broadcast_int", "sign", (0x80000000,))
+LIMITED = constant("slope", SLOPE), constant("minus_one", -1.0), SIGN, scalar("minus_limit")
+CAPPING = (
+    *(constant("two", 2.0), constant("minus_one", -1.0), SIGN),
+    Instruction("broadcast_int", "magnitude", (0x7FFFFFFF,)),
+    *(scalar("two_over_cap"), scalar("cap", 1)),
+)
 _ONE_ROW, _TWO_ROWS = {"w": CHUNK, "y": CHUNK}, {"w": CHUNK, "s": CHUNK, "y": CHUNK}
 
 PASSES: Mapping[str, tuple[str, Callable[[int], Program]]] = MappingProxyType(
@@ -209,6 +255,14 @@ PASSES: Mapping[str, tuple[str, Callable[[int], Program]]] = MappingProxyType(
         "gelu_gated": (
             "y = gelu(w) * s",
             lambda lanes: elementwise(lanes, (*CONSTANTS, *GELU, SIGN), _gelu_gated, _TWO_ROWS),
+        ),
+        "clamped_gated": (
+            "y = a sigmoid(1.702 a) * (b + 1), for a = min(w, -x[0]) and b = s clamped to x[0] … -x[0]",
+            lambda lanes: elementwise(lanes, (*CONSTANTS, *LIMITED), _clamped_gated, _TWO_ROWS),
+        ),
+        "capped": (
+            "y = x[1] * tanh(w * x[0] / 2)",
+            lambda lanes: elementwise(lanes, (*CONSTANTS, *CAPPING), _capped, _ONE_ROW),
         ),
         "rotated": (
             f"y = w * z + s * z[{CHUNK}], cosines and sines in alternate chunks",

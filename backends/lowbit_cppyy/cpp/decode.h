@@ -115,14 +115,22 @@ inline Status rms_norm(const KernelSet& kernels, const float* x, const float* ga
   });
 }
 
-// gated or gelu_gated
-inline Status gated_unit(const KernelSet& kernels, const float* gate, const float* up, std::int64_t count, float* out) {
+// A pass with exponentials, such as gated: y = f(w, s), with scalars at x. `s` may be nullptr.
+inline Status exponentials(const KernelSet& kernels, const float* x, const float* w, const float* s, std::int64_t count,
+                           float* y) {
   const std::int64_t iterations = (count + chunk - 1) / chunk;
   return spread(*kernels.pool, iterations, chunk * exponential_work, [&](std::int64_t first, std::int64_t last) {
     const std::int64_t start = first * chunk, stop = std::min(last * chunk, count);
-    each(kernels.call[0], nullptr, gate + start, up + start, stop - start, out + start);
+    each(kernels.call[0], x, w + start, s ? s + start : nullptr, stop - start, y + start);
   });
 }
+
+// capped: 2 / c and c, at which its pass reads a cap.
+struct Cap {
+  float numbers[2];
+
+  explicit Cap(float cap) : numbers{2 / cap, cap} {}
+};
 
 // largest, exponentials, sums, scaled
 inline Status softmax(const KernelSet& kernels, const float* scores, std::int64_t rows, std::int64_t n, float* out) {
@@ -177,10 +185,12 @@ inline Status rotate(const KernelSet& kernels, const float* x, const double* cos
 }
 
 // **Attention** of the last of some tokens over all of them. Keys and values of a head are rows of d channels, and
-// heads lie `key_stride` and `value_stride` elements apart.
+// heads lie `key_stride` and `value_stride` elements apart. Scores may be shaped (lowbit.attention.shaped).
 struct Heads {
   std::int64_t tokens, heads, kv_heads, length, d, window;  // a window of 0 means no window
   std::int64_t key_stride, value_stride;
+  float scale = 0, cap = 0;      // a scale of 0 means 1 / sqrt(d), a cap of 0 no cap
+  const float* sinks = nullptr;  // of each query head; nullptr for none
 
   std::int64_t channels() const { return (d + 15) / 16 * 16; }
 };
@@ -218,13 +228,14 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
   const std::int64_t start = shape.window > 0 ? std::max<std::int64_t>(0, end - shape.window) : 0, seen = end - start;
   const std::int64_t padded = (seen + chunk - 1) / chunk * chunk;
   float* const copy = room + (h1 - h0) * (2 * channels + 16 + padded);
-  const auto query = [&](std::int64_t h) { return room + (h - h0) * (channels + 16); };  // followed by its scale
+  // Followed by its scale, and by the exponential of its sink.
+  const auto query = [&](std::int64_t h) { return room + (h - h0) * (channels + 16); };
   const auto mix = [&](std::int64_t h) { return query(h1) + (h - h0) * channels; };
   const auto probabilities = [&](std::int64_t h) { return mix(h1) + (h - h0) * padded; };
   std::fill(room, probabilities(h0), 0.0f);
   for (std::int64_t h = h0; h < h1; ++h) {
     std::memcpy(query(h), queries + (token * shape.heads + h) * d, d * sizeof(float));
-    query(h)[channels] = static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
+    query(h)[channels] = shape.scale > 0 ? shape.scale : static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
   }
   for (std::int64_t u = 0; u < seen; u += chunk) {
     const float* const rows = keys(start + u, seen - u, copy);
@@ -233,9 +244,14 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
       kernels.call[0](elements(rows), nullptr, nullptr, query(h), probabilities(h) + u, Sizes{iterations});
   }
   for (std::int64_t h = h0; h < h1; ++h) {
-    std::fill(probabilities(h) + seen, probabilities(h) + padded, -std::numeric_limits<float>::infinity());
-    const float minus = -largest(kernels.call[1], probabilities(h), padded);
+    if (shape.cap > 0)
+      each(kernels.call[7], Cap(shape.cap).numbers, probabilities(h), nullptr, seen, probabilities(h));
+    constexpr float none = -std::numeric_limits<float>::infinity();
+    std::fill(probabilities(h) + seen, probabilities(h) + padded, none);
+    const float sink = shape.sinks ? shape.sinks[h] : none;
+    const float minus = -std::max(largest(kernels.call[1], probabilities(h), padded), sink);
     each(kernels.call[2], &minus, probabilities(h), nullptr, padded, probabilities(h));
+    if (shape.sinks) each(kernels.call[2], &minus, &sink, nullptr, 1, query(h) + channels + 1);
   }
   for (std::int64_t u = 0; u < seen; u += chunk) {
     const float* const rows = values(start + u, seen - u, copy);
@@ -245,13 +261,14 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
                        Sizes{(std::min(seen - u, chunk) + 1) / 2});
   }
   for (std::int64_t h = h0; h < h1; ++h) {
-    const float factor = 1 / sum(kernels.call[3], probabilities(h), padded);
+    const float factor = 1 / (sum(kernels.call[3], probabilities(h), padded) + query(h)[channels + 1]);
     each(kernels.call[5], &factor, mix(h), nullptr, d, out + (token * shape.heads + h) * d);
   }
 }
 
-// scores, largest, exponentials, sums, mixed, scaled, and for caches of float16 widened. The query heads of a key-value head are computed together, so
-// that its rows are read from memory once; where that leaves threads without work, they are computed one by one.
+// scores, largest, exponentials, sums, mixed, scaled, for caches of float16 widened, and for soft caps capped. The query
+// heads of a key-value head are computed together, so that its rows are read from memory once; where that leaves threads
+// without work, they are computed one by one.
 inline Status attend(const KernelSet& kernels, const Heads& shape, const float* queries, const float* keys,
                      const float* values, float* out) {
   const std::int64_t group = shape.heads / shape.kv_heads, jobs = shape.tokens * shape.kv_heads;
@@ -291,7 +308,17 @@ inline int rms_norm(std::uintptr_t kernels, const float* x, const float* gain, f
 }
 
 inline int gated_unit(std::uintptr_t kernels, const float* gate, const float* up, std::int64_t count, float* out) {
-  return count == 0 ? OK : lowbit::gated_unit(*at<KernelSet>(kernels), gate, up, count, out);
+  return count == 0 ? OK : exponentials(*at<KernelSet>(kernels), nullptr, gate, up, count, out);
+}
+
+inline int clamped_unit(std::uintptr_t kernels, const float* gate, const float* up, float limit, std::int64_t count,
+                        float* out) {
+  const float minus = -limit;
+  return count == 0 ? OK : exponentials(*at<KernelSet>(kernels), &minus, gate, up, count, out);
+}
+
+inline int soft_cap(std::uintptr_t kernels, const float* x, float cap, std::int64_t count, float* out) {
+  return count == 0 ? OK : exponentials(*at<KernelSet>(kernels), Cap(cap).numbers, x, nullptr, count, out);
 }
 
 inline int softmax(std::uintptr_t kernels, const float* scores, std::int64_t rows, std::int64_t n, float* out) {
@@ -309,6 +336,16 @@ inline int attend(std::uintptr_t kernels, const float* queries, const float* key
                   std::int64_t window, std::int64_t key_stride, std::int64_t value_stride, float* out) {
   if (tokens == 0) return OK;
   const Heads shape{tokens, heads, kv_heads, length, d, window, key_stride, value_stride};
+  return lowbit::attend(*at<KernelSet>(kernels), shape, queries, keys, values, out);
+}
+
+inline int attend_shaped(std::uintptr_t kernels, const float* queries, const float* keys, const float* values,
+                         std::int64_t tokens, std::int64_t heads, std::int64_t kv_heads, std::int64_t length,
+                         std::int64_t d, std::int64_t window, std::int64_t key_stride, std::int64_t value_stride,
+                         float scale, float cap, const float* sinks, bool sunk, float* out) {
+  if (tokens == 0) return OK;
+  const Heads shape{tokens,     heads,        kv_heads, length, d, window, key_stride, value_stride, scale,
+                    cap,        sunk ? sinks : nullptr};
   return lowbit::attend(*at<KernelSet>(kernels), shape, queries, keys, values, out);
 }
 

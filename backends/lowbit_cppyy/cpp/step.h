@@ -242,29 +242,49 @@ int multiply_all(const Team& team, const Product* const (&products)[Count], cons
   return OK;
 }
 
-// Adds this thread's columns of y to those of x: the residual stream after a part of a block.
-struct Residual {
-  float* x;
-  const float* y;
+inline void add_to(float* y, const float* bias, std::int64_t n) {
+  for (std::int64_t c = 0; c < n; ++c) y[c] = y[c] + bias[c];
+}
+
+// Adds a bias to this thread's columns of y; nothing where it is nullptr.
+struct Biased {
+  float* y;
   std::int64_t columns;
+  const float* bias;
 
   void operator()(int, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t last) const {
+    for (std::int64_t t = row; bias && t < row + rows; ++t) add_to(y + t * columns + first, bias + first, last - first);
+  }
+};
+
+// Adds this thread's columns of y, after its bias, to those of x: the residual stream after a part of a block.
+struct Residual {
+  float *x, *y;
+  std::int64_t columns;
+  const float* bias;
+
+  void operator()(int n, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t last) const {
+    Biased{y, columns, bias}(n, row, rows, first, last);
     for (std::int64_t t = row; t < row + rows; ++t)
       for (std::int64_t c = first; c < last; ++c) x[t * columns + c] = x[t * columns + c] + y[t * columns + c];
   }
 };
 
-// act(gate) * up for this thread's columns; the kernel is a pass over both.
+// act(gate) * up for this thread's columns, after their biases; the kernel is a pass over both.
 struct Gate {
   const KernelSet* kernels;
-  const float *gate, *up;
+  float *gate, *up;
   std::int64_t columns;
   float* out;
+  float minus_limit;  // of a clamped unit
+  const float *gate_bias = nullptr, *up_bias = nullptr;
 
-  void operator()(int, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t last) const {
+  void operator()(int n, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t last) const {
+    Biased{gate, columns, gate_bias}(n, row, rows, first, last);
+    Biased{up, columns, up_bias}(n, row, rows, first, last);
     for (std::int64_t t = row; t < row + rows; ++t) {
       const std::int64_t at = t * columns + first;
-      each(kernels->call[0], nullptr, gate + at, up + at, last - first, out + at);
+      each(kernels->call[0], &minus_limit, gate + at, up + at, last - first, out + at);
     }
   }
 };
@@ -296,10 +316,6 @@ inline void add_rows(const Team& team, const float* y, std::int64_t n, float* x)
   for (std::int64_t i = team.first(team.tokens) * n; i < team.last(team.tokens) * n; ++i) x[i] = x[i] + y[i];
 }
 
-inline void add_to(float* y, const float* bias, std::int64_t n) {
-  for (std::int64_t c = 0; c < n; ++c) y[c] = y[c] + bias[c];
-}
-
 // Where a token stands in its sequence, and the cache of that sequence: of all blocks, heads of `capacity` rows each.
 struct Place {
   std::int64_t position, capacity;
@@ -315,14 +331,14 @@ struct Kept {
 // one. Every thread takes one group of heads after the other, since later tokens see more.
 inline void attend_rows(const Team& team, const KernelSet& kernels, const Kept& kept, const Place* places,
                         std::int64_t before, std::int64_t query_heads, std::int64_t kv_heads, std::int64_t d, std::int64_t window,
-                        const float* queries, float* out) {
+                        const float* queries, float* out, float scale, float cap, const float* sinks) {
   const std::int64_t group = query_heads / kv_heads, jobs = team.tokens * kv_heads;
   const std::int64_t parts = jobs % team.threads != 0 && jobs < 8 * team.threads ? group : 1, heads = group / parts;
   for (std::int64_t job = team.thread; job < jobs * parts; job += team.threads) {
     const std::int64_t token = job / (kv_heads * parts), h = job % (kv_heads * parts) * heads;
     const Place& place = places[token];
     const std::int64_t length = place.position + 1, first = (before + h / group) * place.capacity;
-    const Heads shape{1, query_heads, kv_heads, length, d, std::min(window, length), 0, 0};
+    const Heads shape{1, query_heads, kv_heads, length, d, std::min(window, length), 0, 0, scale, cap, sinks};
     const KeptRows keys{kernels, shape, kept.keys, place.keys + first * row_bytes(kept.keys, d)};
     const KeptRows values{kernels, shape, kept.values, place.values + first * row_bytes(kept.values, d)};
     const std::int64_t row = token * query_heads * d;
@@ -360,6 +376,7 @@ struct Model {
   const std::int64_t* partners;
   std::int64_t hidden, head_dim, query_heads, kv_heads, value_columns;
   Kept kept;
+  float logit_cap;  // 0 for none
   Barrier barrier;
   std::atomic<int> failure{OK};
   std::vector<float> memory;
@@ -373,6 +390,16 @@ struct Experts {
   bool before;  // whether scores are probabilities
   std::int64_t hidden, inner;
   std::int64_t first;  // product of the first expert: gate, up and down of one expert after the other
+  float minus_limit;   // of clamped units
+  const float *router_bias, *gate_biases, *up_biases, *down_biases;  // of all experts; nullptr for none
+
+  // The bias of an expert, of which each has this many numbers.
+  static const float* of(const float* biases, std::int64_t expert, std::int64_t each) {
+    return biases ? biases + expert * each : nullptr;
+  }
+  Gate gate(const KernelSet* kernels, std::int64_t expert, float* gate, float* up) const {
+    return {kernels, gate, up, inner, gate, minus_limit, of(gate_biases, expert, inner), of(up_biases, expert, inner)};
+  }
 };
 
 constexpr int unrouted = 9;  // status of a step in which the score of an expert is not finite
@@ -393,6 +420,7 @@ inline int choose_experts(const Experts& own, const float* x, const float* route
   std::vector<float> scores(own.count), weights(own.top_k);
   std::vector<std::int64_t> chosen(own.top_k);
   gate_row(x, router, own.hidden, own.count, own.before, scores.data());
+  if (own.router_bias) add_to(scores.data(), own.router_bias, own.count);
   const bool finite = std::all_of(scores.begin(), scores.end(), [](float score) { return !infinite(score); });
   choose_row(scores.data(), own.count, own.top_k, chosen.data());
   weigh_row(scores.data(), chosen.data(), own.top_k, own.before, weights.data());
@@ -406,14 +434,15 @@ inline int choose_experts(const Experts& own, const float* x, const float* route
 
 // Adds the weighted answer of an expert to the rows of its tokens; the first answer of all to zeros.
 struct Weighted {
-  float* y;
-  const float* answer;
+  float *y, *answer;
   std::int64_t columns;
+  const float* bias;
   const std::int64_t* tokens;
   const float* weights;
   bool begins;
 
-  void operator()(int, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t last) const {
+  void operator()(int n, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t last) const {
+    Biased{answer, columns, bias}(n, row, rows, first, last);
     for (std::int64_t t = row; t < row + rows; ++t) {
       float* const to = y + tokens[t] * columns;
       for (std::int64_t c = first; c < last; ++c) {
@@ -437,15 +466,17 @@ inline int one_token(const Team& team, const Call& call, const Experts& own, con
     float *const gate = room + n * own.inner, *const up = ups + n * own.inner;
     const int status = multiply_all<true>(
         team, {expert_product(call, own, e, 0, 1), expert_product(call, own, e, 1, 1)}, x, {gate, up},
-        Gate{gates, gate, up, own.inner, gate});
+        own.gate(gates, e, gate, up));
     if (status != OK) return status;
   }
   team.wait();
   constexpr std::int64_t token = 0;
   for (std::int64_t n = 0; n < own.top_k; ++n) {
     float* const answer = answers + n * own.hidden;
-    const int status = multiply_all<false>(team, {expert_product(call, own, choice.experts[n], 2, 1)}, room + n * own.inner,
-                                           {answer}, Weighted{y, answer, own.hidden, &token, &choice.weights[n], n == 0});
+    const std::int64_t e = choice.experts[n];
+    const float* const bias = Experts::of(own.down_biases, e, own.hidden);
+    const int status = multiply_all<false>(team, {expert_product(call, own, e, 2, 1)}, room + n * own.inner, {answer},
+                                           Weighted{y, answer, own.hidden, bias, &token, &choice.weights[n], n == 0});
     if (status != OK) return status;
   }
   return OK;
@@ -486,11 +517,12 @@ inline int several_tokens(const Team& team, const Call& call, const Experts& own
     part.tokens = rows;
     int status = multiply_all<true>(
         part, {expert_product(call, own, e, 0, rows), expert_product(call, own, e, 1, rows)}, gathered, {gate, up},
-        Gate{call.model->gate, gate, up, own.inner, gate});
+        own.gate(call.model->gate, e, gate, up));
     if (status != OK) return status;
     team.wait();
     status = multiply_all<false>(part, {expert_product(call, own, e, 2, rows)}, gate, {answer},
-                                 Weighted{y, answer, own.hidden, tokens.data(), factors.data(), false});
+                                 Weighted{y, answer, own.hidden, Experts::of(own.down_biases, e, own.hidden),
+                                          tokens.data(), factors.data(), false});
     if (status != OK) return status;
     team.wait();
   }
@@ -503,9 +535,30 @@ inline int run_experts(const Team& team, const Call& call, const Experts& own, c
                           : several_tokens(team, call, own, x, router, room, y);
 }
 
-// The logits of hidden states; the head is the last matrix of all.
+// Caps this thread's columns of the logits, where the model has a cap for them.
+struct CappedLogits {
+  const Model* model;
+  std::int64_t columns;
+  float* logits;
+
+  void operator()(int, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t last) const {
+    if (model->logit_cap == 0) return;
+    const Cap cap(model->logit_cap);
+    for (std::int64_t t = row; t < row + rows; ++t) {
+      float* const from = logits + t * columns + first;
+      each(model->heads->call[7], cap.numbers, from, nullptr, last - first, from);
+    }
+  }
+};
+
+// The logits of hidden states.
+inline int score(const Team& team, const Call& call, const Product* head, const float* hidden) {
+  return multiply_all<false>(team, {head}, hidden, {call.logits}, CappedLogits{call.model, head->columns(), call.logits});
+}
+
+// The same for those of the call; the head is the last matrix of all.
 inline int score_rows(const Team& team, const Call& call, std::int64_t head) {
-  return multiply_all<false>(team, {call.products + head}, call.hidden, {call.logits}, Nothing{});
+  return score(team, call, call.products + head, call.hidden);
 }
 
 inline std::int64_t whole_lines(std::int64_t floats) { return (floats + 15) / 16 * 16; }
@@ -622,8 +675,9 @@ inline std::uintptr_t create_products(const std::int64_t* numbers, std::int64_t 
 
 inline void destroy_products(std::uintptr_t products) { delete at<Products>(products); }
 
-// `numbers`: hidden, head_dim, query heads, key-value heads, columns of values, how keys and values are kept. `addresses`: the pool, the step, the
-// kernel sets of norm, gate, rotation and heads, the partners; then the vectors.
+// `numbers`: hidden, head_dim, query heads, key-value heads, columns of values, how keys and values are kept, and the bits
+// of the cap of the logits. `addresses`: the pool, the step, the kernel sets of norm, gate, rotation and heads, the
+// partners; then the vectors.
 inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint64_t* addresses, std::int64_t vectors) {
   Model* const made = new Model{};
   made->pool = reinterpret_cast<Pool*>(addresses[0]);
@@ -634,6 +688,7 @@ inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint6
   for (std::int64_t n = 0; n < vectors; ++n) made->vectors.push_back(at<float>(addresses[7 + n]));
   made->hidden = numbers[0], made->head_dim = numbers[1], made->query_heads = numbers[2], made->kv_heads = numbers[3];
   made->value_columns = numbers[4], made->kept = {numbers[5], numbers[6]};
+  made->logit_cap = from_bits(static_cast<std::uint32_t>(numbers[7]));
   return reinterpret_cast<std::uintptr_t>(made);
 }
 

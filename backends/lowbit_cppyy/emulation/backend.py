@@ -4,7 +4,7 @@ import struct
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -123,6 +123,10 @@ class EmulatedBackend(CppyyBackend):
     def _attention_attend(self, queries: F32, keys: F32, values: F32, window: int | None = None) -> F32:
         """With keys and values that have no gaps, so that all of them can be sent."""
         return super()._attention_attend(queries, np.array(keys), np.array(values), window)
+
+    def _attention_attend_shaped(self, queries: F32, keys: F32, values: F32, *shape: Any) -> F32:
+        """The same for shaped scores."""
+        return super()._attention_attend_shaped(queries, np.array(keys), np.array(values), *shape)
 
 
 class Neon(EmulatedBackend):

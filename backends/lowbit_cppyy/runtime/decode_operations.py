@@ -4,7 +4,7 @@ Their kernels are compiled when an operation is first called. Only large operati
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,7 +36,8 @@ SUMS = Declaration(arithmetic=Arithmetic("direct", "float32", sum_roundings))
 def head_roundings(length: int, _: int) -> int:
     """Roundings of attention. A score of d_h channels takes a product, ⌈d_h/16⌉ − 1 additions to a running sum, and
     four to combine the 16 sums. A mix of S tokens takes a product, an addition for every second token, and one for
-    every 64. The sum of S exponentials takes `sum_roundings`. This number is at least each of them."""
+    every 64. The sum of S exponentials takes `sum_roundings`, and that of S − 1 with a sink one more. This number is at
+    least each of them."""
     return length // 2 + length // CHUNK + _HALVINGS + 1
 
 
@@ -65,6 +66,14 @@ class DecodeKernels(Calls):
         return self._call("gated_unit", ("gelu_gated",), FLOATS, FLOATS, 0, FLOATS)
 
     @cached_property
+    def clamped_swiglu(self) -> Callable[..., int]:
+        return self._call("clamped_unit", ("clamped_gated",), FLOATS, FLOATS, 1.0, 0, FLOATS)
+
+    @cached_property
+    def soft_cap(self) -> Callable[..., int]:
+        return self._call("soft_cap", ("capped",), FLOATS, 1.0, 0, FLOATS)
+
+    @cached_property
     def softmax(self) -> Callable[..., int]:
         return self._call("softmax", ("largest", "exponentials", "sums", "scaled"), FLOATS, 0, 0, FLOATS)
 
@@ -77,8 +86,13 @@ class DecodeKernels(Calls):
         """Its first argument is a result of `heads`."""
         return self._function("attend", 0, FLOATS, FLOATS, FLOATS, *[0] * 8, FLOATS)
 
+    @cached_property
+    def attend_shaped(self) -> Callable[..., int]:
+        """Its first argument is a result of `heads`."""
+        return self._function("attend_shaped", 0, FLOATS, FLOATS, FLOATS, *[0] * 8, 1.0, 1.0, FLOATS, False, FLOATS)
+
     def heads(self, head_dim: int) -> int:
-        """The kernels of `attend` for heads with this many channels."""
+        """The kernels of `attend` and `attend_shaped` for heads with this many channels."""
         kernel_set = self._heads.get(head_dim)
         if kernel_set is None:
             with preparing:
@@ -88,7 +102,7 @@ class DecodeKernels(Calls):
     def _heads_kernels(self, head_dim: int) -> KernelSet:
         middle = [pass_kernel(name, self._table) for name in ("largest", "exponentials", "sums")]
         kernels = [scores(head_dim, self._table), *middle, mixed(head_dim, self._table)]
-        kernels += [pass_kernel(name, self._table) for name in ("scaled", "widened")]
+        kernels += [pass_kernel(name, self._table) for name in ("scaled", "widened", "capped")]
         return KernelSet(kernels, self._pool, tile_channels(head_dim, self._table.lanes))
 
 
@@ -99,8 +113,11 @@ class DecodeOperations(BlockOperations):
         "blocks.rms_norm": SUMS,
         "blocks.swiglu": SUMS,
         "blocks.geglu": SUMS,
+        "blocks.clamped_swiglu": SUMS,
+        "blocks.soft_cap": SUMS,
         "attention.softmax": SUMS,
         "attention.attend": HEADS,
+        "attention.attend_shaped": HEADS,
         "rope.rotate": ROTATIONS,
         **BlockOperations.declared,
     }
@@ -128,6 +145,14 @@ class DecodeOperations(BlockOperations):
         out = np.empty_like(gate)
         return done(self._decode.geglu(gate, up, gate.size, out), out)
 
+    def _blocks_clamped_swiglu(self, gate: F32, up: F32, limit: float) -> F32:
+        out = np.empty_like(gate)
+        return done(self._decode.clamped_swiglu(gate, up, float(limit), gate.size, out), out)
+
+    def _blocks_soft_cap(self, x: F32, cap: float) -> F32:
+        out = np.empty_like(x)
+        return done(self._decode.soft_cap(x, float(cap), x.size, out), out)
+
     def _attention_softmax(self, scores: F32) -> F32:
         out = np.empty_like(scores)
         return done(self._decode.softmax(scores, *scores.shape, out), out)
@@ -146,8 +171,27 @@ class DecodeOperations(BlockOperations):
         cppyy takes no array with gaps, so it is given the first head and the distance to the next.
         """
         out = np.empty_like(queries)
+        return done(self._decode.attend(*self._heads_of(queries, keys, values, window), out), out)
+
+    def _attention_attend_shaped(
+        self,
+        queries: F32,
+        keys: F32,
+        values: F32,
+        window: int | None = None,
+        scale: float | None = None,
+        cap: float | None = None,
+        sinks: F32 | None = None,
+    ) -> F32:
+        """Heads of keys and of values may lie any distance apart here too."""
+        out = np.empty_like(queries)
+        shape = float(scale or 0), float(cap or 0), FLOATS if sinks is None else sinks, sinks is not None
+        own = self._heads_of(queries, keys, values, window)
+        return done(self._decode.attend_shaped(*own, *shape, out), out)
+
+    def _heads_of(self, queries: F32, keys: F32, values: F32, window: int | None) -> tuple[Any, ...]:
+        """The kernels, the arrays and their sizes, as `attend` takes them."""
         kv_heads, length, head_dim = keys.shape
         sizes = *queries.shape[:2], kv_heads, length, head_dim, min(window or 0, length)
         apart = keys.strides[0] // keys.itemsize, values.strides[0] // values.itemsize
-        kernels = self._decode.heads(head_dim)
-        return done(self._decode.attend(kernels, queries, keys[0], values[0], *sizes, *apart, out), out)
+        return self._decode.heads(head_dim), queries, keys[0], values[0], *sizes, *apart

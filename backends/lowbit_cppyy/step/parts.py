@@ -22,7 +22,7 @@ from lowbit_cppyy.runtime.products import Product
 from lowbit_cppyy.step.decoder import MOST_FREQUENCIES
 from lowbit_cppyy.step.source import StepSource
 
-GATES = {"silu": "gated", "gelu": "gelu_gated"}
+GATES = {"silu": "gated", "gelu": "gelu_gated", "clamped": "clamped_gated"}
 KEPT: Mapping[Keys, tuple[int, int]] = MappingProxyType({"float32": (0, 0), "float16": (1, 1), "bfp12": (3, 1)})
 """How keys and values are kept, as ``cpp/cache.h`` counts: a `Type`, or BFP12."""
 
@@ -53,8 +53,6 @@ class StepParts:
         self.source = StepSource(decoder.step, table)
         if (kinds := len(self.source.frequencies)) > MOST_FREQUENCIES:
             raise NotDeclaredError(backend, f"a compiled step with {kinds} kinds of rotations")
-        if decoder.config.logit_cap is not None:
-            raise NotDeclaredError(backend, "a compiled step with a soft cap of the logits")
         if len({None if each.scaling is None else each.scaling.channels for each in self.source.frequencies}) > 1:
             raise NotDeclaredError(backend, "a compiled step with rotations of several numbers of channels")
         matrices = [
@@ -134,7 +132,8 @@ class _Model(Made):
         handles = [pool.handle, step, *(each.handle for each in sets), kernels.heads(config.head_dim)]
         places = [compiled.address(partners), *(compiled.address(vector) for vector in vectors)]
         addresses = np.array([*handles, *places], np.uint64)
-        sizes = [config.hidden, config.head_dim, config.heads, config.kv_heads, source.value_columns, *kept]
+        cap = int(np.float32(config.logit_cap or 0).view(np.uint32))
+        sizes = [config.hidden, config.head_dim, config.heads, config.kv_heads, source.value_columns, *kept, cap]
         used = sets, partners, vectors, pool, kernels
         super().__init__("model", np.array(sizes, np.int64), addresses, len(vectors), kept=used)
 

@@ -27,6 +27,7 @@ from lowbit.model.step import BEGIN, Line, Program, widths
 
 ROOM = "room of experts"
 HEAD_NORMS = ("query_norm", "key_norm")
+GATED = ("swiglu", "geglu", "clamped_swiglu")
 STREAM = -1
 """The place of the residual stream, which lies in memory of its own."""
 
@@ -44,10 +45,12 @@ class Multiply:
 
     Attributes:
         lines: the products.
+        bias: of the result of attention; None for none.
         then: ``add`` or a gated activation of their columns; None for nothing.
     """
 
     lines: tuple[Line, ...]
+    bias: Line | None = None
     then: Line | None = None
 
 
@@ -82,14 +85,14 @@ class Add:
 
 @dataclass(frozen=True)
 class Experts:
-    """A sparse layer: its scores, its choice and its experts."""
+    """A sparse layer: its scores, which may have a bias, its choice and its experts."""
 
-    lines: tuple[Line, Line]
+    lines: tuple[Line, ...]
 
 
 Phase = Norm | Multiply | AllHeads | PerHead | Attend | Experts | Add
 ALONE: Mapping[str, type[Norm] | type[Attend] | type[Add]] = MappingProxyType(
-    {"norm": Norm, "attend": Attend, "add": Add}
+    {"norm": Norm, "attend": Attend, "attend_shaped": Attend, "add": Add}
 )
 """The kinds of lines that are a phase by themselves."""
 
@@ -106,10 +109,8 @@ def phases_of(program: Program, config: LlamaConfig) -> list[Phase]:
         line = lines[0]
         if line.kind == "product":
             count = _leading(lines, partial(_multiplies, line.inputs))
-            products, behind = tuple(lines[:count]), lines[count : count + 1]
-            then = behind[0] if behind and _follows(products, behind[0], program) else None
-            found.append(Multiply(products, then))
-            del lines[: count + (then is not None)]
+            found.append(_multiply(lines[:count], lines[count:], program))
+            del lines[: len(lines_of(found[-1]))]
             continue
         if _all_heads(config, line):
             count = _leading(lines, partial(_all_heads, config))
@@ -121,9 +122,10 @@ def phases_of(program: Program, config: LlamaConfig) -> list[Phase]:
             found.append(PerHead(tuple(lines[:count])))
             del lines[:count]
             continue
-        if line.kind == "gate" and [other.kind for other in lines[1:2]] == ["experts"]:
-            found.append(Experts((line, lines[1])))
-            del lines[:2]
+        if line.kind == "gate":
+            count = 1 + _leading(lines[1:], lambda other: other.parameter == "router_bias") + 1
+            found.append(Experts(tuple(lines[:count])))
+            del lines[:count]
             continue
         if line.kind not in ALONE:
             raise NotDeclaredError("cppyy", f"a compiled step with {line.kind}")
@@ -155,16 +157,25 @@ def _per_head(config: LlamaConfig, line: Line) -> bool:
     return line.kind in PerHead.kinds
 
 
-def _follows(products: tuple[Line, ...], line: Line, program: Program) -> bool:
-    """Whether a line needs no other columns of these products than those that a thread has written, and nothing else
-    reads the products."""
-    outs = {product.out for product in products}
-    readers = [other for other in program if outs & set(other.inputs)]
+def _multiply(products: Sequence[Line], behind: Sequence[Line], program: Program) -> Multiply:
+    """The phase of these products, with as many of the lines behind them as need no other columns than a thread's."""
+    outs, bias = tuple(product.out for product in products), None
+    if behind and behind[0].parameter == "output_bias":
+        bias, behind = behind[0], behind[1:]
+        outs = (bias.out,)
+    then = behind[0] if behind and _follows(outs, behind[0], program) else None
+    return Multiply(tuple(products), bias, then)
+
+
+def _follows(outs: tuple[str, ...], line: Line, program: Program) -> bool:
+    """Whether a line needs no other columns of these values than those that a thread has written, and nothing else
+    reads the values."""
+    readers = [other for other in program if set(outs) & set(other.inputs)]
     if readers != [line]:
         return False
     if line.kind == "add":
-        return len(products) == 1 and line.inputs[1] == products[0].out
-    return line.kind in ("swiglu", "geglu") and line.inputs == tuple(product.out for product in products)
+        return len(outs) == 1 and line.inputs[1] == outs[0]
+    return line.kind in GATED and line.inputs == outs
 
 
 # **Places.**
@@ -204,7 +215,7 @@ def places_of(program: Program, phases: Sequence[Phase], config: LlamaConfig) ->
                 continue
             if line.kind == "add":
                 places.of[line.out] = STREAM
-            elif line.kind in ("bias", "rotate", "swiglu", "geglu") or line.parameter in HEAD_NORMS:
+            elif line.kind in ("bias", "rotate", *GATED) or line.parameter in HEAD_NORMS:
                 places.of[line.out] = places.of[source]
                 taken[line.out] = taken.pop(source)
                 last[line.out] = max(last.get(line.out, number), number)
@@ -217,7 +228,7 @@ def places_of(program: Program, phases: Sequence[Phase], config: LlamaConfig) ->
 
 def experts_room(phase: Experts, config: LlamaConfig) -> int:
     """Columns for what is computed between the input of experts and their sum (``run_experts``)."""
-    top_k = int(phase.lines[1].setting("top_k"))
+    top_k = int(phase.lines[-1].setting("top_k"))
     return top_k * (2 * config.feed_forward + config.hidden + 2) + config.hidden
 
 
@@ -234,5 +245,5 @@ def _free(taken: dict[str, tuple[int, int]], size: int) -> int:
 def lines_of(phase: Phase) -> tuple[Line, ...]:
     """The lines of a phase, in order."""
     if isinstance(phase, Multiply):
-        return (*phase.lines, *([phase.then] if phase.then else []))
+        return (*phase.lines, *([phase.bias] if phase.bias else []), *([phase.then] if phase.then else []))
     return phase.lines if isinstance(phase, AllHeads | PerHead | Experts) else (phase.line,)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lowbit.attention.rope import Frequencies
-from lowbit.model.step import Line, Program, Step
+from lowbit.model.step import EXPERT_BIASES, Line, Program, Step
 from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.step.phases import (
@@ -96,21 +96,40 @@ class StepSource:
         return "\n".join(lines) + "\n"
 
     def _end(self) -> Iterator[str]:
-        norm, head = self.step.last
+        norm, *scores = self.step.last
         hidden = self.step.config.hidden
         yield f"// {norm}"
         yield f"const float* const hidden = norm_rows(team, *call.model->norm, call.x, v[0], {_epsilon(norm)},"
         yield f"                                      {hidden}, call.hidden);"
         yield f"if (call.tokens == 1 && team.thread == 0) std::memcpy(call.hidden, hidden, {hidden} * sizeof(float));"
-        yield f"// {head}"
-        yield "if (call.logits) return multiply_all<false>(team, {p}, hidden, {call.logits}, Nothing{});"
+        yield from (f"// {line}" for line in scores)
+        yield "if (call.logits) return score(team, call, p, hidden);"
 
 
 _ARGUMENTS = "const Team& team, const Call& call, int number, const Product* p, const float* const* v"
 
 
+BIASES = tuple(f"expert_{name}" for name in EXPERT_BIASES)
+
+
 def _epsilon(line: Line) -> str:
-    return f"static_cast<float>({line.setting('epsilon')!r})"
+    return _number(line.setting("epsilon"))
+
+
+def _number(value: float) -> str:
+    return f"static_cast<float>({value!r})"
+
+
+def _limit(line: Line) -> str:
+    """Minus the limit of a clamped unit, as its pass reads it; 0 for another."""
+    return _number(-(line.setting("limit") or 0.0))
+
+
+def _vectors_of(line: Line) -> list[str]:
+    """The names of the vectors of a line."""
+    if line.kind == "experts":
+        return [f"expert_{name}" for name in (line.setting("biases") or "").split()]
+    return [str(line.parameter)]
 
 
 class _Block:
@@ -128,7 +147,7 @@ class _Block:
         self.places = places_of(program, self._phases, self._config)
         named = [line for line in program if line.parameter is not None]
         self.matrices = [name for line in named for name in self._matrices_of(line)]
-        self.vectors = [str(line.parameter) for line in named if line.kind not in ("product", "experts")]
+        self.vectors = [name for line in named if line.kind != "product" for name in _vectors_of(line)]
         self._rows: set[str] = set()  # values that `norm_rows` has a pointer to
 
     def _matrices_of(self, line: Line) -> list[str]:
@@ -157,7 +176,10 @@ class _Block:
         return f"p + {self.matrices.index(str(line.parameter))}"
 
     def _vector(self, line: Line) -> str:
-        return f"v[{self.vectors.index(str(line.parameter))}]"
+        return self._vector_of(str(line.parameter))
+
+    def _vector_of(self, name: str) -> str:
+        return f"v[{self.vectors.index(name)}]" if name in self.vectors else "nullptr"
 
     def _norm(self, phase: Norm) -> Iterator[str]:
         line = phase.line
@@ -167,16 +189,20 @@ class _Block:
         self._rows.add(line.out)
 
     def _multiply(self, phase: Multiply) -> Iterator[str]:
-        first, then = phase.lines[0], phase.then
+        first, bias, then = phase.lines[0], phase.bias, phase.then
         matrices = ", ".join(self._matrix(line) for line in phase.lines)
         outs = ", ".join(self._value(line.out) for line in phase.lines)
         paired, done = "false", "Nothing{}"
+        added = "nullptr" if bias is None else self._vector(bias)
         if then is not None and then.kind == "add":
-            done = f"Residual{{call.x, {self._value(first.out)}, {self._config.hidden}}}"
+            done = f"Residual{{call.x, {self._value(first.out)}, {self._config.hidden}, {added}}}"
         elif then is not None:
             gate, up = (self._value(name) for name in then.inputs)
             paired = "true"
-            done = f"Gate{{call.model->gate, {gate}, {up}, {self._config.feed_forward}, {self._value(then.out)}}}"
+            sizes = f"{self._config.feed_forward}, {self._value(then.out)}, {_limit(then)}"
+            done = f"Gate{{call.model->gate, {gate}, {up}, {sizes}}}"
+        elif bias is not None:
+            done = f"Biased{{{self._value(first.out)}, {self._config.hidden}, {added}}}"
         call = f"multiply_all<{paired}>(team, {{{matrices}}}, {self._value(first.inputs[0])}, {{{outs}}},"
         yield f"if (const int status = {call}"
         yield f"                       {done})) return status;"
@@ -187,17 +213,20 @@ class _Block:
         sizes = f"{config.heads}, {config.kv_heads}, {config.head_dim}, {window}"
         places = f"call.model->kept, call.places, number * {config.kv_heads}"
         yield f"attend_rows(team, *call.model->heads, {places}, {sizes},"
-        yield f"            {self._value(line.inputs[0])}, {self._value(line.out)});"
+        shape = f"{_number(line.setting('scale') or 0.0)}, {_number(line.setting('cap') or 0.0)}"
+        sinks = "nullptr" if line.parameter is None else self._vector(line)
+        yield f"            {self._value(line.inputs[0])}, {self._value(line.out)}, {shape}, {sinks});"
 
     def _experts(self, phase: Experts) -> Iterator[str]:
-        (gate, experts), config = phase.lines, self._config
+        gate, experts, config = phase.lines[0], phase.lines[-1], self._config
         assert config.routing is not None
         before = str(experts.setting("softmax") == "before").lower()
         sizes = (
             f"{config.routing.experts}, {experts.setting('top_k')}, {before}, {config.hidden}, {config.feed_forward}"
         )
         first = f"p - call.products + {self.matrices.index(f'{experts.parameter}[0].gate')}"
-        yield f"const Experts experts{{{sizes}, {first}}};"
+        biases = ", ".join(self._vector_of(name) for name in ("router_bias", *BIASES))
+        yield f"const Experts experts{{{sizes}, {first}, {_limit(experts)}, {biases}}};"
         values = f"{self._value(gate.inputs[0])}, {self._vector(gate)}, {self._value(ROOM)}, {self._value(experts.out)}"
         yield f"if (const int status = run_experts(team, call, experts, {values})) return status;"
 

@@ -74,9 +74,33 @@ def test_a_pass_has_the_bits_of_its_program(name: str, table: InstructionSet) ->
         memory["w"] = -np.abs(memory["w"])
         memory["w"][::7] = -np.inf
         memory["x"][0] = -0.75
+    if name == "clamped_gated":
+        memory["x"][0] = -3.5
+    if name == "capped":
+        memory["x"][:2] = 0.5, 4
     if name == "widened":
         memory["w"] = numbers(12 * CHUNK, seed=1).astype(np.float16).view(np.float32)
     assert_same_bits(pass_kernel(name, table), memory, 3)
+
+
+@pytest.mark.parametrize("table", {PLAIN.name: PLAIN, HERE[0].name: HERE[0]}.values(), ids=lambda table: table.name)
+def test_a_capped_number_keeps_its_relative_error(table: InstructionSet) -> None:
+    """Numbers from far below the cap to far beyond it, and those next to halves of ln 2: at most 8 u, of the 21 that
+    the bound allows; the cap itself beyond 10 caps, and NaN for NaN."""
+    halves = np.float32(np.log(2) / 4) * np.arange(1, 251, 2, dtype=np.float32)
+    bits = halves.view(np.uint32)[:, np.newaxis] + np.arange(-65, 66, dtype=np.int64).astype(np.uint32)
+    octaves = np.exp2(np.linspace(-100, 6, 2**16)).astype(np.float32)
+    x = np.concatenate([octaves, bits.view(np.float32).reshape(-1), [10, 1e30, np.inf, np.nan]]).astype(np.float32)
+    x = np.concatenate([x, -x])
+    memory = {"w": np.resize(x, -(-len(x) // CHUNK) * CHUNK), "x": np.array([2.0, 1.0], np.float32)}
+    memory["y"] = np.empty_like(memory["w"])
+    run_compiled(pass_kernel("capped", table), memory, len(memory["w"]) // CHUNK)
+    finite = np.isfinite(memory["w"])
+    exact = np.tanh(memory["w"][finite].astype(np.float64))
+    assert np.max(np.abs(memory["y"][finite] - exact) / np.abs(exact)) <= 8 * 2.0**-24
+    beyond = np.abs(memory["w"]) >= 10
+    np.testing.assert_array_equal(memory["y"][beyond], np.sign(memory["w"][beyond]))
+    assert np.isnan(memory["y"][np.isnan(memory["w"])]).all()
 
 
 @by_table
@@ -150,8 +174,13 @@ def calls(scale: int) -> dict[str, Run]:
         "blocks.rms_norm": lambda b: b.run("blocks.rms_norm", x, gain, 1e-5),
         "blocks.swiglu": lambda b: b.run("blocks.swiglu", gates, ups),
         "blocks.geglu": lambda b: b.run("blocks.geglu", gates, ups),
+        "blocks.clamped_swiglu": lambda b: b.run("blocks.clamped_swiglu", gates, ups, 1.5),
+        "blocks.soft_cap": lambda b: b.run("blocks.soft_cap", gates, 1.5),
         "attention.softmax": lambda b: b.run("attention.softmax", gates),
         "attention.attend": lambda b: b.run("attention.attend", queries, keys, values, 68 * scale),
+        "attention.attend_shaped": lambda b: b.run(
+            "attention.attend_shaped", queries, keys, values, 68 * scale, 0.5, 2.0, numbers(8)
+        ),
         "attention.attend, one token": lambda b: b.run("attention.attend", one, many, many),
         "rope.rotate": lambda b: b.run("rope.rotate", turned, turn),
         "bfp.cast": lambda b: b.run("bfp.cast", x, bfp.bfp12(32)).mantissas,
@@ -265,10 +294,12 @@ int main() {
   using namespace lowbit::TABLE;
   const std::uintptr_t norm = passes({squares_TABLE, normed_TABLE});
   const std::uintptr_t gates[] = {passes({gated_TABLE}), passes({gelu_gated_TABLE})};
+  const std::uintptr_t clamped = passes({clamped_gated_TABLE}), caps = passes({capped_TABLE});
   const std::uintptr_t shares = passes({largest_TABLE, exponentials_TABLE, sums_TABLE, scaled_TABLE});
   const std::uintptr_t turns = passes({rotated_TABLE}), products = passes({block_products_n64b32_TABLE});
   const std::uintptr_t heads = passes({scores_d20_TABLE, largest_TABLE, exponentials_TABLE, sums_TABLE,
-                                       weighted_d20cCHANNELS_TABLE, scaled_TABLE}, CHANNELS);
+                                       weighted_d20cCHANNELS_TABLE, scaled_TABLE, widened_TABLE, capped_TABLE},
+                                      CHANNELS);
   std::int64_t which;
   while (std::fread(&which, sizeof which, 1, stdin) == 1) {
     const Array sizes, a, b, c, d, out, second;
@@ -289,11 +320,16 @@ int main() {
     if (which == 8) status = dot(pool, a.f(), exponents(b), n[0], c.f(), exponents(d), n[1], n[2], n[3],
                                  out.as<std::int64_t>(), second.as<std::int32_t>());
     if (which == 9) status = total(pool, a.as<std::int64_t>(), b.as<std::int32_t>(), n[0], n[1], y);
+    if (which == 10) status = clamped_unit(clamped, a.f(), b.f(), 1.5f, n[0], y);
+    if (which == 11) status = soft_cap(caps, a.f(), 1.5f, n[0], y);
+    if (which == 12) status = attend_shaped(heads, a.f(), b.f(), c.f(), n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7],
+                                            0.5f, 2.0f, d.f(), true, y);
     if (status != lowbit::OK) return 3;
     std::fwrite(out.bytes.get(), 1, out.size, stdout);
     std::fwrite(second.bytes.get(), 1, second.size, stdout);
   }
-  for (const std::uintptr_t one : {norm, gates[0], gates[1], shares, turns, products, heads}) destroy_kernel_set(one);
+  for (const std::uintptr_t one : {norm, gates[0], gates[1], clamped, caps, shares, turns, products, heads})
+    destroy_kernel_set(one);
   destroy_pool(pool);
 }
 """
@@ -330,6 +366,8 @@ def requests(backend: CppyyBackend) -> list[tuple[bytes, bytes]]:
         add(0, [3, n], [x, y[0]], backend.run("blocks.rms_norm", x, y[0].copy(), float(np.float32(1e-5))))
         add(1, [3 * n, 0], [x, y], backend.run("blocks.swiglu", x, y))
         add(1, [3 * n, 1], [x, y], backend.run("blocks.geglu", x, y))
+        add(10, [3 * n], [x, y], backend.run("blocks.clamped_swiglu", x, y, 1.5))
+        add(11, [3 * n], [x], backend.run("blocks.soft_cap", x, 1.5))
         add(2, [3, n], [x], backend.run("attention.softmax", x))
         for format in (bfp.bfp12(32), bfp.Format(7, 12), bfp.Format(20, 25, 10)):
             blocks = backend.run("bfp.cast", x, format)
@@ -349,6 +387,9 @@ def requests(backend: CppyyBackend) -> list[tuple[bytes, bytes]]:
         q, k, v = numbers(tokens, 4, 20), numbers(2, length, 20, seed=1), numbers(2, length, 20, seed=2)
         sizes = [tokens, 4, 2, length, 20, window, length * 20, length * 20]
         add(4, sizes, [q, k, v], backend.run("attention.attend", q, k, v, window or None))
+        sinks = numbers(4, seed=3)
+        shaped = backend.run("attention.attend_shaped", q, k, v, window or None, 0.5, 2.0, sinks)
+        add(12, sizes, [q, k, v, sinks], shaped)
     a = bfp.cast(numbers(3, 64), bfp.bfp16(32))
     for rows in (1, 8, 30):
         b = bfp.cast(numbers(rows, 64), bfp.bfp12(32))

@@ -30,6 +30,7 @@ from lowbit.model.weights import (
     in_memory,
     shape_of,
     to_float,
+    vector_sizes,
 )
 from lowbit.moe.routing import Softmax
 from lowbit.quantization.affine import quantize
@@ -54,8 +55,20 @@ EDGES = {
     "narrow": LlamaConfig(2, 24, 40, 4, 1, 6, 5, 9, 500.0, 1e-3, window=1),
     "ragged": LlamaConfig(1, 72, 136, 4, 2, 66, 267, 70, 500.0, 1e-3, window=3),
     "routed": LlamaConfig(2, 16, 24, 2, 2, 4, 3, 7, 500.0, 1e-3, routing=Routing(3, 3, "before")),
+    "shaped": replace(
+        LlamaConfig(2, 24, 40, 4, 1, 6, 5, 9, 500.0, 1e-3, window=2, full_every=2, activation="clamped"),
+        activation_limit=0.5,
+        score_scale=0.3,
+        score_cap=2.0,
+        sinks=True,
+        logit_cap=5.0,
+    ),
+    "biased": LlamaConfig(
+        2, 16, 24, 4, 2, 4, 5, 7, 500.0, 1e-3, routing=Routing(3, 2), activation="clamped", sinks=True
+    ),
 }
-"""Models of sizes at which something ends: one of each, no multiple of a vector or a panel, a window of one token."""
+"""Models of sizes at which something ends: one of each, no multiple of a vector or a panel, a window of one token; and
+two of the kinds of Gemma 2 and GPT-OSS, with all that shapes scores and all biases."""
 
 MODELS = (
     "llama",
@@ -154,7 +167,10 @@ def edge(name: str) -> LlamaWeights:
     def layer() -> LayerWeights:
         query, key, value = (matrix(config.hidden, width) for width in (queries, keys, keys))
         gain = np.ones(config.hidden, np.float32)
-        return LayerWeights(gain, query, key, value, matrix(queries, config.hidden), gain, feed_forward())
+        endings = ("sinks", "bias") if name == "biased" else ("sinks",)
+        sizes = {each: size for each, size in vector_sizes(config).items() if each.endswith(endings)}
+        own: dict[str, Any] = {each: rng.normal(size=size).astype(np.float32) for each, size in sizes.items()}
+        return LayerWeights(gain, query, key, value, matrix(queries, config.hidden), gain, feed_forward(), **own)
 
     embedding = rng.normal(size=(config.vocabulary, config.hidden)).astype(np.float32)
     layers = tuple(layer() for _ in range(config.layers))

@@ -53,7 +53,7 @@ from lowbit.linear.elementary import silu, soft_cap, softmax
 from lowbit.model.config import Routing
 from lowbit.model.elementwise import ElementwiseOps, Numbers
 from lowbit.model.layers import clamped_swiglu, gelu, rms_norm
-from lowbit.model.step import BEGIN, END, EXPERT_BIASES, Line, Program, gated
+from lowbit.model.step import BEGIN, END, Line, Program, gated
 from lowbit.model.weights import LayerWeights, Matrix
 from lowbit.moe.routing import Ids, top_k, weights
 
@@ -311,7 +311,7 @@ class _Making:
     def experts(self, line: Line) -> Function:
         """Each expert is called once for all the tokens that chose it, in ascending order, and that is also the order
         in which a token's answers are added."""
-        biases = [bias for bias in EXPERT_BIASES if f"expert_{bias}" in self.parameters]
+        biases = (line.setting("biases") or "").split()
         program = gated(line.setting("activation"), BEGIN, END, limit=line.setting("limit"), biases=biases)
         name = str(line.parameter)
         rows = {bias: self.parameters[f"expert_{bias}"].reshape(len(self.parameters[name]), -1) for bias in biases}

@@ -211,11 +211,13 @@ def _feed_forward(config: LlamaConfig, vectors: Collection[str], source: str) ->
     if routing is None:
         yield from gated(config.activation, source, "feed_forward", "feed_forward.", limit=limit)
         return
+    biases = [name for name in EXPERT_BIASES if f"expert_{name}" in vectors]
     choice: tuple[tuple[str, Setting], ...] = (
         ("top_k", routing.top_k),
         ("softmax", routing.softmax),
         ("activation", config.activation),
         *(() if limit is None else (("limit", limit),)),
+        *((("biases", " ".join(biases)),) if biases else ()),
     )
     biased = "router_bias" in vectors
     yield Line("gate", "plain_scores" if biased else "scores", (source,), "feed_forward.router")
