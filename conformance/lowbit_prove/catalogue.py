@@ -21,6 +21,7 @@ from lowbit_cppyy.tuning.choices import PANEL, default_recipe
 from lowbit_prove import (
     casts,
     formats,
+    graphs,
     instructions,
     layouts,
     memory,
@@ -63,7 +64,7 @@ def stored_kernels() -> Iterator[StoredKernel]:
 
 def theorems() -> Iterator[Theorem]:
     """All theorems, each once."""
-    for chapter in (places, layouts, formats, storage, memory, roundings, instructions, casts, steps, offload):
+    for chapter in (places, layouts, formats, storage, memory, roundings, instructions, casts, steps, graphs, offload):
         yield from chapter.theorems()
     matrices = {kernel.name: kernel for kernel in kernels()}.values()
     yield from (products.of_kernel(kernel) for kernel in matrices)

@@ -14,7 +14,7 @@ from lowbit_prove.theorem import Theorem
 
 CPPYY = "lowbit_cppyy:CppyyBackend"
 CUDA = "lowbit_cuda.backend:CudaBackend"
-OF_BACKENDS = {CPPYY: ("casts", "steps", "storage"), CUDA: ("offload",)}
+OF_BACKENDS = {CPPYY: ("casts", "steps", "storage"), CUDA: ("graphs", "offload")}
 """By entry point the kinds of theorems that are about all of a backend; those about its kernels name their table."""
 
 

@@ -25,6 +25,7 @@ Kind = Literal[
     "instructions",
     "casts",
     "steps",
+    "graphs",
     "offload",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -5,6 +5,7 @@ reads one row of it. The number of slots is computed from the first layer (`budg
 no place for the experts that start on the device.
 """
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import reduce
@@ -85,6 +86,7 @@ def check_model(config: LlamaConfig, keys: Keys) -> None:
 
 def check_layer(config: LlamaConfig, layer: LayerWeights) -> None:
     """Refuse a layer that is not supported, or that does not match the configuration."""
+    check_norms([name for name in NORMS if getattr(layer, name) is not None])
     supported = {*NORMS, "query", "key", "value", "output", "feed_forward"}
     for field in fields(layer):
         if field.name not in supported and getattr(layer, field.name) is not None:
@@ -92,6 +94,16 @@ def check_layer(config: LlamaConfig, layer: LayerWeights) -> None:
     sparse = isinstance(layer.feed_forward, SparseWeights)
     if sparse != (config.routing is not None):
         raise ArgumentError("feed_forward", "sparse" if sparse else "dense", "the kind that the configuration says")
+
+
+def check_norms(vectors: Collection[str]) -> None:
+    """Refuse a layer without a norm in front of its feed-forward part, which reads a buffer that only a norm writes.
+
+    Raises:
+        NotDeclaredError: it lacks one.
+    """
+    if "feed_forward_norm" not in vectors:
+        raise NotDeclaredError(BACKEND, "whole models", "layers without a feed_forward_norm")
 
 
 class Loader:

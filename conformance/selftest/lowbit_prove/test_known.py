@@ -93,7 +93,7 @@ def test_of_a_backend_only_its_own_theorems_are_known() -> None:
     assert {each.theorem for each in found if each.holds} == {"steps/dense-silu", "steps/dense-gelu", "steps/experts"}
     kernels = [each for each in found if each.theorem.startswith("products/")]
     assert len(kernels) > 50 and all(each.theorem.endswith("_avx2") for each in kernels)
-    assert {each.theorem.partition("/")[0] for each in theorems.of_backend(CUDA, {})} == {"offload"}
+    assert {each.theorem.partition("/")[0] for each in theorems.of_backend(CUDA, {})} == {"graphs", "offload"}
     assert not theorems.of_backend("another.package:Backend", details)
 
 
