@@ -15,10 +15,10 @@ import numpy as np
 from experiments.measuring import DENSE, WINDOW, Subject, losses, subject
 from experiments.running import Experiment, Row
 from lowbit.arrays import F32, F64
+from lowbit.model.calibration import Streams, source_of
 from lowbit.model.decoder import Decoder
 from lowbit.model.weights import LayerWeights, LlamaWeights, Matrix, to_float
 from lowbit.quantization.gptq import layer_error
-from lowbit.rewriting.calibration import Streams, source_of
 from lowbit.rewriting.methods import Method, Rounding
 
 GROUPS = (0, 128, 64, 32, 16)

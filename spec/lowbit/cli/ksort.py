@@ -24,11 +24,9 @@ import numpy as np
 import typer
 
 from lowbit.backend.whole_model import spoken_bytes
-from lowbit.cli.options import GPTQOption, JsonOption
+from lowbit.cli.options import DEFAULT_TOKENS, DEFAULT_WINDOW, GPTQOption, JsonOption
 from lowbit.cli.progress import changing_bar, note
 from lowbit.cli.quantize import (
-    DEFAULT_TOKENS,
-    DEFAULT_WINDOW,
     OutOption,
     SourceArgument,
     calibration_of,
@@ -38,8 +36,8 @@ from lowbit.cli.quantize import (
 from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
 from lowbit.formats.fetch import DEFAULT_TEXT, TABLE
+from lowbit.quantization.coded import digest
 from lowbit.rewriting.changing import write_floats
-from lowbit.rewriting.coded import digest
 from lowbit.rewriting.journal import check_destination
 from lowbit.rewriting.sorting import KEYS, Sorting, sorted_source
 from lowbit.text import one_line

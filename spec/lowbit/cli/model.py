@@ -22,6 +22,9 @@ from lowbit.cli.options import (
     BackendOption,
     BitsOption,
     BuffersOption,
+    CalibrationOption,
+    CalibrationOptions,
+    CalibrationTokensOption,
     ColdOption,
     ContextOption,
     ContractOption,
@@ -77,6 +80,8 @@ def generate(
     experts_bits: ExpertsBitsOption = None,
     experts_group_size: ExpertsGroupOption = None,
     method: MethodOption = None,
+    calibration: CalibrationOption = None,
+    calibration_tokens: CalibrationTokensOption = None,
     gptq_version: GPTQOption = None,
     context: ContextOption = None,
     contract: ContractOption = "float32",
@@ -99,11 +104,13 @@ def generate(
     check_integer("--tokens", tokens, least=1)
     sampling, stops = sampling_of(temperature, top_k, top_p, min_p, seed), stops_of(stop)
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
+    reading = CalibrationOptions(plan, calibration, calibration_tokens)
     device = DeviceOptions(device_memory, buffers, memory, prefetch, keys, cold_experts)
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
         options = options_for(engine, plan, device, contract, step)
         stored = opened(model, gptq_version, context, identified=engine.keeps_steps)
+        options = reading.added(options, stored)
         tokenizer = stored.tokenizer
         ids = _encoded(stored, prompt)
         if tokens > (most := stored.config.context - len(ids) + 1):  # the last token is not read
@@ -154,6 +161,8 @@ def logits(
     experts_bits: ExpertsBitsOption = None,
     experts_group_size: ExpertsGroupOption = None,
     method: MethodOption = None,
+    calibration: CalibrationOption = None,
+    calibration_tokens: CalibrationTokensOption = None,
     gptq_version: GPTQOption = None,
     context: ContextOption = None,
     device_memory: DeviceMemoryOption = None,
@@ -162,10 +171,12 @@ def logits(
     """Show the tokens most likely to follow a prompt, with their logits and probabilities."""
     check_integer("--top", top, least=1)
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
+    reading = CalibrationOptions(plan, calibration, calibration_tokens)
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
         options = options_for(engine, plan, DeviceOptions(device_memory))
         stored = opened(model, gptq_version, context, identified=engine.keeps_steps)
+        options = reading.added(options, stored)
         tokenizer = stored.tokenizer
         check_integer("--top", top, 1, stored.config.vocabulary)
         ids = _encoded(stored, prompt)
@@ -220,6 +231,8 @@ def perplexity(
     experts_bits: ExpertsBitsOption = None,
     experts_group_size: ExpertsGroupOption = None,
     method: MethodOption = None,
+    calibration: CalibrationOption = None,
+    calibration_tokens: CalibrationTokensOption = None,
     gptq_version: GPTQOption = None,
     context: ContextOption = None,
     contract: ContractOption = "float32",
@@ -233,12 +246,14 @@ def perplexity(
     check_integer("--window", window, least=1)
     check_integer("--tokens", tokens, least=1)
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
+    reading = CalibrationOptions(plan, calibration, calibration_tokens)
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
         options = options_for(engine, plan, DeviceOptions(device_memory, keys=keys), contract)
         path = file_of(text, DEFAULT_TEXT)
         words = read_text(path)
         stored = opened(model, gptq_version, context, identified=engine.keeps_steps)
+        options = reading.added(options, stored)
         tokenizer = stored.tokenizer
         ids = tokenizer.encode(words, begin=False)[:tokens]
         context = max(1, min(window, len(ids))) + (tokenizer.bos is not None)
@@ -262,6 +277,8 @@ def perplexity(
         print(json.dumps(answer))
         return
     print(f"{result.value:.4f}")
+    if _calibrated_on(options, ids):
+        note("the model was calibrated on this text, so the perplexity of other texts is higher")
     note(
         f"{result.count} of the first {len(ids)} tokens of {path.name} scored, windows of {window}, protocol {protocol}"
     )
@@ -286,6 +303,12 @@ def _encoded(model: StoredModel, prompt: str) -> list[int]:
     if len(ids) > model.config.context:
         raise ArgumentError("--prompt", f"{len(ids)} tokens", f"at most {model.config.context}, the model's context")
     return ids
+
+
+def _calibrated_on(options: Options, ids: Sequence[int]) -> bool:
+    """Whether a calibration text begins as this one does."""
+    text = None if options.plan is None else options.plan.text
+    return text is not None and all(one == other for one, other in zip(text.tokens, ids, strict=False))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The options of every command on a model, and what they ask for."""
 
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,9 +16,11 @@ from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES as MODEL_TYPES
 from lowbit.formats.checkpoint.gptq_version import VERSIONS
-from lowbit.formats.fetch import DEFAULT_MODEL, TABLE, fetch
+from lowbit.formats.fetch import DEFAULT_MODEL, TABLE, fetch, read_text
 from lowbit.formats.gguf.architectures import ARCHITECTURES
+from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model.caches import KEYS
+from lowbit.model.calibration import CalibrationText
 from lowbit.model.quantization_plan import METHODS, Plan, Quantization
 from lowbit.model.sampling import GREEDY, Sampling
 from lowbit.moe.offload import MEMORIES
@@ -27,6 +29,10 @@ from lowbit.runtime import CONTRACTS, Options, StoredModel, open_model
 from lowbit.runtime.language_model import STEPS, not_whole
 
 DEFAULT_GROUP_SIZE = 64
+DEFAULT_TOKENS, DEFAULT_WINDOW = 4096, 512
+"""Of a calibration text."""
+CALIBRATION_TEXT = "lcet10"
+"""What commands that run a model calibrate on; another text than the one whose perplexity they measure by default."""
 
 ModelOption = Annotated[
     Path | None,
@@ -68,6 +74,20 @@ ExpertsGroupOption = Annotated[
 MethodOption = Annotated[
     str | None,
     typer.Option("--method", help=f"How to quantise: {spoken(METHODS)}; {METHODS[0]} by default."),
+]
+CalibrationOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration",
+        help=f"With --method gptq: a text in UTF-8 to calibrate on. By default {TABLE[CALIBRATION_TEXT].file}.",
+    ),
+]
+CalibrationTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--calibration-tokens",
+        help=f"With --method gptq: the most tokens of that text to read; {DEFAULT_TOKENS} by default.",
+    ),
 ]
 ContractOption = Annotated[
     str,
@@ -242,9 +262,6 @@ def chosen(
     for option, given in (("--group-size", group_size), ("--experts-group-size", experts_group_size)):
         if given is not None:
             check_integer(option, given, least=1)
-    if method == "gptq":
-        sentence = "--method gptq reads a text; run `lowbit quantize --method gptq` and give its directory to --model"
-        raise ArgumentError("--method", method, spoken(METHODS), sentence)
     by = METHODS[0] if method is None else check_choice("--method", method, METHODS)
 
     def part(bits: int | None, group_size: int | None) -> Quantization | None:
@@ -253,6 +270,67 @@ def chosen(
     attention = part(bits, group_size)
     experts = part(experts_bits or bits, experts_group_size or group_size)
     return None if attention is experts is None else Plan(experts, attention)
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """The options of calibration, which apply to GPTQ alone.
+
+    Attributes:
+        plan: how the model is quantised, still without a text.
+        text: a file, or None for the default.
+        tokens: the most to read, or None for the default.
+
+    Raises:
+        ArgumentError: an option that does not apply; a number of tokens below 1.
+    """
+
+    plan: Plan | None
+    text: Path | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for option, given in (("--calibration", self.text), ("--calibration-tokens", self.tokens)):
+            if given is not None and not self.is_needed:
+                sentence = f"{option} applies only to --method gptq"
+                raise ArgumentError(option, given, "only with --method gptq", sentence)
+        if self.tokens is not None:
+            check_integer("--calibration-tokens", self.tokens, least=1)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a text is read."""
+        return self.plan is not None and self.plan.needs_text
+
+    def added(self, options: Options, model: StoredModel) -> Options:
+        """The options with the tokens of the text, where it is needed.
+
+        Raises:
+            LowbitError: the text cannot be read or fetched.
+        """
+        if options.plan is None or not self.is_needed:
+            return options
+        _, tokens = first_tokens(model.tokenizer, self.text, CALIBRATION_TEXT, self.tokens)
+        text = CalibrationText(tokens, min(DEFAULT_WINDOW, model.config.context))
+        return replace(options, plan=replace(options.plan, text=text))
+
+
+def first_tokens(
+    tokenizer: Tokenizer, text: Path | None, default: str, count: int | None
+) -> tuple[Path, tuple[int, ...]]:
+    """The file of a calibration text and its first tokens.
+
+    Args:
+        tokenizer: of the model.
+        text: the file; None for the default.
+        default: a key of `lowbit.formats.fetch.TABLE`.
+        count: the most tokens; None for `DEFAULT_TOKENS`.
+
+    Raises:
+        LowbitError: the text cannot be read or fetched.
+    """
+    file = file_of(text, default)
+    return file, tuple(tokenizer.encode(read_text(file), begin=False)[: DEFAULT_TOKENS if count is None else count])
 
 
 def sampling_of(

@@ -32,12 +32,19 @@ from typing import Annotated, Any
 import typer
 
 from lowbit.backend.whole_model import spoken_bytes
-from lowbit.cli.options import DEFAULT_GROUP_SIZE, GPTQOption, JsonOption, file_of
+from lowbit.cli.options import (
+    DEFAULT_GROUP_SIZE,
+    DEFAULT_TOKENS,
+    DEFAULT_WINDOW,
+    GPTQOption,
+    JsonOption,
+    first_tokens,
+)
 from lowbit.cli.progress import changing_bar, note
 from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.gptq_version import VERSIONS, Version
-from lowbit.formats.fetch import DEFAULT_TEXT, TABLE, read_text
+from lowbit.formats.fetch import DEFAULT_TEXT, TABLE
 from lowbit.quantization.gptq import DAMPING
 from lowbit.rewriting.journal import RESUME, check_destination
 from lowbit.rewriting.layouts import LAYOUTS, layout_of
@@ -46,8 +53,6 @@ from lowbit.rewriting.quantizing import Request
 from lowbit.rewriting.quantizing import quantize as carried_out
 from lowbit.rewriting.source import Source, open_source
 from lowbit.text import one_line
-
-DEFAULT_TOKENS, DEFAULT_WINDOW = 4096, 512
 
 SourceArgument = Annotated[
     Path, typer.Argument(metavar="SOURCE", help="A GGUF file or a checkpoint directory, quantised or not.")
@@ -164,9 +169,8 @@ def calibration_of(
     Raises:
         LowbitError: the text cannot be read or fetched.
     """
-    file = file_of(text, DEFAULT_TEXT)
-    ids = source.tokenizer.encode(read_text(file), begin=False)[: DEFAULT_TOKENS if tokens is None else tokens]
-    return file, tuple(ids), min(DEFAULT_WINDOW, source.config.context) if window is None else window
+    file, ids = first_tokens(source.tokenizer, text, DEFAULT_TEXT, tokens)
+    return file, ids, min(DEFAULT_WINDOW, source.config.context) if window is None else window
 
 
 def opened_source(path: Path, gptq_version: str | None) -> Source:

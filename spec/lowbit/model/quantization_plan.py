@@ -6,33 +6,43 @@ it keeps more. The router is tiny, and an error in it sends a token to the wrong
 the *mixed quantisation* of MoE offloading: experts in 2 or 3 bits, attention in 4. A `Plan`
 describes it for any model, and `planned` applies it; a matrix that is already quantised is dequantised exactly first.
 
-**Two methods.** ``nearest`` takes the range of each group, as in `affine`. ``hqq`` moves the zero until the weights lie
-closer to the grid (`hqq_solver`). Both give the same kind of matrix: scale and minimum in float16, groups along K.
-HQQ's zero is a real number that is subtracted from codes, so its minimum is
+**Three methods.** ``nearest`` takes the range of each group, as in `affine`. ``hqq`` moves the zero until the weights
+lie closer to the grid (`hqq_solver`). ``gptq`` rounds rows one after another and makes later rows correct the errors of
+earlier ones, on the inputs that the matrix sees while the model reads a text (`gptq_blocks`). All give the same kind of
+matrix: scale and minimum in float16, groups along K. HQQ's zero is a real number that is subtracted from codes, so its
+minimum is
 
 .. math:: \min = -s\,z,
 
 and codes are computed anew from the scale and minimum as they are stored. The solver takes about seventy times as long
 as the range, and three times the memory of the float32 weights of the matrix.
 
-Source: MoE offloading §3.3, §4.2; errata H.
+**GPTQ goes block by block.** A plan with it has a calibration text. Each block is quantised on the inputs that it sees
+behind the quantised blocks before it (`calibration`). A matrix that sees no token, such as an expert that no token is
+sent to, is rounded to the nearest.
+
+Source: MoE offloading §3.3, §4.2; GPTQ (arXiv 2210.17323) §4; errata H.
 """
 
-from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
 from lowbit.arrays import F32
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
+from lowbit.model.calibration import CalibrationText, Seen, source_of
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import LlamaWeights, Matrix, Progress, linear_shapes, to_float
-from lowbit.quantization import hqq
+from lowbit.model.weights import LayerWeights, LlamaWeights, Matrix, Progress, linear_shapes, to_float
+from lowbit.quantization import gptq_blocks, hqq
 from lowbit.quantization.affine import QuantizedMatrix, group_codes, quantize
+from lowbit.quantization.coded import Grid
+from lowbit.quantization.gptq import DAMPING
 from lowbit.quantization.packing import BITS, check_rows, pack
+from lowbit.system.threads import side_by_side, usable_processors
 
-Method = Literal["nearest", "hqq"]
+Method = Literal["nearest", "hqq", "gptq"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
 ROUTER, HEAD = "feed_forward.router", "head"
@@ -45,7 +55,7 @@ class Quantization:
     Attributes:
         bits: 2, 3, 4 or 8.
         group_size: at least 1.
-        method: ``nearest`` or ``hqq``.
+        method: ``nearest``, ``hqq`` or ``gptq``.
 
     Raises:
         ArgumentError: any of these does not hold.
@@ -60,8 +70,12 @@ class Quantization:
         check_integer("group_size", self.group_size, least=1)
         check_choice("method", self.method, METHODS)
 
-    def __call__(self, weights: F32) -> QuantizedMatrix:
-        """Quantise these weights (float32, K × N).
+    def __call__(self, weights: F32, inputs: gptq_blocks.Inputs | None = None) -> QuantizedMatrix:
+        """Quantise a matrix.
+
+        Args:
+            weights: float32, K × N.
+            inputs: for ``gptq``: of this matrix; None where it saw no token, and then it is rounded to the nearest.
 
         Raises:
             ArgumentError: the weights have too few rows for a group, for ``hqq`` rows that groups do not fill, or
@@ -69,6 +83,8 @@ class Quantization:
         """
         if self.method == "hqq":
             return by_hqq(weights, self.bits, self.group_size)
+        if self.method == "gptq" and inputs is not None:
+            return by_gptq(weights, inputs, self.bits, self.group_size)
         return quantize(weights, bits=self.bits, group_size=self.group_size, scale_dtype="float16")
 
     def check(self, rows: int) -> None:
@@ -105,7 +121,7 @@ def by_hqq(weights: F32, bits: int, group_size: int) -> QuantizedMatrix:
     """Quantise with the minima that HQQ finds in place of the least weight of each group.
 
     >>> weights = (np.arange(-32, 32, dtype=np.float32) / 32).reshape(64, 1) ** 3
-    >>> found = [Quantization(2, 64, method)(weights) for method in METHODS]
+    >>> found = [Quantization(2, 64, method)(weights) for method in ("nearest", "hqq")]
     >>> [round(float(np.abs(weights - to_float(matrix)).mean()), 3) for matrix in found]
     [0.198, 0.109]
 
@@ -124,6 +140,24 @@ def by_hqq(weights: F32, bits: int, group_size: int) -> QuantizedMatrix:
     return QuantizedMatrix(pack(np.concatenate(codes), bits), scales, minima, bits, found.rows, group_size, "minimum")
 
 
+def by_gptq(weights: F32, inputs: gptq_blocks.Inputs, bits: int, group_size: int) -> QuantizedMatrix:
+    """Quantise row by row, so that later rows correct the errors of earlier ones.
+
+    Args:
+        weights: float32, K × N.
+        inputs: of this matrix, in the order of its rows.
+        bits: 2, 3, 4 or 8.
+        group_size: at least 1, at most K.
+
+    Raises:
+        ArgumentError: as `Quantization`.
+    """
+    check_integer("group_size", group_size, 1, len(weights))
+    coded = gptq_blocks.rounded(weights, inputs, bits, Grid(group_size, convention="minimum"))
+    scales, minima = (np.asarray(each, np.float16) for each in (coded.scales, coded.offsets))
+    return QuantizedMatrix(pack(coded.codes, bits), scales, minima, bits, len(weights), group_size, "minimum")
+
+
 @dataclass(frozen=True)
 class Plan:
     """How the parts of a model are quantised; None leaves a part as it is stored.
@@ -131,22 +165,26 @@ class Plan:
     Attributes:
         experts: the feed-forward matrices: those of the experts, or of a dense block.
         attention: the four matrices of attention.
-        head: the matrix that makes logits.
+        head: the matrix that makes logits; not by ``gptq``.
+        text: the calibration text; None where no part is quantised by ``gptq``.
     """
 
     experts: Quantization | None
     attention: Quantization | None
     head: Quantization | None = None
+    text: CalibrationText | None = None
 
     @classmethod
-    def uniform(cls, bits: int, group_size: int, method: Method = "nearest") -> Self:
+    def uniform(
+        cls, bits: int, group_size: int, method: Method = "nearest", text: CalibrationText | None = None
+    ) -> Self:
         """The same for every matrix of the blocks but the routers; embedding, head, norms and biases stay as they are.
 
         >>> Plan.uniform(4, 64) == Plan(Quantization(4, 64), Quantization(4, 64))
         True
         """
         both = Quantization(bits, group_size, method)
-        return cls(experts=both, attention=both)
+        return cls(experts=both, attention=both, text=text)
 
     def __str__(self) -> str:
         """In words.
@@ -156,10 +194,28 @@ class Plan:
         >>> str(Plan.uniform(3, 64, "hqq"))
         'to 3 bits, groups of 64, by hqq'
         """
-        parts = {"experts": self.experts, "attention": self.attention, "head": self.head}
         if self.head is None and self.experts is not None and self.experts == self.attention:
             return str(self.experts)
-        return "; ".join(f"{name} {part}" for name, part in parts.items() if part is not None)
+        return "; ".join(f"{name} {part}" for name, part in self.parts.items() if part is not None)
+
+    @property
+    def parts(self) -> dict[str, Quantization | None]:
+        """The parts of a model by name."""
+        return {"experts": self.experts, "attention": self.attention, "head": self.head}
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether a part is quantised by a method that reads a text."""
+        return any(part is not None and part.method == "gptq" for part in self.parts.values())
+
+    def fields(self) -> dict[str, Any]:
+        """All that determines what it does, in types that JSON has; of a calibration text its digest.
+
+        >>> Plan(Quantization(2, 16), None).fields()["experts"]
+        {'bits': 2, 'group_size': 16, 'method': 'nearest'}
+        """
+        named = {name: None if part is None else asdict(part) for name, part in self.parts.items()}
+        return named if self.text is None else named | {"calibration": self.text.fields()}
 
     def of(self, name: str) -> Quantization | None:
         """How the matrix of this name is quantised; a name is one of `LayerWeights.linears`, or ``head``.
@@ -178,17 +234,49 @@ class Plan:
         """Refuse a model that has a matrix which cannot be quantised in this way, before any is read.
 
         Raises:
-            ArgumentError: see `Quantization.check`.
+            ArgumentError: see `Quantization.check`; GPTQ without a calibration text or for the head, or a text without
+                GPTQ; a window of the text that is longer than the context.
         """
+        if self.head is not None and self.head.method == "gptq":
+            raise ArgumentError("method of the head", "gptq", "nearest or hqq")
+        if self.needs_text != (self.text is not None):
+            given = "none" if self.text is None else f"{len(self.text.tokens)} tokens"
+            raise ArgumentError("calibration text", given, "a text where a part is quantised by gptq, and else none")
+        if self.text is not None and self.text.window > config.context:
+            allowed = f"at most {config.context}, the model's context"
+            raise ArgumentError("window of the calibration text", self.text.window, allowed)
         shapes = linear_shapes(config) | {HEAD: (config.hidden, config.vocabulary)}
         for name, (rows, _) in shapes.items():
             if (quantization := self.of(name)) is not None:
                 quantization.check(rows)
 
-    def __call__(self, name: str, matrix: Matrix) -> Matrix:
-        """Quantise a matrix as the plan says; one that is quantised already is dequantised exactly first."""
+    def __call__(self, name: str, matrix: Matrix, inputs: gptq_blocks.Inputs | None = None) -> Matrix:
+        """Quantise a matrix as the plan says; one that is quantised already is dequantised exactly first.
+
+        Args:
+            name: of the matrix.
+            matrix: K × N.
+            inputs: as for `Quantization`.
+        """
         quantization = self.of(name)
-        return matrix if quantization is None else quantization(to_float(matrix))
+        return matrix if quantization is None else quantization(to_float(matrix), inputs)
+
+    def on_inputs(self, layer: LayerWeights, seen: Seen) -> LayerWeights:
+        """Quantise a block on the inputs of its matrices; those with the same inputs one after another, others side by
+        side."""
+        linears, alike = layer.linears(), dict[str, list[str]]()
+        for name in linears:
+            alike.setdefault(source_of(name), []).append(name)
+
+        def work(names: list[str]) -> dict[str, Matrix]:
+            uses = any((each := self.of(name)) is not None and each.method == "gptq" for name in names)
+            hessian = seen.hessian(names[0]) if uses else None
+            inputs = None if hessian is None else gptq_blocks.Inputs.of(hessian, act_order=False, damping=DAMPING)
+            return {name: self(name, linears[name], inputs) for name in names}
+
+        done = side_by_side(work, alike.values(), usable_processors())
+        found = {name: matrix for each in done for name, matrix in each.items()}
+        return layer.changed(lambda name, matrix: found[name])
 
 
 def planned(weights: LlamaWeights, plan: Plan, progress: Progress | None = None) -> LlamaWeights:
@@ -200,9 +288,21 @@ def planned(weights: LlamaWeights, plan: Plan, progress: Progress | None = None)
         progress: called after each block.
 
     Raises:
-        ArgumentError: weights that cannot be quantised in this way.
+        ArgumentError: weights that cannot be quantised in this way; a text and a plan that do not go together.
     """
     plan.check(weights.config)
-    changed = weights.changed(plan, progress)
-    head = plan(HEAD, weights.head)
-    return LlamaWeights(changed.config, changed.embedding, changed.layers, changed.norm, head)
+    changed = weights.changed(plan, progress) if plan.text is None else calibrated(weights, plan, plan.text, progress)
+    return replace(changed, head=plan(HEAD, weights.head))
+
+
+def calibrated(
+    weights: LlamaWeights, plan: Plan, text: CalibrationText, progress: Progress | None = None
+) -> LlamaWeights:
+    """Quantise the blocks of a model one after another, each on what it sees behind the quantised ones."""
+    streams, layers = text.streams(weights.config, weights.embedding), list[LayerWeights]()
+    for number, layer in enumerate(weights.layers):
+        layers.append(plan.on_inputs(layer, streams.seen(number, layer)))
+        streams = streams.through(number, layers[-1])
+        if progress is not None:
+            progress(len(layers), len(weights.layers))
+    return replace(weights, layers=tuple(layers))

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from lowbit.arrays import Array
 from lowbit.errors import ArgumentError
-from lowbit.rewriting.coded import CodedMatrix, exactly, runs, whole_zeros
+from lowbit.quantization.coded import CodedMatrix, exactly, runs, whole_zeros
 from lowbit.tensor_formats.bits import join, planes
 from lowbit.tensor_formats.stored import FORMATS, Stored
 

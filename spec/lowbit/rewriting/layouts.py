@@ -31,8 +31,8 @@ import numpy as np
 from lowbit.arrays import Array
 from lowbit.contract.checks import check_choice, spoken
 from lowbit.errors import ArgumentError
+from lowbit.quantization.coded import CodedMatrix
 from lowbit.rewriting.blocks import BLOCK
-from lowbit.rewriting.coded import CodedMatrix
 from lowbit.rewriting.packers import stored_of
 from lowbit.tensor_formats.stored import FORMATS, Stored
 

@@ -22,11 +22,10 @@ import numpy as np
 from lowbit.arrays import F32, F64, Array
 from lowbit.contract.checks import check_finite
 from lowbit.errors import ArgumentError
-from lowbit.quantization import hqq, hqq_solver
+from lowbit.quantization import gptq_blocks, hqq, hqq_solver
 from lowbit.quantization.affine import group_codes
+from lowbit.quantization.coded import CodedMatrix, Grid, runs
 from lowbit.quantization.gptq import DAMPING
-from lowbit.rewriting import gptq_blocks
-from lowbit.rewriting.coded import CodedMatrix, Grid, runs
 
 Method = Literal["rtn", "gptq", "hqq"]
 METHODS: tuple[Method, ...] = get_args(Method)

@@ -17,9 +17,9 @@ from lowbit.contract.checks import check_choice
 from lowbit.errors import ArgumentError
 from lowbit.model.weights import Matrix
 from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.quantization.coded import CodedMatrix, exactly, runs, whole_zeros
 from lowbit.quantization.packing import unpack
 from lowbit.rewriting import blocks
-from lowbit.rewriting.coded import CodedMatrix, exactly, runs, whole_zeros
 from lowbit.tensor_formats import hqq
 from lowbit.tensor_formats.bits import INTERLEAVED, end_to_end, join, split, stream
 from lowbit.tensor_formats.stored import Stored, stored

@@ -17,10 +17,10 @@ from lowbit.arrays import F32
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.formats.fetch import Report, silent
+from lowbit.model.calibration import Seen, Streams, source_of
 from lowbit.model.weights import LayerWeights, linear_shapes, to_float
+from lowbit.quantization.coded import digest
 from lowbit.quantization.packing import BITS
-from lowbit.rewriting.calibration import Seen, Streams, source_of
-from lowbit.rewriting.coded import digest
 from lowbit.rewriting.journal import Journal, check_destination, journal, read_windows
 from lowbit.rewriting.layouts import Description, Layout
 from lowbit.rewriting.methods import METHODS, Rounding

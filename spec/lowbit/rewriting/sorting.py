@@ -28,10 +28,10 @@ from lowbit.contract.checks import check_choice
 from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.architectures import KEY_ORDER
 from lowbit.formats.checkpoint.config import sorted_fields
+from lowbit.model.calibration import Seen, Streams
 from lowbit.model.config import LlamaConfig
 from lowbit.model.layers import rms_norm
 from lowbit.model.weights import LayerWeights, to_float
-from lowbit.rewriting.calibration import Seen, Streams
 from lowbit.rewriting.changing import Change, Changed
 from lowbit.rewriting.source import Source
 

@@ -24,7 +24,7 @@ from lowbit.errors import FormatError, UnavailableError
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import Embedding, LayerWeights, Matrix, Progress, to_float, vector_sizes
-from lowbit.rewriting.coded import digest
+from lowbit.quantization.coded import digest
 from lowbit.rewriting.journal import Journal
 from lowbit.rewriting.layouts import Description, Layout
 from lowbit.rewriting.source import Source

@@ -432,7 +432,7 @@ def _whole(
         fields = {
             "model": name,
             "backend": backend.name,
-            "requantized": None if options.plan is None else asdict(options.plan),
+            "requantized": None if options.plan is None else options.plan.fields(),
             "settings": asdict(settings),
             "device": device.describe(),
         }
@@ -531,7 +531,7 @@ def _facts(weights: LlamaWeights, linears: BackendLinears, steps: tuple[str, ...
 
 def _account(name: str, backend: Backend, facts: Mapping[str, Any], options: Options, how: str) -> Account:
     plan, keys = options.plan, options.keys
-    requantized = None if plan is None else asdict(plan)
+    requantized = None if plan is None else plan.fields()
     fields = {"model": name, "backend": backend.name, "step": how, "keys": keys, "requantized": requantized, **facts}
     size, taken = facts["weight_bytes"], facts["matrices"]
     integer = ", integer contract" if facts["contract"] == "integer" else ""

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from lowbit.cli import app
 from lowbit.cli.options import chosen
 from lowbit.errors import ArgumentError, FormatError
+from lowbit.model.calibration import CalibrationText
 from lowbit.model.decoder import Decoder, generate
 from lowbit.model.quantization_plan import Plan, Quantization, planned
 from lowbit.runtime import StoredModel, load, open_model
@@ -95,6 +96,23 @@ def test_logits_and_perplexity(model: Path, tmp_path: Path) -> None:
     assert found["perplexity"] == here.perplexity(ids, 8).value
 
 
+def test_gptq(model: Path, tmp_path: Path) -> None:
+    """The first tokens of a text calibrate, in windows of the context; of that text itself a remark says so."""
+    stored, text, other = open_model(model), tmp_path / "text", tmp_path / "other"
+    text.write_text(TEXT)
+    other.write_text("the hall of the hill, hello.\n" * 9)
+    ids = stored.tokenizer.encode(text.read_text(), begin=False)
+    plan = Plan.uniform(3, 16, "gptq", CalibrationText(tuple(ids[:40]), stored.config.context))
+    here = load(StoredModel("m", planned(stored.weights, plan), stored.tokenizer), "numpy")
+    options = ["--bits", 3, "--group-size", 16, "--method", "gptq", "--calibration", text, "--calibration-tokens", 40]
+    given = ["perplexity", "--model", model, "--window", 8, *options, "--text"]
+    found = answer(*given, other)
+    assert found["perplexity"] == here.perplexity(stored.tokenizer.encode(other.read_text(), begin=False), 8).value
+    assert found["requantized"] == plan.fields() and found["requantized"]["calibration"]["tokens"] == 40
+    assert "calibrated on this text" not in run(*given, other).stderr
+    assert "calibrated on this text" in run(*given, text).stderr
+
+
 def test_the_trained_model_writes() -> None:
     """The repository's own Mixtral, in two shards: what it writes are words."""
     said = answer("generate", "--model", TRAINED, "--prompt", "Alice was beginning to get ", "--tokens", 40)
@@ -127,8 +145,10 @@ REFUSED: list[tuple[list[object], str]] = [
     (["--experts-bits", 2, "--group-size", 8], "--group-size 8 applies only together with --bits"),
     (["--experts-group-size", 8], "--experts-group-size 8 applies only together with --bits or --experts-bits"),
     (["--method", "hqq"], "--method hqq applies only together with --bits or --experts-bits"),
-    (["--bits", 4, "--method", "best"], "--method is 'best'; allowed: nearest or hqq"),
-    (["--bits", 4, "--method", "gptq"], "--method gptq reads a text; run `lowbit quantize --method gptq` and give"),
+    (["--bits", 4, "--method", "best"], "--method is 'best'; allowed: nearest, hqq or gptq"),
+    (["--bits", 4, "--calibration", "a.txt"], "--calibration applies only to --method gptq"),
+    (["--calibration-tokens", 9], "--calibration-tokens applies only to --method gptq"),
+    (["--bits", 4, "--method", "gptq", "--calibration-tokens", 0], "--calibration-tokens is 0"),
     (["--experts-bits", 4, "--experts-group-size", 0], "--experts-group-size is 0"),
     (["--tokens", 9, "--bits", 4, "--group-size", 33], "group_size is 33; allowed: an integer from 1 to 32"),
     (["--tokens", 400], "--tokens is 400; allowed: at most 63 after a prompt of 2 tokens"),

@@ -7,7 +7,7 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 
 from lowbit.errors import ArgumentError
-from lowbit.rewriting.coded import CodedMatrix, runs
+from lowbit.quantization.coded import CodedMatrix, runs
 from lowbit.rewriting.layouts import LAYOUTS
 from lowbit.rewriting.packers import coded_of, stored_of
 from lowbit.tensor_formats.stored import FORMATS, stored

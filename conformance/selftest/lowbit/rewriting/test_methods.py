@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lowbit.quantization import affine, hqq
+from lowbit.quantization.coded import Grid
 from lowbit.quantization.packing import unpack
-from lowbit.rewriting.coded import Grid
 from lowbit.rewriting.methods import Rounding, by_hqq, to_nearest
 
 WEIGHTS = np.random.default_rng(0).standard_normal((64, 24)).astype(np.float32)

@@ -9,8 +9,8 @@ from lowbit.arrays import Array
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS
 from lowbit.quantization.affine import quantize
+from lowbit.quantization.coded import CodedMatrix, runs
 from lowbit.rewriting import packers
-from lowbit.rewriting.coded import CodedMatrix, runs
 from lowbit.rewriting.packers import PACKERS, coded_of, stored_of
 from lowbit.tensor_formats.stored import FORMATS, Stored, stored
 

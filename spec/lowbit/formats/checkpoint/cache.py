@@ -6,6 +6,11 @@ matrices of a block are read and quantised several at a time, one on each proces
 `MOST_BYTES`: four of Mixtral's. These matrices and one quantised block are all that is in memory at any time. The
 result does not depend on the number of threads.
 
+**GPTQ** needs a block as a whole, and what its matrices see behind the quantised blocks before it. So blocks are made
+in order, and the residual streams of the calibration text go through each as soon as it is made. A block that is made
+again later has them go through all blocks before it. numpy's products add up in an order that depends on the number of
+its threads, so here codes may differ where another number of them moves a target across a tie.
+
 **Names.** The folder is named by a digest of everything that determines its content: every tensor of the checkpoint
 (`lowbit.formats.checkpoint.digests`), the configuration, the index, the plan, and `VERSION`, which changes when the
 method does. Another plan, or another checkpoint under the same path, has another folder; names and times of files do
@@ -30,7 +35,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +46,7 @@ from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint.digests import with_digests
 from lowbit.formats.checkpoint.quantized_file import Origin, check_origin, read_matrices, write_quantized
 from lowbit.formats.checkpoint.reader import Checkpoint
+from lowbit.model.calibration import CalibrationText, Streams
 from lowbit.model.config import LlamaConfig
 from lowbit.model.quantization_plan import HEAD, Plan
 from lowbit.model.weights import LayerWeights, Matrix, Progress, assembled, linear_shapes, shape_of, vector_sizes
@@ -119,12 +125,18 @@ class QuantizedCheckpoint:
         """The names of the vectors of a block."""
         return self.source.architecture.all_vectors
 
-    def keep(self, name: str) -> None:
-        """Make the file of a part of `parts` unless it exists; of an existing file only the header is checked."""
+    def keep(self, name: str, walk: "Walk | None" = None) -> None:
+        """Make the file of a part of `parts` unless it exists; of an existing file only the header is checked.
+
+        Args:
+            name: of the part.
+            walk: for a plan with a calibration text: its streams, where earlier parts have used them; else they begin
+                at the embedding.
+        """
         with suppress(ArgumentError, FormatError):
             check_origin(self._own_file(name), Origin(self.digest, name))
             return
-        write_quantized(self._file(name), self._made(name), Origin(self.digest, name))
+        write_quantized(self._file(name), self._made(name, walk), Origin(self.digest, name))
 
     def parts(self) -> list[str]:
         """The names of all files: the blocks in order, then the head if it is quantised."""
@@ -160,11 +172,16 @@ class QuantizedCheckpoint:
             raise ArgumentError("cache", f"{quoted(str(path))} ({error.strerror})", allowed) from error
         return path
 
-    def _made(self, name: str) -> dict[str, Matrix]:
+    def _made(self, name: str, walk: "Walk | None" = None) -> dict[str, Matrix]:
         """A part from the checkpoint."""
         if name == HEAD:
             return {HEAD: self.plan(HEAD, self.source.head)}
-        layer = self.source.layer(int(name.rpartition("-")[2]), self.plan, threads_for(self.config))
+        number = int(name.rpartition("-")[2])
+        if self.plan.text is None:
+            layer = self.source.layer(number, self.plan, threads_for(self.config))
+        else:
+            whole, streams = self.source.layer(number), (walk or Walk(self, self.plan.text)).to(number)
+            layer = self.plan.on_inputs(whole, streams.seen(number, whole))
         return {vector: getattr(layer, vector) for vector in self._vectors} | layer.linears()
 
     def _read(self, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Matrix]:
@@ -183,6 +200,26 @@ class QuantizedCheckpoint:
             allowed = "of the shape that the model asks for"
             raise FormatError(self._file(name).name, f"shape of {quoted(part)}", given.get(part, "missing"), allowed)
         return found
+
+
+class Walk:
+    """The residual streams of a calibration text, which go through the blocks of a model as far as they are asked for.
+
+    Args:
+        model: its quantised blocks are read, and made where they are missing.
+        text: to calibrate on.
+    """
+
+    def __init__(self, model: QuantizedCheckpoint, text: CalibrationText) -> None:
+        self._model, self._number = model, 0
+        self._streams = text.streams(model.config, model.embedding)
+
+    def to(self, number: int) -> Streams:
+        """In front of a block: one that no earlier call has passed."""
+        while self._number < number:
+            self._streams = self._streams.through(self._number, self._model.layer(self._number))
+            self._number += 1
+        return self._streams
 
 
 def quantized(
@@ -207,7 +244,7 @@ def quantized(
         UnavailableError: too little disk space, or a folder that cannot be written, or in which another user can write.
     """
     plan.check(source.config)
-    check_memory(f"quantising {source.file}", COPIES * 4 * _largest(source.config))
+    check_memory(f"quantising {source.file}", _needed(source.config, plan.text))
     parent = own_folder(cache_folder() / FOLDER if folder is None else folder, KEPT)
     with _in_words(parent), tempfile.TemporaryFile(dir=parent):
         pass  # a folder that cannot be written is refused before anything is read
@@ -222,9 +259,9 @@ def quantized(
         reason = f"{spoken_bytes(needed)} are needed and {place.parent} has {spoken_bytes(free)}"
         remedy = f"free disk space or name another folder in {CACHE_VARIABLE}"
         raise UnavailableError("disk space for quantised weights", reason, remedy)
-    parts = result.parts()
+    parts, walk = result.parts(), None if plan.text is None else Walk(result, plan.text)
     for done, name in enumerate(parts, start=1):
-        result.keep(name)
+        result.keep(name, walk)
         if progress is not None:
             progress(done, len(parts))
     return result
@@ -233,6 +270,15 @@ def quantized(
 def threads_for(config: LlamaConfig) -> int:
     """How many matrices of a model are quantised at a time."""
     return max(1, min(usable_processors(), MOST_BYTES // (COPIES * 4 * _largest(config))))
+
+
+def _needed(config: LlamaConfig, text: CalibrationText | None) -> int:
+    """At most the bytes that quantising one matrix takes; with a text, about those of one block and its inputs."""
+    if text is None:
+        return COPIES * 4 * _largest(config)
+    streams, inputs = 2 * 8 * config.hidden, 4 * (3 * config.hidden + config.feed_forward)
+    block = sum(rows * columns for rows, columns in linear_shapes(config).values())
+    return 2 * 4 * block + len(text.tokens) * (streams + inputs)
 
 
 def _largest(config: LlamaConfig) -> int:
@@ -256,6 +302,6 @@ def digest_of(source: Checkpoint, plan: Plan) -> str:
         "version": VERSION,
         "tensors": {name: [place.type, place.shape, place.sha256] for name, place in source.table.items()},
         "description": source.digest,
-        "plan": asdict(plan),
+        "plan": plan.fields(),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

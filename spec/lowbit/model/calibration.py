@@ -11,12 +11,15 @@ sent to it.
 Source: GPTQ (arXiv 2210.17323) §4, Setup: a block at a time, on the inputs of the partly quantised model.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from lowbit.arrays import F32, F64
+from lowbit.contract.checks import check_integer
 from lowbit.model.block import FORMULAS, Interpreter, Linear, Place, check_scores, parameters_of
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import embedded
@@ -35,6 +38,39 @@ def source_of(name: str) -> str:
     """
     before, dot, part = name.rpartition(".")
     return before + dot + SHARED.get(part, part)
+
+
+@dataclass(frozen=True)
+class CalibrationText:
+    """A text to calibrate on.
+
+    Attributes:
+        tokens: at least one.
+        window: the tokens that are read together.
+
+    Raises:
+        ArgumentError: no tokens; a window below 1.
+    """
+
+    tokens: tuple[int, ...]
+    window: int = 512
+
+    def __post_init__(self) -> None:
+        check_integer("tokens of the calibration text", len(self.tokens), least=1)
+        check_integer("window of the calibration text", self.window, least=1)
+
+    def fields(self) -> dict[str, Any]:
+        """What determines the inputs of a model's matrices, in types that JSON has.
+
+        >>> CalibrationText((1, 2), 512).fields()["tokens"]
+        2
+        """
+        digest = hashlib.sha256(np.array(self.tokens, "<i8").tobytes()).hexdigest()
+        return {"tokens": len(self.tokens), "window": self.window, "sha256": digest}
+
+    def streams(self, config: LlamaConfig, embedding: F32 | Embedding) -> "Streams":
+        """The residual streams of its windows in front of the first block of a model."""
+        return Streams.of(config, embedding, self.tokens, self.window)
 
 
 @dataclass

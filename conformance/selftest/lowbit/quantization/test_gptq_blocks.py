@@ -6,9 +6,9 @@ import pytest
 from lowbit.arrays import F32, F64
 from lowbit.errors import ArgumentError
 from lowbit.quantization import gptq
+from lowbit.quantization.coded import Grid
+from lowbit.quantization.gptq_blocks import Inputs, rounded
 from lowbit.quantization.packing import unpack
-from lowbit.rewriting.coded import Grid
-from lowbit.rewriting.gptq_blocks import Inputs, rounded
 
 
 def layer(seed: int, rows: int = 96, columns: int = 40) -> tuple[F32, F64]:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from lowbit.arrays import F32, F64
 from lowbit.errors import ArgumentError
 from lowbit.quantization.affine import group_codes, group_values
+from lowbit.quantization.coded import CodedMatrix, Grid, runs
 from lowbit.quantization.gptq import damped, of_live, unrounded
-from lowbit.rewriting.coded import CodedMatrix, Grid, runs
 
 
 @dataclass(frozen=True, eq=False)
