@@ -15,7 +15,7 @@ import numpy as np
 from experiments.measuring import DENSE, WINDOW, Subject, losses, subject
 from experiments.running import Experiment, Row
 from lowbit.arrays import F32, F64
-from lowbit.model.calibration import Streams, source_of
+from lowbit.model.calibration import Seen, Streams, source_of
 from lowbit.model.decoder import Decoder
 from lowbit.model.weights import LayerWeights, LlamaWeights, Matrix, to_float
 from lowbit.quantization.gptq import layer_error
@@ -61,30 +61,38 @@ def measured(model: str, method: str, bits: int, group: int, quick: bool) -> dic
     it = subject(model, quick)
     new = quantised(it, *METHODS[method], bits, group)
     pairs = zip(it.weights.layers, new.layers, inputs_of_layers(model, quick), strict=True)
-    errors = [error for one, other, squares in pairs for error in layer_errors(one, other, squares)]
+    errors = [error for one, other, inputs in pairs for error in layer_errors(one, other, inputs)]
     return losses(Decoder(new), it.windows) | {"layer_error": float(np.mean(errors))}
 
 
 def quantised(it: Subject, method: Method, act_order: bool, bits: int, group: int) -> LlamaWeights:
     """A model with the numbers that its codes stand for."""
-    streams, layers = _streams(it) if method == "gptq" else None, []
+    streams, layers = streams_of(it) if method == "gptq" else None, []
     for number, layer in enumerate(it.weights.layers):
         seen = None if streams is None else streams.seen(number, layer)
-
-        def rounded(name: str, matrix: Matrix, seen: Any = seen) -> F32:
-            weights = to_float(matrix)
-            rounding = Rounding(method, group or len(weights), act_order=act_order, real_zeros=True)
-            square = None if seen is None else seen.hessian(name)
-            inputs = None if square is None else rounding.of_inputs(square)
-            return rounding(weights, bits, inputs).floats
-
-        layers.append(layer.changed(rounded))
+        layers.append(quantised_layer(layer, seen, method, act_order, bits, group))
         if streams is not None:
             streams = streams.through(number, layers[-1])
     return replace(it.weights, layers=tuple(layers))
 
 
-def _streams(it: Subject) -> Streams:
+def quantised_layer(
+    layer: LayerWeights, seen: Seen | None, method: Method, act_order: bool, bits: int, group: int
+) -> LayerWeights:
+    """A block with the numbers that its codes stand for; `seen` is for GPTQ."""
+
+    def rounded(name: str, matrix: Matrix) -> F32:
+        weights = to_float(matrix)
+        rounding = Rounding(method, group or len(weights), act_order=act_order, real_zeros=True)
+        square = None if seen is None else seen.hessian(name)
+        inputs = None if square is None or method != "gptq" else rounding.of_inputs(square)
+        return rounding(weights, bits, inputs).floats
+
+    return layer.changed(rounded)
+
+
+def streams_of(it: Subject) -> Streams:
+    """Those of the calibration text of a model."""
     window = min(WINDOW, len(it.calibration))
     return Streams.of(it.weights.config, it.weights.embedding, it.calibration, window)
 
@@ -93,20 +101,24 @@ def _streams(it: Subject) -> Streams:
 def inputs_of_layers(model: str, quick: bool) -> list[dict[str, F64]]:
     """For each block of the unquantised model, X^T X of what its matrices read in the calibration text."""
     it = subject(model, quick)
-    streams, found = _streams(it), []
+    streams, found = streams_of(it), []
     for number, layer in enumerate(it.weights.layers):
-        seen = streams.seen(number, layer)
-        squares = {name: seen.hessian(name) for name in seen.parts}
-        found.append({name: square for name, square in squares.items() if square is not None})
-        streams = streams.through(number, layer)
+        seen, streams = streams.passed(number, layer)
+        found.append(squares(seen))
     return found
 
 
-def layer_errors(one: LayerWeights, other: LayerWeights, squares: Mapping[str, F64]) -> Iterator[float]:
+def squares(seen: Seen) -> dict[str, F64]:
+    """X^T X of what the matrices of a block read, by the names of `source_of`."""
+    named = {name: seen.hessian(name) for name in seen.parts}
+    return {name: square for name, square in named.items() if square is not None}
+
+
+def layer_errors(one: LayerWeights, other: LayerWeights, inputs: Mapping[str, F64]) -> Iterator[float]:
     """For each matrix the squared error of its results over its squared results."""
     after = other.linears()
     for name, matrix in one.linears().items():
-        weights, square = to_float(matrix), squares[source_of(name)]
+        weights, square = to_float(matrix), inputs[source_of(name)]
         whole = layer_error(weights, np.zeros_like(weights), square)
         yield layer_error(weights, to_float(after[name]), square) / whole
 
