@@ -2,9 +2,10 @@
 
 `QuantLinear` takes the place of ``torch.nn.Linear``; `replace_linears` puts it into a model (see `lowbit_torch.layer`).
 `lowbit_torch.operator` registers the product with PyTorch, and `lowbit_torch.linears` says which layers can be
-replaced.
+replaced. `uptrain` trains a model on, as one with pooled heads needs (see `lowbit_torch.uptraining`).
 """
 
 from lowbit_torch.layer import QuantLinear, Replacement, replace_linears
+from lowbit_torch.uptraining import Course, Uptraining, uptrain
 
-__all__ = ["QuantLinear", "Replacement", "replace_linears"]
+__all__ = ["Course", "QuantLinear", "Replacement", "Uptraining", "replace_linears", "uptrain"]

@@ -2,4 +2,4 @@
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("torch") else ["further.py", "network.py", "train.py", "writing.py"]
+collect_ignore = [] if find_spec("torch") else ["network.py", "train.py", "writing.py"]

@@ -13,7 +13,10 @@ from paths import ROOT
 
 ABSENT = ("cppyy", "archspec", "torch", "onnx", "onnxruntime", "llama_cpp", "matplotlib", "hypothesis")
 EXTRAS = ("cppyy", "adapters", "torch")
-NEED_TORCH = ("lowbit_torch", "lowbit_torch.layer", "lowbit_torch.linears", "lowbit_torch.operator")
+NEED_TORCH = (
+    *("lowbit_torch", "lowbit_torch.command", "lowbit_torch.layer", "lowbit_torch.linears", "lowbit_torch.network"),
+    *("lowbit_torch.operator", "lowbit_torch.uptraining"),
+)
 
 IMPORT_ALL = f"""
 import importlib, pkgutil

@@ -59,9 +59,8 @@ quantised again, groups of 64, 2048 tokens of calibration) it was smaller for al
 **Only on the calibration set.** The same weights on other text, 4096 tokens at 3 bits: of the 7 matrices of layer 15
 six were better than rounded to the nearest, by 1.1 to 2.4 times, but the one with the most inputs (1536) was worse by
 half. After 16384 tokens of calibration it was worse by 3 %, the others better by 1.3 to 2.6 times. A Hessian from few
-tokens is trusted too much, and it shows in the whole model: calibrated on 4096 tokens of one text, its perplexity on
-2048 of another rose from 38 to 243, where rounding to the nearest made it 134. `bench/experiments/gptq.py` measures
-all of this again.
+tokens is trusted too much. `bench/experiments/gptq.py` measures single layers again, and ``lowbit perplexity --bits 3
+--method gptq`` measures what their errors do to the whole model.
 
 .. plot:: figures/gptq_error.py
 
