@@ -15,9 +15,8 @@ field                       holds
 """
 
 import json
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,8 +30,6 @@ from lowbit.text import one_line
 from lowbit_torch.uptraining import DTYPES, Course
 from lowbit_torch.uptraining import uptrain as trained
 
-DEFAULTS = {each.name: each.default for each in fields(Course)}
-
 
 def uptrain(
     source: SourceArgument,
@@ -43,13 +40,13 @@ def uptrain(
     steps: Annotated[int, typer.Option("--steps", help="Steps of training.")],
     rate: Annotated[
         float, typer.Option("--rate", help="The learning rate: about a tenth of the highest of the first training.")
-    ] = DEFAULTS["rate"],
-    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of a step.")] = DEFAULTS["tokens"],
-    length: Annotated[int, typer.Option("--length", help="Tokens of a window of the text.")] = DEFAULTS["length"],
-    seed: Annotated[int, typer.Option("--seed", help="The seed of the places in the text.")] = DEFAULTS["seed"],
+    ] = Course.rate,
+    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of a step.")] = Course.tokens,
+    length: Annotated[int, typer.Option("--length", help="Tokens of a window of the text.")] = Course.length,
+    seed: Annotated[int, typer.Option("--seed", help="The seed of the places in the text.")] = Course.seed,
     dtype: Annotated[
         str, typer.Option("--dtype", help=f"What the new weights are rounded to: {spoken(DTYPES)}.")
-    ] = DEFAULTS["dtype"],
+    ] = Course.dtype,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model on, as one with pooled heads needs; after an interrupt the same command resumes. Needs torch."""
@@ -60,7 +57,7 @@ def uptrain(
     texts = [read_text(path) for path in text]
     with interrupts_told(out), changing_bar() as report:
         told = trained(source, out, texts, course, report)
-    answer = {"source": source.name, "directory": str(out), "texts": [path.name for path in text]}
+    answer: dict[str, Any] = {"source": source.name, "directory": str(out), "texts": [path.name for path in text]}
     answer |= {"course": vars(course), **told}
     if as_json:
         print(json.dumps(answer))

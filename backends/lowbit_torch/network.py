@@ -9,6 +9,7 @@ Shapes: B sequences of T tokens; a value of the program is B × T × its width.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError
 from lowbit.model.block import parameters_of
 from lowbit.model.step import BEGIN, END, Line, Program, step_of
-from lowbit.model.weights import LlamaWeights, to_float
+from lowbit.model.weights import LlamaWeights, Matrix, to_float
 from lowbit_torch.operator import torch
 
 Tensor = Any  # torch is not installed where types are checked
@@ -70,7 +71,7 @@ class Network:
             if line.kind == "append":
                 values["keys"], values["values"] = inputs
             elif line.kind == "attend":
-                values[line.out] = attend(line, *inputs, values["keys"], values["values"])
+                values[line.out] = attend(line, inputs[0], values["keys"], values["values"])
             else:
                 values[line.out] = KINDS[line.kind](line, parameter, *inputs)
         return values
@@ -89,9 +90,14 @@ class Network:
         for number, layer in enumerate(given.layers):
             own = {name.partition(".")[2]: value for name, value in found.items() if name.startswith(f"{number}.")}
             vectors: dict[str, Any] = {name: own[name] for name, value in vars(layer).items() if is_vector(value)}
-            layers.append(replace(layer.changed(lambda name, _, own=own: own[name]), **vectors))
+            layers.append(replace(layer.changed(partial(_named, own)), **vectors))
         head = found[HEAD] if HEAD in found else np.ascontiguousarray(found[EMBEDDING].T)
         return LlamaWeights(self.config, found[EMBEDDING], tuple(layers), found[NORM], head)
+
+
+def _named(numbers: Mapping[str, F32], name: str, matrix: Matrix) -> F32:
+    """What takes the place of the matrix of a name."""
+    return numbers[name]
 
 
 def is_vector(value: object) -> bool:

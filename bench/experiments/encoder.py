@@ -29,6 +29,7 @@ WINDOW, QUICK_WINDOW = 512, 32
 MEASURED, CALIBRATED = 33, 16
 """Windows of the text that is measured on, and of the one that GPTQ reads."""
 HEADS, LAYERS, EPSILON = 12, 6, 1e-12
+CLS, SEP = 101, 102
 GROUPS = (0, 128, 64, 32)
 """Rows of a group; 0 for a whole column."""
 GROUPS_OF = {"GPTQ act-order": (0, 128)}
@@ -96,24 +97,38 @@ class Subject:
 @cache
 def subject(quick: bool) -> Subject:
     """The model and its inputs on both texts, or on a little of them."""
-    tensors = load_file(fetch("minilm"))
-    names = [f"{number}.{name}" for number in range(LAYERS) for name in MATRICES]
-    matrices = {name: np.ascontiguousarray(tensors[f"encoder.layer.{name}.weight"].T) for name in names}
+    model = loaded()
     size, read = (QUICK_WINDOW, (1, 1)) if quick else (WINDOW, (MEASURED, CALIBRATED))
     texts = [windows(name, size, count) for name, count in zip(("lcet10", "alice29"), read, strict=True)]
-    squares = [inputs_of(Encoder(tensors, matrices), text) for text in texts]
-    return Subject(matrices, *squares, [len(window) for window in texts[0]])
+    measured, calibrated = (inputs_of(model, text) for text in texts)
+    return Subject(model.matrices, measured, calibrated, [len(window) for window in texts[0]])
+
+
+def loaded() -> "Encoder":
+    """The model."""
+    tensors = load_file(fetch("minilm"))
+    names = [f"{number}.{name}" for number in range(LAYERS) for name in MATRICES]
+    return Encoder(tensors, {name: np.ascontiguousarray(tensors[f"encoder.layer.{name}.weight"].T) for name in names})
+
+
+def tokens_of(text: str) -> list[int]:
+    """The tokens of a text, without marks."""
+    tokenizer = Tokenizer.from_file(str(fetch("minilm-tokenizer")))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return found
+
+
+def marked(tokens: list[int]) -> list[int]:
+    """Tokens between the marks that the model was trained with."""
+    return [CLS, *tokens, SEP]
 
 
 def windows(name: str, size: int, count: int) -> list[list[int]]:
     """The first windows of a text, each between the marks that the model was trained with."""
-    tokenizer = Tokenizer.from_file(str(fetch("minilm-tokenizer")))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    ids = tokenizer.encode(read_text(fetch(name)), add_special_tokens=False).ids
-    first, last = (tokenizer.token_to_id(mark) for mark in ("[CLS]", "[SEP]"))
-    inner = size - 2
-    return [[first, *ids[start : start + inner], last] for start in range(0, inner * count, inner)]
+    ids, inner = tokens_of(read_text(fetch(name))), size - 2
+    return [marked(ids[start : start + inner]) for start in range(0, inner * count, inner)]
 
 
 def inputs_of(encoder: "Encoder", text: list[list[int]]) -> dict[str, F64]:
@@ -135,11 +150,11 @@ class Encoder:
 
     Args:
         tensors: of the file.
-        matrices: K × N, by layer and name; they take the place of the file's.
+        matrices: K × N, by layer and name.
     """
 
     def __init__(self, tensors: Mapping[str, F32], matrices: Mapping[str, F32]) -> None:
-        self._tensors, self._matrices = tensors, matrices
+        self._tensors, self.matrices = tensors, matrices
 
     def __call__(self, tokens: list[int], watch: Any = None) -> F32:
         """The last hidden states, T × hidden; `watch` is called with the name of a matrix and what it reads."""
@@ -167,13 +182,15 @@ class Encoder:
     def _linear(self, name: str, x: F32, watch: Any) -> F32:
         if watch is not None:
             watch(name, x)
-        return x @ self._matrices[name] + self._tensors[f"encoder.layer.{name}.bias"]
+        y: F32 = x @ self.matrices[name] + self._tensors[f"encoder.layer.{name}.bias"]
+        return y
 
     def _norm(self, name: str, x: F32) -> F32:
         centred = x - x.mean(axis=-1, keepdims=True)
         scaled = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + np.float32(EPSILON))
         gain, bias = (self._tensors[f"{name}.LayerNorm.{part}"] for part in ("weight", "bias"))
-        return (scaled * gain + bias).astype(np.float32)
+        normed: F32 = (scaled * gain + bias).astype(np.float32)
+        return normed
 
 
 def gelu(x: F32) -> F32:
@@ -186,7 +203,8 @@ def gelu(x: F32) -> F32:
     t = 1 / (1 + 0.3275911 * np.abs(x) / np.sqrt(2))
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     tail = series * np.exp(-(x.astype(np.float64) ** 2) / 2)  # 1 - erf(|x| / √2)
-    return (x * np.where(x < 0, tail / 2, 1 - tail / 2)).astype(np.float32)
+    y: F32 = (x * np.where(x < 0, tail / 2, 1 - tail / 2)).astype(np.float32)
+    return y
 
 
 EXPERIMENT = Experiment("encoder", "Errors of the layers of a float32 encoder by bits, group size and quantiser.", rows)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments import heads, keys, mixed, ngram, qigen
+from experiments import encoder, heads, keys, mixed, ngram, qigen
 from experiments.measuring import DENSE, losses, subject
 from experiments.ngram import NGrams
 from experiments.running import RESULTS, Experiment, Row, run
@@ -17,8 +17,10 @@ from lowbit_docs import results
 from lowbit.attention.pooling import pool
 from lowbit.model.decoder import Decoder
 from lowbit.model.weights import to_float
+from lowbit.quantization.gptq import layer_error
 
-NAMES = ("ngram", "qigen", "ksort", "heads", "uptraining", "mixed")
+MODULES = (ngram, qigen, encoder, keys, heads, mixed)
+NAMES = ("ngram", "qigen", "encoder", "ksort", "heads", "uptraining", "mixed")
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -51,12 +53,15 @@ def test_finished_rows_are_kept(tmp_path: Path) -> None:
     assert seen == [0, 1, 2] * 3
 
 
-@pytest.mark.parametrize("experiment", [ngram, qigen, keys, heads, mixed], ids=lambda each: str(each.EXPERIMENT.name))
+@pytest.mark.parametrize(
+    "experiment", [ngram, qigen, encoder, keys, heads, mixed], ids=lambda each: str(each.EXPERIMENT.name)
+)
 def test_the_quick_form_runs(experiment: Any, tmp_path: Path) -> None:
-    """On little text, through the same code as the long form: every row has finite losses."""
+    """On little text, through the same code as the long form: every row has finite losses, or errors above 0."""
     rows = read(run(experiment.EXPERIMENT, tmp_path, quick=True))["rows"]
     assert len(rows) == len(experiment.EXPERIMENT.rows(True))
-    assert np.isfinite([value for row in rows for value in row["nats"]]).all()
+    values = np.array([value for row in rows for value in row.get("nats", row.get("errors"))])
+    assert np.isfinite(values).all() and (values > 0).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,7 +70,7 @@ def test_the_kept_results_are_whole(name: str) -> None:
     told = read(RESULTS / f"{name}.json")
     assert not told["quick"] and min(sum(row["counts"]) for row in told["rows"]) >= 16384
     if name != "uptraining":
-        module = {each.EXPERIMENT.name: each for each in (ngram, qigen, keys, heads, mixed)}[name]
+        module = {each.EXPERIMENT.name: each for each in MODULES}[name]
         assert [row["settings"] for row in told["rows"]] == [dict(row.settings) for row in module.rows(False)]
     for title, columns, lines, widths in results.TABLES[name](told["rows"]):
         assert title and lines and {len(line) for line in lines} == {len(columns)} == {len(widths)}
@@ -83,6 +88,27 @@ def test_the_kept_results_are_of_the_committed_models(model: str) -> None:
 
 
 # **The parts.**
+
+
+def test_the_encoder_is_that_of_its_file() -> None:
+    """A sentence in other words lies nearer than one about something else: the model was trained for that."""
+    it = encoder.loaded()
+    means = []
+    for text in ("The cat sat on the mat.", "A cat was sitting on a rug.", "Interest rates rose in March."):
+        mean = it(encoder.marked(encoder.tokens_of(text))).mean(axis=0)
+        means.append(mean / np.linalg.norm(mean))
+    assert means[0] @ means[1] > 0.6 > 0.3 > means[0] @ means[2]
+
+
+def test_the_inputs_of_the_encoder_are_those_of_its_matrices() -> None:
+    """The results of a matrix have the squared norm that its inputs say."""
+    it, seen = encoder.subject(True), list[tuple[str, Any]]()
+    encoder.loaded()(encoder.windows("lcet10", encoder.QUICK_WINDOW, 1)[0], lambda *given: seen.append(given))
+    assert [name for name, _ in seen] == list(it.matrices)
+    for name, x in seen:
+        squared = np.sum((x.astype(np.float64) @ it.matrices[name]) ** 2)
+        weights, square = it.matrices[name], it.measured[encoder.source_of(name)]
+        assert layer_error(weights, np.zeros_like(weights), square) == pytest.approx(squared, rel=1e-9)
 
 
 def test_an_n_gram_model_is_a_distribution() -> None:

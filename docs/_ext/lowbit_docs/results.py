@@ -121,6 +121,42 @@ def qigen(rows: Sequence[Row]) -> list[Table]:
     return found
 
 
+def encoder(rows: Sequence[Row]) -> list[Table]:
+    """A table for each width: groups down, quantisers across; beside each error its ratio to that of the nearest."""
+    methods, found = list(dict.fromkeys(row["settings"]["method"] for row in rows)), list[Table]()
+    for bits in (4, 3, 2):
+        lines: list[list[Cell]] = []
+        for group in dict.fromkeys(row["settings"]["group"] for row in rows):
+            here = [row for row in rows if {"bits": bits, "group": group}.items() <= row["settings"].items()]
+            own = {row["settings"]["method"]: row for row in here}
+            cells = [ratio(own[each], own["nearest"]) if each in own else "–" for each in methods]
+            lines.append([str(group) if group else "column", *cells])
+        title = f"{bits} bits: squared error of a layer (its ratio to rounding to the nearest)"
+        found.append((title, ["group", *methods], lines, [12, *[88 // len(methods)] * len(methods)]))
+    return found
+
+
+def logarithms(row: Row, other: Row | None = None) -> Estimate:
+    """The mean over matrices of the logarithm of the error, or of its ratio to another's in pairs.
+
+    >>> logarithms({"errors": [2.0, 8.0]}, {"errors": [2.0, 2.0]}).mean == log(2)
+    True
+    """
+    values = [log(each) for each in row["errors"]]
+    if other is not None:
+        values = [own - log(each) for own, each in zip(values, other["errors"], strict=True)]
+    return estimate(values, [1] * len(values))
+
+
+def ratio(row: Row, nearest: Row) -> str:
+    """The geometric mean of the errors of the matrices, and that of their ratios to those of the nearest."""
+    error = exp(logarithms(row).mean)
+    if row is nearest:
+        return f"{error:.1e}"
+    found = logarithms(row, nearest)
+    return f"{error:.1e} ({exp(found.mean):.2f} ± {exp(found.mean) * (found.error or 0.0):.2f})"
+
+
 def ksort(rows: Sequence[Row]) -> list[Table]:
     """A table for each model: places and blocks down, orders across."""
     found: list[Table] = []
@@ -217,4 +253,5 @@ def mixed(rows: Sequence[Row]) -> list[Table]:
 
 TABLES: Mapping[str, Callable[[Sequence[Row]], list[Table]]] = {
     "ngram": ngram, "qigen": qigen, "ksort": ksort, "heads": heads, "uptraining": uptraining, "mixed": mixed,
+    "encoder": encoder,
 }  # fmt: skip
