@@ -2,10 +2,10 @@
 
 `QuantLinear` takes the place of ``torch.nn.Linear``; `replace_linears` puts it into a model (see `lowbit_torch.layer`).
 `lowbit_torch.operator` registers the product with PyTorch, and `lowbit_torch.linears` says which layers can be
-replaced. `uptrain` trains a model on, as one with pooled heads needs (see `lowbit_torch.uptraining`).
+replaced. `Uptraining` trains a model on, as one with pooled heads needs (see `lowbit_torch.uptraining`).
 """
 
 from lowbit_torch.layer import QuantLinear, Replacement, replace_linears
-from lowbit_torch.uptraining import Course, Uptraining, uptrain
+from lowbit_torch.uptraining import Uptraining
 
-__all__ = ["Course", "QuantLinear", "Replacement", "Uptraining", "replace_linears", "uptrain"]
+__all__ = ["QuantLinear", "Replacement", "Uptraining", "replace_linears"]

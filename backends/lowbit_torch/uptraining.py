@@ -1,4 +1,4 @@
-"""Training a model on from the weights that it has, at a constant rate: what `lowbit pool` asks for.
+"""Training a model on from the weights that it has, at a constant rate: what ``lowbit pool`` asks for.
 
 A model whose key-value heads are pooled predicts little until it is trained further; the GQA paper trains it for 5 % of
 its original training. `uptrain` does that with a directory or a GGUF file and a text, and writes a directory of floats.
@@ -18,10 +18,10 @@ Source: GQA (arXiv 2305.13245) §2.1, §3.1.
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import F32, I64, Array
-from lowbit.contract.checks import check_choice, check_integer
+from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, vector_names
 from lowbit.formats.fetch import Report, silent
@@ -40,50 +40,17 @@ from lowbit.rewriting.journal import check_destination
 from lowbit.rewriting.source import Source, open_source, smallest
 from lowbit.system.interrupts import deferred
 from lowbit.system.storage import written
+from lowbit.uptraining import Course
 from lowbit_torch.network import Network
 from lowbit_torch.operator import torch
 
 VERSION = 1
 """Of the method; what another version left is not resumed."""
 DECAY, CLIP, BETAS = 0.1, 1.0, (0.9, 0.95)
-DTYPES = ("float32", "bfloat16", "float16")
 SAVED_EVERY = 50
 """Steps between two files from which an interrupted training resumes."""
 RECENT = 20
 """Steps at both ends over which the loss is averaged."""
-
-
-@dataclass(frozen=True)
-class Course:
-    """How a model is trained on.
-
-    Attributes:
-        steps: of training.
-        rate: the learning rate, constant; a tenth of the highest rate of the original training is a good choice.
-        tokens: of a step, at least `length`; rounded down to whole windows.
-        length: tokens of a window.
-        seed: of the places in the text.
-        dtype: what the trained weights are rounded to, one of `DTYPES`.
-
-    Raises:
-        ArgumentError: a number outside its range.
-    """
-
-    steps: int
-    rate: float = 1e-4
-    tokens: int = 4096
-    length: int = 256
-    seed: int = 0
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        check_integer("steps", self.steps, least=1)
-        if not (isinstance(self.rate, int | float) and 0 < self.rate < math.inf):
-            raise ArgumentError("rate", self.rate, "a finite number above 0")
-        check_integer("length", self.length, least=1)
-        check_integer("tokens", self.tokens, least=self.length)
-        check_integer("seed", self.seed, 0, 2**63 - 1)
-        check_choice("dtype", self.dtype, DTYPES)
 
 
 class Uptraining:
@@ -253,29 +220,9 @@ class Trained(Source):
 
 
 def uptrain(
-    model: str | Path, out: str | Path, texts: Sequence[str], course: Course, report: Report = silent
+    model: str | PathLike[str], out: str | PathLike[str], texts: Sequence[str], course: Course, report: Report = silent
 ) -> dict[str, Any]:
-    """Train a model on, and write it as a checkpoint directory of floats.
-
-    An interrupted training leaves a file beside the directory, and the same call resumes from it.
-
-    Args:
-        model: a GGUF file or a checkpoint directory, quantised or not.
-        out: the directory; a free name, or an empty directory.
-        texts: what it is trained on, each longer than a window.
-        course: how it is trained.
-        report: called while it works.
-
-    Returns:
-        ``bytes`` of the tensors; ``steps``; ``resumed``, how many of them an interrupted call had done; ``loss``, the
-        mean of the ``first`` and the ``last`` 20 steps in nats a token.
-
-    Raises:
-        ArgumentError: no such model; one that cannot be trained, such as one with experts; a destination that is taken;
-            a text shorter than a window; weights that the dtype does not hold.
-        FormatError: a damaged model.
-        UnavailableError: too little disk space.
-    """
+    """What `lowbit.uptrain` does; arguments, results and errors are those of `lowbit.uptraining.uptrain`."""
     source, destination = open_source(Path(model)), Path(out)
     check_destination(destination)
     tokens = [np.array(source.tokenizer.encode(text, begin=False), np.int64) for text in texts]

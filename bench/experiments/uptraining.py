@@ -18,6 +18,7 @@ from experiments.heads import GROUPS, WAYS, pooled
 from experiments.measuring import DENSE, losses, subject
 from experiments.running import Experiment, Row
 from lowbit.model.decoder import Decoder
+from lowbit.uptraining import Course
 
 PARTS = (0.0, 0.01, 0.05, 0.1)
 RATE = 0.1
@@ -40,7 +41,7 @@ def _rows(quick: bool) -> Iterator[Row]:
 
 def measured(model: str, groups: int, way: str, quick: bool) -> dict[str, Any]:
     """The losses after each part of the training, the last of them as the row's own."""
-    from lowbit_torch.uptraining import Course, Uptraining  # torch is imported only where something is trained
+    from lowbit_torch import Uptraining  # torch is imported only where something is trained
 
     name, _, seed = model.partition("-")
     told, it = MODELS[name], subject(model, quick)

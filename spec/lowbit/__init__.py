@@ -17,12 +17,12 @@ and `lowbit.linear.linear`; then `lowbit.contract` and `lowbit.backend` for what
 """
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "certify", "dequantize", "load_backend", "load_model", "matmul", "quantize"]
+__all__ = ["__version__", "certify", "dequantize", "load_backend", "load_model", "matmul", "quantize", "uptrain"]
 
 # Nothing is imported here, not even `typing`: with ``python -m lowbit`` the current folder still comes first.
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # which type checkers take for true
-    from lowbit.api import certify, dequantize, load_backend, load_model, matmul, quantize
+    from lowbit.api import certify, dequantize, load_backend, load_model, matmul, quantize, uptrain
 else:
 
     def __getattr__(name: str) -> object:

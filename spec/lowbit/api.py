@@ -1,7 +1,8 @@
 """What most users need first, in one place: the names that ``import lowbit`` offers.
 
 Each has a chapter of its own: quantisation (`lowbit.quantization.affine`), products on a backend (`lowbit.backend`),
-running a model (`lowbit.runtime`), and the conformance suite, which is a package of its own.
+running a model (`lowbit.runtime`), training one on (`lowbit.uptraining`), and the conformance suite, which is a package
+of its own.
 """
 
 from contextlib import ExitStack
@@ -21,8 +22,9 @@ from lowbit.model.quantization_plan import Plan
 from lowbit.quantization.affine import QuantizedMatrix, dequantize, quantize
 from lowbit.runtime import LanguageModel, Options, load
 from lowbit.runtime.language_model import AS_STORED
+from lowbit.uptraining import uptrain
 
-__all__ = ["certify", "dequantize", "load_backend", "load_model", "matmul", "quantize"]
+__all__ = ["certify", "dequantize", "load_backend", "load_model", "matmul", "quantize", "uptrain"]
 
 
 def matmul(x: F32, W: QuantizedMatrix, backend: str | Backend | None = None) -> F32:

@@ -20,7 +20,8 @@ from lowbit.errors import ArgumentError
 from lowbit.model.decoder import Decoder
 from lowbit.model.weights import LlamaWeights, to_float
 from lowbit.runtime import open_model
-from lowbit_torch import Course, Uptraining, uptrain
+from lowbit.uptraining import Course, uptrain
+from lowbit_torch import Uptraining
 from lowbit_torch.network import HEAD, Network
 
 TEXT = "hello hall 12 of the hill, he said; hello. " * 6

@@ -14,7 +14,7 @@ from paths import ROOT
 ABSENT = ("cppyy", "archspec", "torch", "onnx", "onnxruntime", "llama_cpp", "matplotlib", "hypothesis")
 EXTRAS = ("cppyy", "adapters", "torch")
 NEED_TORCH = (
-    *("lowbit_torch", "lowbit_torch.command", "lowbit_torch.layer", "lowbit_torch.linears", "lowbit_torch.network"),
+    *("lowbit_torch", "lowbit_torch.layer", "lowbit_torch.linears", "lowbit_torch.network"),
     *("lowbit_torch.operator", "lowbit_torch.uptraining"),
 )
 
@@ -89,3 +89,11 @@ def test_what_the_suite_requires_names_no_extra() -> None:
 
 def name_of(requirement: str) -> str:
     return requirement.split("[")[0].split(">")[0].split("=")[0].strip()
+
+
+def test_without_torch_training_says_what_to_install(bare: dict[str, str], tmp_path: Path) -> None:
+    """The command is there with its options, and fails before it reads the model."""
+    text = tmp_path / "text"
+    text.write_text("some words")
+    done = run(bare, "-P", "-m", "lowbit", "uptrain", "m.gguf", "-o", "new", "--text", str(text), "--steps", "2")
+    assert done.returncode == 2 and "pip install 'lowbit[torch]'" in " ".join(done.stderr.split())

@@ -41,6 +41,7 @@ OWN = {
     "quantize": "lowbit.cli.quantize:quantize",
     "convert": "lowbit.cli.convert:convert",
     "pool": "lowbit.cli.pool:pool",
+    "uptrain": "lowbit.cli.uptrain:uptrain",
     "ksort": "lowbit.cli.ksort:ksort",
     "new-weights": "lowbit.cli.new_weights:new_weights",
 }

@@ -27,8 +27,8 @@ from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError
 from lowbit.formats.fetch import read_text
 from lowbit.text import one_line
-from lowbit_torch.uptraining import DTYPES, Course
-from lowbit_torch.uptraining import uptrain as trained
+from lowbit.uptraining import DTYPES, Course
+from lowbit.uptraining import uptrain as trained
 
 
 def uptrain(
