@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sampling import thinned
-from step_runs import PROMPTS, logits, model, operations
+from step_runs import EDGES, PROMPTS, edge, edge_answers, logits, model, operations
 from tiny_gguf import published, write
 
 from lowbit.backend.base import Backend, StepRequest
@@ -33,7 +33,7 @@ FACTS = {"answer": 42}
 
 def request_of(name: str, contract: Contract = "float32", made: list[str] | None = None) -> StepRequest:
     """The step of a small model; `made` gets an entry each time it is made."""
-    weights = model(name)
+    weights = edge(name) if name in EDGES else model(name)
 
     def make(engine: Backend) -> tuple[Decoder, Mapping[str, Any]]:
         assert isinstance(engine, CppyyBackend)
@@ -64,6 +64,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for each in own.glob("*.so*"):
         if not (usual / each.name).exists():
             shutil.copy2(each, usual / each.name)
+
+
+@pytest.mark.parametrize("name", ("shaped", "biased"))
+def test_shaped_scores_and_biases_are_kept(name: str, folder: Path) -> None:
+    """A cap of the logits, sinks, and the biases of experts come back with the step, and so do its answers."""
+    with CppyyBackend(threads=2) as backend:
+        expected = edge_answers(operations(backend, edge(name)))
+        for _ in range(2):
+            found = kept(backend, request_of(name))
+            assert isinstance(found, CompiledDecoder)
+            for one, other in zip(edge_answers(found), expected, strict=True):
+                np.testing.assert_array_equal(one, other)
 
 
 CASES: tuple[tuple[str, Contract], ...] = (
