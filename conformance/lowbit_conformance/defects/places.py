@@ -330,6 +330,7 @@ FIELDS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 TOGETHER: dict[str, tuple[tuple[int, ...], ...]] = {
     "attention.attend": ((1, 2),),
+    "attention.attend_shaped": ((1, 2),),
     "routing.sparse": ((4, 5), (1, 2, 3)),
     "routing.expert": ((1, 2),),
 }

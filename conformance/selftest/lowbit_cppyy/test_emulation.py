@@ -56,6 +56,10 @@ def results(backend: CppyyBackend) -> Iterator[str]:
     keys, values = np.random.default_rng(1).normal(size=(2, 3, 70, 40)).astype(np.float32)
     queries = x[:4].reshape(-1)[: 2 * 6 * 40].reshape(2, 6, 40).copy()
     yield f"attention {digest(backend.run('attention.attend', queries, keys, values))}"
+    yield f"clamped {digest(backend.run('blocks.clamped_swiglu', x, x[::-1].copy(), 1.5))}"
+    yield f"soft cap {digest(backend.run('blocks.soft_cap', x, 1.5))}"
+    shape = 9, 0.5, 2.0, x[0, :6].copy()
+    yield f"shaped attention {digest(backend.run('attention.attend_shaped', queries, keys, values, *shape))}"
 
 
 STEPS: tuple[tuple[str, Contract], ...] = ("odd", "float32"), ("mixed", "integer"), ("sparse", "float32")
