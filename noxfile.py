@@ -13,8 +13,8 @@ atlas          other projects' kernels under the suite: ``-- PROJECT`` installs 
 functions      certify the docs' functions in torch, Triton, Pallas and numba; installs them: gigabytes
 torch          the tests of the layer for PyTorch, which the job `tests` skips; installs torch: gigabytes
 interop        read what lowbit writes with transformers, GPTQModel, HQQ and llama.cpp; installs them: gigabytes
-bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` and
-               ``-- --growth`` with llama.cpp and OpenVINO GenAI on a whole model, all in the environment of bench-peers
+bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` with
+               other engines on a whole model (``-- --growth``: only along its sizes), in the environment of bench-peers
 docs           build the documentation into docs/_build/html
 site           look at the built documentation in a browser: needs Chromium; ``-- --page NAME`` looks at one page
 types, lint    mypy --strict; ruff and import-linter
@@ -62,6 +62,8 @@ PEERS = {
     "llama.cpp": ("llama-cpp-python",),
     "PyTorch": ("torch",),
     "OpenVINO": ("openvino", "openvino-genai"),
+    "ik_llama.cpp": ("ik-llama-cpp-python",),
+    "ONNX Runtime GenAI": ("onnxruntime-genai",),
 }
 WHOLE = [  # files with tests that are marked so; `nox -s tests` leaves these tests out
     f"conformance/selftest/{name}.py"
@@ -306,9 +308,9 @@ def bench_peers(session: nox.Session) -> None:
     """
     install(session, extras=["cppyy", "conformance", "bench"])
     absent = json.dumps(install_peers(session))
-    programs = {"--decode": "bench/decode.py", "--growth": "bench/growth.py"}
-    program = next((path for word, path in programs.items() if word in session.posargs), "bench/compare.py")
-    session.run("python", program, "--not-installed", absent, *session.posargs)
+    programs = {"--decode": ("decode", "growth"), "--growth": ("growth",)}
+    for program in next((names for word, names in programs.items() if word in session.posargs), ("compare",)):
+        session.run("python", f"bench/{program}.py", "--not-installed", absent, *session.posargs)
 
 
 @nox.session

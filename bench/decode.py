@@ -1,13 +1,14 @@
 """Tokens a second of a whole model, beside other engines: ``nox -s bench -- --decode`` (the paper's Figure 4).
 
     python bench/decode.py --decode
-    python bench/decode.py --decode --threads 2 --repetitions 5 --tokens 64
+    python bench/decode.py --decode --threads 2 --repetitions 5 --tokens 64 --prompt 128 --prompt 512
 
-All read the same GGUF file and prompt, and continue it greedily on the same number of threads, in one process and
-in turns: one repetition of each, then the next, the order changing. The first token, before which the prompt is read,
-is timed apart from those that follow. Before each repetition memory is read for a while, so that what one token must
-read at least stands beside what it takes. Writes decode.json and decode.svg into bench/results; ``--keep`` copies them
-into docs/data.
+All read the same GGUF file, or the same in Q4_0 where their name says so, and continue the same prompt greedily on the
+same number of threads, in turns: one repetition of each, then the next, the order changing. Each runs in a process of
+its own (`engine_process`), and none while another is measured. The first token, before which the prompt is read, is
+timed apart from those that follow. Before each repetition memory is read for a while, so that what one token must read
+at least stands beside what it takes. Writes decode.json and decode.svg into bench/results; ``--keep`` copies them into
+docs/data. nox runs `growth` after it, so that one command measures and draws everything.
 """
 
 import argparse
@@ -15,65 +16,63 @@ import itertools
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from engines import Generator, Lowbit, beside
+from engine_process import Process, running
+from engines import Setting
 from limits import MemoryReader
 from quiet import settle
-from whole_model import READ, child, report_of, thread_counts, write
+from whole_model import READ, child, report_of, shared, thread_counts, write
 
 from lowbit.formats import fetch as data
-from lowbit.runtime import Contract, open_model
-from lowbit.runtime.language_model import StepChoice
+from lowbit.runtime import open_model
 from lowbit_bench.intervals import interval
 
-REPETITIONS, TOKENS, PROMPT = 5, 64, 128
+TOKENS, PROMPTS = 64, (128, 512)
 
 
 def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
-    """All generators on a number of threads, in turns."""
+    """All engines on a number of threads, in turns; a run for each prompt."""
     file = options.model or data.fetch(data.DEFAULT_MODEL)
-    model = open_model(file)
-    text = data.read_text(data.fetch(data.DEFAULT_TEXT))
-    prompt = model.tokenizer.encode(text)[: options.prompt]
-    length = -(-(options.prompt + options.tokens) // 256) * 256
-    ways: list[tuple[Contract, StepChoice]] = [
-        ("float32", "compiled"),
-        ("integer", "compiled"),
-        ("float32", "operations"),
-    ]
-    generators: list[Generator] = [Lowbit(model, threads, isa, *way) for isa in options.isa or [None] for way in ways]
-    others, absent = beside(file, threads, length)
-    generators += others
+    words = open_model(file).tokenizer.encode(data.read_text(data.fetch(data.DEFAULT_TEXT)))
+    length = -(-(max(options.prompt) + options.tokens) // 256) * 256
     reader = MemoryReader(threads)
-    spin = reader.freedom()
-    runs: list[list[dict[str, Any]]] = [[] for _ in generators]
+    with running(Setting(file, threads, length, onnx=options.onnx), options.isa, options.only) as (engines, absent):
+        runs = [of_prompt(engines, words[:count], reader, options) | {"absent": absent} for count in options.prompt]
+    model = {"threads": threads, "model": file.name, "model_bytes": file.stat().st_size}
+    return {"runs": [model | run for run in runs]}
+
+
+def of_prompt(
+    engines: list[Process], prompt: list[int], reader: MemoryReader, options: argparse.Namespace
+) -> dict[str, Any]:
+    """The repetitions of every engine after a prompt."""
+    spin, pids = reader.freedom(), [each.pid for each in engines]
+    runs: list[list[dict[str, Any]]] = [[] for _ in engines]
     for repetition in range(options.repetitions + 1):  # the first warms everything and is dropped
-        for place in range(len(generators)):
-            index = (place + repetition) % len(generators)
-            settle()
+        for place in range(len(engines)):
+            index = (place + repetition) % len(engines)
+            settle(pids)
             read = READ / reader.seconds(READ) / 1e9
-            runs[index].append(asdict(generators[index].continued(prompt, options.tokens)) | {"read_gbps": read})
+            runs[index].append(asdict(engines[index].continued(prompt, options.tokens)) | {"read_gbps": read})
     return {
-        "threads": threads,
         "spin_before": round(spin, 3),
         "spin_after": round(reader.freedom(), 3),
-        "model": file.name,
-        "model_bytes": file.stat().st_size,
         "prompt_tokens": len(prompt),
-        "generators": [summary(each.name, mine[1:]) for each, mine in zip(generators, runs, strict=True)],
+        "generators": [summary(each, mine[1:]) for each, mine in zip(engines, runs, strict=True)],
         "equal_tokens": [common(runs[0][-1]["tokens"], mine[-1]["tokens"]) for mine in runs],
-        "absent": absent,
     }
 
 
-def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(engine: Process, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians over the repetitions, and all of them."""
     steady = [(len(run["tokens"]) - 1) / run["after"] for run in runs]
     return {
-        "name": name,
+        "name": engine.name,
+        "version": engine.version,
+        "model_bytes": engine.model_bytes,
+        "peak_megabytes": round(engine.peak),
         "first_seconds": list(interval([run["first"] for run in runs])),
         "tokens_per_second": list(interval(steady)),
         "read_gbps": float(np.median([run["read_gbps"] for run in runs])),
@@ -90,17 +89,12 @@ def common(a: list[int], b: list[int]) -> int:
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--decode", action="store_true", help="what this program does; accepted for nox")
-    parser.add_argument("--model", type=Path, help="a GGUF file; SmolLM2-135M-Instruct is fetched without")
-    parser.add_argument("--threads", type=int, action="append", default=[], help="by default 1 and all processors")
-    parser.add_argument("--isa", action="append", default=[], help="instruction sets of cppyy; the best by default")
-    parser.add_argument("--repetitions", type=int, default=REPETITIONS)
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="generated in each")
-    parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens of the prompt, from alice29")
-    parser.add_argument("--keep", action="store_true", help="copy the results into docs/data")
-    parser.add_argument("--not-installed", type=json.loads, default={}, help=argparse.SUPPRESS)
-    parser.add_argument("--child", type=int, default=0, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    shared(parser)
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="generated in each repetition")
+    parser.add_argument("--prompt", type=int, action="append", default=[], help="tokens of a prompt, from alice29")
+    options, _ = parser.parse_known_args(arguments)  # nox gives all programs the same
+    options.prompt = options.prompt or list(PROMPTS)
+    return options
 
 
 def main() -> None:
@@ -110,7 +104,7 @@ def main() -> None:
         return
     from decode_report import draw, show
 
-    runs = [child(__file__, threads) for threads in thread_counts(options)]
+    runs = [run for threads in thread_counts(options) for run in child(__file__, threads)["runs"]]
     report = report_of("decode", options, ("repetitions", "tokens", "prompt"), runs)
     show(report)
     write("decode", report, draw, options.keep)

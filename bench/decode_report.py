@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-COLORS = ("#d62728", "#f4a582", "#54a24b", "#4c78a8", "#7a5195", "#c39bd3")
+COLORS = tuple(matplotlib.colormaps["tab20"](n) for n in range(20))
 
 
 def show(report: dict[str, Any]) -> None:
@@ -22,7 +22,7 @@ def show(report: dict[str, Any]) -> None:
         title = f"{run['model']}, {run['threads']} thread(s), prompt of {run['prompt_tokens']}; {spins}"
         console.print(f"\n[bold]{title}[/]", highlight=False)
         table = Table("", box=None, pad_edge=False, header_style="dim")
-        for name in ("tokens/s", "from-to", "first token", "prompt t/s", "at most", "alike"):
+        for name in ("tokens/s", "from-to", "first token", "prompt t/s", "at most", "alike", "MB"):
             table.add_column(name, justify="right")
         for generator, alike in zip(run["generators"], run["equal_tokens"], strict=True):
             speed, low, high = generator["tokens_per_second"]
@@ -35,35 +35,37 @@ def show(report: dict[str, Any]) -> None:
                 f"{run['prompt_tokens'] / first:.0f}",
                 f"{limit(run, generator):.0f}",
                 str(alike),
+                str(generator.get("peak_megabytes", "")),
             )
         console.print(table)
         for name, reason in run["absent"].items():
             console.print(f"  [yellow]absent[/] {name}: {reason}", highlight=False)
     console.print("[dim]at most: tokens/s if a token took as long as reading the file; alike: tokens before the first")
-    console.print("[dim]that differs from lowbit's[/]")
+    console.print("[dim]that differs from the first engine's; MB: the most memory in use[/]")
 
 
 def limit(run: dict[str, Any], generator: dict[str, Any]) -> float:
     """Tokens a second if each took only as long as reading the file once."""
-    return float(generator["read_gbps"] * 1e9 / run["model_bytes"])
+    return float(generator["read_gbps"] * 1e9 / generator.get("model_bytes", run["model_bytes"]))
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Bars of tokens a second, steady state left and prompt right, for each number of threads."""
-    figure, panels = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
+    figure, panels = plt.subplots(2, 1, figsize=(8, 6.4), layout="constrained")
     runs = report["runs"]
     for axes, title in zip(panels, ("after the first token", "reading the prompt"), strict=True):
         for index, run in enumerate(runs):
             bars(axes, index, run, title == "reading the prompt")
         axes.set_xticks(
-            range(len(runs)), [f"{run['threads']} thread{'s' if run['threads'] > 1 else ''}" for run in runs]
+            range(len(runs)),
+            [f"{run['threads']} thread{'s' * (run['threads'] > 1)}, prompt of {run['prompt_tokens']}" for run in runs],
         )
         axes.set_title(title, fontsize=9)
         axes.set_ylabel("tokens a second")
         axes.margins(y=0.12)
     handles, labels = panels[0].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    figure.legend(list(unique.values()), list(unique), loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(list(unique.values()), list(unique), loc="outside lower center", ncols=3, fontsize=7)
     temporary = path.with_name(f".{path.name}.partial.svg")
     figure.savefig(temporary, metadata={"Date": None})
     plt.close(figure)
@@ -81,7 +83,7 @@ def bars(axes: Any, index: int, run: dict[str, Any], prompt: bool) -> None:
         x = index + (slot + 0.5) * width - 0.4
         axes.bar(x, middle, 0.95 * width, color=COLORS[slot % len(COLORS)], label=generator["name"])
         axes.errorbar(x, middle, [[middle - least], [most - middle]], color="black", linewidth=0.8, capsize=2)
-        axes.annotate(f"{middle:.0f}", (x, most), ha="center", va="bottom", fontsize=8)
+        axes.annotate(f"{middle:.0f}", (x, most), ha="center", va="bottom", fontsize=5)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,13 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-COLORS = ("#d62728", "#f4a582", "#4c78a8", "#7a5195", "#c39bd3")
+COLORS = tuple(matplotlib.colormaps["tab20"](n) for n in range(20))
 STYLES = {0: "-", 1: "--"}
+FIRST = "first_seconds"
 PANELS = (
     ("context", "prompt_per_second", "tokens of the prompt", "prompt, tokens/s"),
     ("context", "tokens_per_second", "tokens before", "decoding, tokens/s"),
+    ("context", FIRST, "tokens of the prompt", "first token, seconds"),
     ("batch", "tokens_per_second", "sequences", "batch, tokens/s of all"),
 )
 
@@ -26,8 +28,16 @@ def series(run: dict[str, Any], size: str, rate: str) -> dict[str, list[tuple[in
     found: dict[str, list[tuple[int, list[float]]]] = {}
     for point in run["points"]:
         if size in point:
-            found.setdefault(point["engine"], []).append((point[size], point[rate]))
+            found.setdefault(point["engine"], []).append((point[size], rates_of(point, rate)))
     return found
+
+
+def rates_of(point: dict[str, Any], rate: str) -> list[float]:
+    """A rate of a point with its interval; the seconds to the first token follow from the prompt's tokens a second."""
+    if rate != FIRST:
+        return list(point[rate])
+    middle, low, high = (point["context"] / each for each in point["prompt_per_second"])
+    return [middle, high, low]
 
 
 def show(report: dict[str, Any]) -> None:
@@ -41,7 +51,8 @@ def show(report: dict[str, Any]) -> None:
             for name in engines:
                 table.add_column(name.removeprefix("lowbit "), justify="right")
             for row in zip(*engines.values(), strict=True):
-                table.add_row(str(row[0][0]), *(f"{rates[0]:.1f}" for _, rates in row))
+                digits = ".3f" if rate == FIRST else ".1f"
+                table.add_row(str(row[0][0]), *(format(rates[0], digits) for _, rates in row))
             console.print(table)
         for command in run["commands"]:
             first, low, high = command["first_token_seconds"]
@@ -53,8 +64,8 @@ def show(report: dict[str, Any]) -> None:
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Lines of tokens a second along prompt, context and batch: a colour for each engine, dashed on two threads."""
-    figure, panels = plt.subplots(1, len(PANELS), figsize=(9, 3.4), layout="constrained")
-    for axes, (size, rate, along, title) in zip(panels, PANELS, strict=True):
+    figure, panels = plt.subplots(2, 2, figsize=(9, 7.4), layout="constrained")
+    for axes, (size, rate, along, title) in zip(panels.flat, PANELS, strict=True):
         for number, run in enumerate(report["runs"]):
             for color, (name, points) in zip(COLORS, series(run, size, rate).items(), strict=False):
                 sizes, rates = [each for each, _ in points], [each[0] for _, each in points]
@@ -67,8 +78,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axes.get_xaxis().set_major_formatter(matplotlib.ticker.ScalarFormatter())
         axes.minorticks_off()
         axes.tick_params(labelsize=7)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=7)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=6)
     figure.savefig(path)
     plt.close(figure)
 

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,26 +20,29 @@ OTHERS = 0.05
 STEPS = 50_000  # of a spin, some 100 µs
 
 
-def others_running() -> bool:
-    """Whether any thread of this process but the caller's is running or wants to."""
+def others_running(processes: Sequence[int] = ()) -> bool:
+    """Whether any thread of this process but the caller's, or of other processes, is running or wants to."""
     own = str(threading.get_native_id())
-    return any(task != own and _state(task) == "R" for task in os.listdir(TASKS))
+    tasks = [TASKS / task for task in os.listdir(TASKS) if task != own]
+    tasks += [task for process in processes for task in Path(f"/proc/{process}/task").glob("*")]
+    return any(_state(task) == "R" for task in tasks)
 
 
-def _state(task: str) -> str:
+def _state(task: Path) -> str:
     try:
-        return (TASKS / task / "stat").read_text().rpartition(")")[2].split()[0]
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""  # it has ended
 
 
-def settle() -> bool:
-    """Wait until the threads that other libraries keep watching for work have gone to sleep; False if they do not."""
+def settle(processes: Sequence[int] = ()) -> bool:
+    """Wait until the threads that other libraries keep watching for work have gone to sleep, in this process and in
+    others; False if they do not."""
     if not TASKS.is_dir():
         time.sleep(PATIENCE)
         return True
     start = time.perf_counter()
-    while others_running():
+    while others_running(processes):
         if time.perf_counter() - start > PATIENCE:
             return False
         time.sleep(STEP)

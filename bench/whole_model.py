@@ -26,6 +26,21 @@ def thread_counts(options: argparse.Namespace) -> list[int]:
     return chosen
 
 
+def shared(parser: argparse.ArgumentParser) -> None:
+    """The options that these programs have in common."""
+    parser.add_argument("--decode", action="store_true", help="run this program and growth.py; for nox")
+    parser.add_argument("--growth", action="store_true", help="run growth.py only; for nox")
+    parser.add_argument("--model", type=Path, help="a GGUF file; SmolLM2-135M-Instruct is fetched without")
+    parser.add_argument("--onnx", type=Path, help="the same model for ONNX Runtime GenAI, as engine_onnx.py says")
+    parser.add_argument("--threads", type=int, action="append", default=[], help="by default 1 and all processors")
+    parser.add_argument("--isa", action="append", default=[], help="instruction sets of lowbit; the best by default")
+    parser.add_argument("--only", action="append", default=[], help="engines with this word in their name; all without")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--keep", action="store_true", help="copy the results into docs/data")
+    parser.add_argument("--not-installed", type=json.loads, default={}, help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=int, default=0, help=argparse.SUPPRESS)
+
+
 def child(program: str, threads: int) -> dict[str, Any]:
     """What a program finds on a number of threads, in a process whose libraries are limited to them."""
     print(f"measuring on {threads} thread(s)", file=sys.stderr, flush=True)

@@ -1,0 +1,32 @@
+"""lowbit as an engine: `lowbit generate --backend cppyy`."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from engines import Setting, Stepwise
+
+from lowbit.runtime import Contract, Options, load
+from lowbit.runtime.language_model import StepChoice
+from lowbit_cppyy.backend import CppyyBackend
+
+
+class Lowbit(Stepwise):
+    """With a step that is compiled, or operation by operation; and by one of the contracts of linear layers."""
+
+    def __init__(self, setting: Setting, isa: str | None, contract: Contract, step: StepChoice) -> None:
+        backend = CppyyBackend(isa=isa, threads=setting.threads)
+        self.model = load(setting.file, backend, Options(contract=contract, step=step))
+
+    def tokens(self, prompt: list[int], count: int) -> Iterator[int]:
+        return (step.token for step in self.model.generate(prompt, count, stop=()))
+
+    def rounds(self, prompts: list[list[int]], count: int) -> float:
+        decoder: Any = self.model.decoder
+        states = [decoder.new_state(len(each) + count) for each in prompts]
+        ends = [decoder.logits(decoder.hidden(each, state)[-1:]) for each, state in zip(prompts, states, strict=True)]
+        tokens = [int(each[0].argmax()) for each in ends]
+        start = time.perf_counter()
+        for _ in range(count):
+            tokens = decoder.logits(decoder.hidden_batch(tokens, states)).argmax(axis=1).tolist()
+        return time.perf_counter() - start
