@@ -14,7 +14,8 @@ functions      certify the docs' functions in torch, Triton, Pallas and numba; i
 torch          the tests of the layer for PyTorch, which the job `tests` skips; installs torch: gigabytes
 interop        read what lowbit writes with transformers, GPTQModel, HQQ and llama.cpp; installs them: gigabytes
 bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` with
-               other engines on a whole model (``-- --growth``: only along its sizes), in the environment of bench-peers
+               other engines on a whole model (``-- --growth``: only along its sizes; ``-- --quality``: perplexity
+               against speed, by bits and groups), in the environment of bench-peers
 docs           build the documentation into docs/_build/html
 site           look at the built documentation in a browser: needs Chromium; ``-- --page NAME`` looks at one page
 types, lint    mypy --strict; ruff and import-linter
@@ -279,9 +280,9 @@ def bench(session: nox.Session) -> None:
     """Compare the speed of the backends, as a table and a picture in bench/results; arguments go to pytest.
 
     ``-- --benchmark-autosave`` keeps the run, and ``-- --benchmark-compare`` shows the last one beside the new one.
-    With ``--peers``, ``--decode`` or ``--growth`` other projects take part, and the session bench-peers does it.
+    With ``--peers``, ``--decode``, ``--growth`` or ``--quality`` other projects take part, in the session bench-peers.
     """
-    if {"--peers", "--decode", "--growth"} & set(session.posargs):
+    if {"--peers", "--decode", "--growth", "--quality"} & set(session.posargs):
         session.notify("bench-peers", session.posargs)
         return
     install(session, extras=["cppyy", "conformance", "bench"])
@@ -308,7 +309,7 @@ def bench_peers(session: nox.Session) -> None:
     """
     install(session, extras=["cppyy", "conformance", "bench"])
     absent = json.dumps(install_peers(session))
-    programs = {"--decode": ("decode", "growth"), "--growth": ("growth",)}
+    programs = {"--decode": ("decode", "growth"), "--growth": ("growth",), "--quality": ("quality",)}
     for program in next((names for word, names in programs.items() if word in session.posargs), ("compare",)):
         session.run("python", f"bench/{program}.py", "--not-installed", absent, *session.posargs)
 

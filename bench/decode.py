@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 from engine_process import Process, running
 from engines import Setting
 from limits import MemoryReader
+from peers.base import AbsentError
 from quiet import settle
 from whole_model import READ, child, report_of, shared, thread_counts, write
 
@@ -39,9 +41,10 @@ def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
     length = -(-(max(options.prompt) + options.tokens) // 256) * 256
     reader = MemoryReader(threads)
     with running(Setting(file, threads, length, onnx=options.onnx), options.isa, options.only) as (engines, absent):
-        runs = [of_prompt(engines, words[:count], reader, options) | {"absent": absent} for count in options.prompt]
+        runs = [of_prompt(engines, words[:count], reader, options) for count in options.prompt]
+        absent |= {each.name: each.failure for each in engines if each.failure}
     model = {"threads": threads, "model": file.name, "model_bytes": file.stat().st_size}
-    return {"runs": [model | run for run in runs]}
+    return {"runs": [model | run | {"absent": absent} for run in runs]}
 
 
 def of_prompt(
@@ -55,13 +58,15 @@ def of_prompt(
             index = (place + repetition) % len(engines)
             settle(pids)
             read = READ / reader.seconds(READ) / 1e9
-            runs[index].append(asdict(engines[index].continued(prompt, options.tokens)) | {"read_gbps": read})
+            with suppress(AbsentError):  # one that ends takes no further part
+                runs[index].append(asdict(engines[index].continued(prompt, options.tokens)) | {"read_gbps": read})
+    whole = [(each, mine) for each, mine in zip(engines, runs, strict=True) if len(mine) == options.repetitions + 1]
     return {
         "spin_before": round(spin, 3),
         "spin_after": round(reader.freedom(), 3),
         "prompt_tokens": len(prompt),
-        "generators": [summary(each, mine[1:]) for each, mine in zip(engines, runs, strict=True)],
-        "equal_tokens": [common(runs[0][-1]["tokens"], mine[-1]["tokens"]) for mine in runs],
+        "generators": [summary(each, mine[1:]) for each, mine in whole],
+        "equal_tokens": [common(whole[0][1][-1]["tokens"], mine[-1]["tokens"]) for _, mine in whole],
     }
 
 

@@ -1,5 +1,5 @@
-"""llama.cpp and ik_llama.cpp through the functions of their own interface: ``python bench/engine_llama.py FILE OUT``
-writes a file in Q4_0.
+"""llama.cpp and ik_llama.cpp through the functions of their own interface: ``python bench/engine_llama.py FILE OUT
+TYPE`` writes a file of another type.
 
 The likeliest token is found by numpy, as in lowbit.
 """
@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from engines import Setting, Stepwise
-
-Q4_0 = 2  # LLAMA_FTYPE_MOSTLY_Q4_0
+from engines import FTYPES, Setting, Stepwise
 
 
 class LlamaCpp(Stepwise):
@@ -71,6 +69,15 @@ class LlamaCpp(Stepwise):
             tokens = [self._likeliest(place) for place in range(len(prompts))]
         return time.perf_counter() - start
 
+    def nats(self, window: list[int]) -> float:
+        self._clear()
+        self._read([(token, place, 0) for place, token in enumerate(window)])
+        total = 0.0
+        for row, token in enumerate(window[1:]):
+            scores = self._logits(row).astype(np.float64)
+            total += float(np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[token])
+        return total
+
     def _clear(self) -> None:
         if hasattr(self._api, "llama_kv_cache_clear"):
             self._api.llama_kv_cache_clear(self._context)
@@ -93,9 +100,11 @@ class LlamaCpp(Stepwise):
             raise RuntimeError("llama_decode failed")
 
     def _likeliest(self, row: int) -> int:
+        return int(self._logits(row).argmax())
+
+    def _logits(self, row: int) -> Any:
         logits = self._api.llama_get_logits_ith(self._context, row)
-        floats = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
-        return int(np.ctypeslib.as_array(floats, (self._vocabulary,)).argmax())
+        return np.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocabulary,))
 
 
 def assign(settings: Any, values: dict[str, Any]) -> None:
@@ -115,12 +124,12 @@ def silent(api: Any) -> None:
         api.llama_log_set(_KEPT[-1], None)
 
 
-def write_q4_0(file: Path, out: Path) -> None:
-    """Write a GGUF file whose matrices are in Q4_0, by llama.cpp's own quantiser."""
+def write_as(file: Path, out: Path, ftype: int) -> None:
+    """Write a GGUF file of another type, by llama.cpp's own quantiser."""
     api = import_module("llama_cpp")
     silent(api)
     settings = api.llama_model_quantize_default_params()
-    settings.ftype, settings.allow_requantize = Q4_0, True
+    settings.ftype, settings.allow_requantize = ftype, True
     partial = out.with_name(f".{out.name}.partial")
     if api.llama_model_quantize(str(file).encode(), str(partial).encode(), ctypes.byref(settings)):
         raise SystemExit("llama_model_quantize failed")
@@ -128,4 +137,4 @@ def write_q4_0(file: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_q4_0(Path(sys.argv[1]), Path(sys.argv[2]))
+    write_as(Path(sys.argv[1]), Path(sys.argv[2]), FTYPES[sys.argv[3]])

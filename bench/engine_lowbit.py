@@ -6,6 +6,8 @@ from typing import Any
 
 from engines import Setting, Stepwise
 
+from lowbit.model.perplexity import perplexity
+from lowbit.model.quantization_plan import Plan
 from lowbit.runtime import Contract, Options, load
 from lowbit.runtime.language_model import StepChoice
 from lowbit_cppyy.backend import CppyyBackend
@@ -14,9 +16,18 @@ from lowbit_cppyy.backend import CppyyBackend
 class Lowbit(Stepwise):
     """With a step that is compiled, or operation by operation; and by one of the contracts of linear layers."""
 
-    def __init__(self, setting: Setting, isa: str | None, contract: Contract, step: StepChoice) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        isa: str | None,
+        contract: Contract,
+        step: StepChoice,
+        plan: tuple[int, int] | None = None,
+    ) -> None:
+        """`plan`: bits and group size to which the matrices of the blocks are quantised first; None for none."""
         backend = CppyyBackend(isa=isa, threads=setting.threads)
-        self.model = load(setting.file, backend, Options(contract=contract, step=step))
+        asked = None if plan is None else Plan.uniform(*plan)
+        self.model = load(setting.file, backend, Options(asked, contract, step))
 
     def tokens(self, prompt: list[int], count: int) -> Iterator[int]:
         return (step.token for step in self.model.generate(prompt, count, stop=()))
@@ -30,3 +41,6 @@ class Lowbit(Stepwise):
         for _ in range(count):
             tokens = decoder.logits(decoder.hidden_batch(tokens, states)).argmax(axis=1).tolist()
         return time.perf_counter() - start
+
+    def nats(self, window: list[int]) -> float:
+        return perplexity(self.model.decoder, window, len(window)).nll

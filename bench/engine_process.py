@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Self
 
 from engines import OTHERS, Continued, Engine, Setting, own
@@ -27,16 +28,21 @@ class Process:
         batches: whether it continues several sequences at once.
         peak: the most memory that it had in use so far, in MB.
         model_bytes: of its file.
+        failure: why it takes no further part; empty while it does.
 
     Raises:
         AbsentError: it cannot run.
     """
 
     def __init__(self, engine: Engine, setting: Setting, isa: str | None) -> None:
-        self.name, self.peak, self.model_bytes = engine.name, 0.0, setting.file.stat().st_size
+        self.name, self.peak, self.model_bytes, self.failure = engine.name, 0.0, setting.file.stat().st_size, ""
+        self._opened = ExitStack()
+        self._said = self._opened.enter_context(TemporaryFile())  # noqa: SIM115  # the stack closes it
         given = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(setting).items()}
         words = [sys.executable, str(WORKER), engine.name, isa or "", json.dumps(given)]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
+        )
         try:
             told = self._answer()
             if "absent" in told:
@@ -61,17 +67,27 @@ class Process:
         """As `engines.Stepwise.rounds`."""
         return float(self._asked({"prompts": prompts, "rounds": count})["seconds"])
 
+    def nats(self, window: list[int]) -> float:
+        """As `engines.Stepwise.nats`."""
+        return float(self._asked({"window": window})["nats"])
+
     def _asked(self, what: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, which the answer tells
+            self._process.stdin.write(json.dumps(what) + "\n")
+            self._process.stdin.flush()
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise AbsentError(f"its process ended with status {self._process.wait()}")
+            status = self._process.wait()
+            self._said.seek(0)
+            lines = self._said.read().decode(errors="replace").strip().splitlines()
+            told = [each for each in lines if "ASSERT" in each or "Error" in each] or lines or [""]
+            self.failure = f"its process ended with status {status}: {told[-1][:200]}"
+            raise AbsentError(self.failure)
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -84,21 +100,33 @@ class Process:
     def _end(self) -> None:
         with suppress(BrokenPipeError):  # it may have ended already
             self._process.communicate()
+        self._opened.close()
 
 
-def q4_0_of(file: Path) -> Path:
-    """The file in Q4_0, made in the cache once.
+def stored_as(file: Path, name: str) -> Path:
+    """The file in another type, made in the cache once.
 
     Raises:
         AbsentError: llama.cpp's quantiser is not there, or fails.
     """
-    out = cache_folder() / f"{file.stem}.Q4_0.gguf"
+    out = cache_folder() / f"{file.stem}.{name}.gguf"
     if not out.exists():
-        words = [sys.executable, str(QUANTISER), str(file), str(out)]
+        words = [sys.executable, str(QUANTISER), str(file), str(out), name]
         done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
-            raise AbsentError(f"the file in Q4_0 was not made: {(done.stderr.strip().splitlines() or ['?'])[-1][:200]}")
+            why = (done.stderr.strip().splitlines() or ["?"])[-1][:200]
+            raise AbsentError(f"the file in {name} was not made: {why}")
     return out
+
+
+def started(engine: Engine, setting: Setting, isa: str = "") -> Process:
+    """The process of an engine.
+
+    Raises:
+        AbsentError: it cannot run here.
+    """
+    file = setting.file if engine.stored is None else stored_as(setting.file, engine.stored)
+    return Process(engine, replace(setting, file=file), isa or None)
 
 
 @contextmanager
@@ -120,8 +148,7 @@ def running(
             if only and not any(word in engine.name for word in only):
                 continue
             try:
-                own_setting = replace(setting, file=q4_0_of(setting.file)) if engine.q4_0 else setting
-                found.append(opened.enter_context(Process(engine, own_setting, isa)))
+                found.append(opened.enter_context(started(engine, setting, isa)))
             except AbsentError as failure:
                 absent[engine.name] = str(failure)
         yield found, absent

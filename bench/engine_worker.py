@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from engines import OTHERS, Generator, Setting, Stepwise, own
+from engines import OTHERS, Generator, Setting, Stepwise, own, qualities
 
 
 def peak_megabytes() -> float:
@@ -21,7 +21,10 @@ def peak_megabytes() -> float:
 
 
 def answer(generator: Generator, asked: dict[str, Any]) -> dict[str, Any]:
-    """What a line asks for: a continued prompt, or the seconds of rounds of several."""
+    """What a line asks for: a continued prompt, the seconds of rounds of several, or the nats of a window."""
+    if "window" in asked:
+        assert isinstance(generator, Stepwise)
+        return {"nats": generator.nats(asked["window"])}
     if "rounds" in asked:
         assert isinstance(generator, Stepwise)
         return {"seconds": generator.rounds(asked["prompts"], asked["rounds"])}
@@ -32,7 +35,7 @@ def main() -> None:
     name, isa, text = sys.argv[1:]
     told = json.loads(text)
     given = told | {key: told[key] and Path(told[key]) for key in ("file", "onnx")}
-    engine = next(each for each in (*own(isa or None), *OTHERS) if each.name == name)
+    engine = next(each for each in (*own(isa or None), *OTHERS, *qualities()) if each.name == name)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
 

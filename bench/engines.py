@@ -25,8 +25,6 @@ class Continued:
 class Generator(ABC):
     """A model that is loaded and continues prompts, greedily."""
 
-    name: str
-
     @abstractmethod
     def continued(self, prompt: list[int], count: int) -> Continued:
         """Compute `count` tokens after a prompt."""
@@ -51,6 +49,10 @@ class Stepwise(Generator):
     @abstractmethod
     def rounds(self, prompts: list[list[int]], count: int) -> float:
         """Seconds of `count` rounds, in each of which every sequence gets a token; the prompts were read before."""
+
+    @abstractmethod
+    def nats(self, window: list[int]) -> float:
+        """The sum of the negative log-likelihoods of all tokens of a window but the first."""
 
     def continued(self, prompt: list[int], count: int) -> Continued:
         return timed(self.tokens(prompt, count))
@@ -83,14 +85,14 @@ class Engine:
         name: in reports.
         made_by: the module and the class that runs it.
         distribution: whose version is reported.
-        q4_0: whether it reads the file in Q4_0, in place of the file's own types.
+        stored: the type in which it reads the file, one of `FTYPES`; None for the file's own.
         options: of the class.
     """
 
     name: str
     made_by: tuple[str, str]
     distribution: str
-    q4_0: bool = False
+    stored: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def made(self, setting: Setting) -> Generator:
@@ -107,10 +109,14 @@ class Engine:
 _LOWBIT, _LLAMA = ("engine_lowbit", "Lowbit"), ("engine_llama", "LlamaCpp")
 
 
-def _llama(title: str, *, q4_0: bool = False, **options: Any) -> Engine:
+FTYPES = {"Q4_0": 2, "Q8_0": 7, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18}
+"""llama.cpp's names of types of files, with its numbers (``llama_ftype``)."""
+
+
+def _llama(title: str, *, stored: str | None = None, **options: Any) -> Engine:
     ik = title.startswith("ik")
     given = {"module": "ik_llama_cpp._ctypes_api" if ik else "llama_cpp", **options}
-    return Engine(title, _LLAMA, "ik-llama-cpp-python" if ik else "llama-cpp-python", q4_0, given)
+    return Engine(title, _LLAMA, "ik-llama-cpp-python" if ik else "llama-cpp-python", stored, given)
 
 
 def own(isa: str | None = None) -> tuple[Engine, ...]:
@@ -124,17 +130,36 @@ def own(isa: str | None = None) -> tuple[Engine, ...]:
         for way, contract, step in ways
     ]
     more = {"isa": isa, "contract": "integer", "step": "compiled"}
-    return (*engines, Engine(f"lowbit{told} integer Q4_0", _LOWBIT, "lowbit", q4_0=True, options=more))
+    return (*engines, Engine(f"lowbit{told} integer Q4_0", _LOWBIT, "lowbit", "Q4_0", more))
+
+
+BITS, GROUPS = (4, 3, 2), (128, 64, 32, 16)
+
+
+def qualities() -> tuple[Engine, ...]:
+    """lowbit with matrices quantised to each number of bits in groups of each size, and llama.cpp's types of files."""
+    found = [
+        Engine(
+            f"lowbit {contract} {bits} bits, groups of {group}",
+            _LOWBIT,
+            "lowbit",
+            options={"isa": None, "contract": contract, "step": "compiled", "plan": [bits, group]},
+        )
+        for contract in ("float32", "integer")
+        for bits in BITS
+        for group in GROUPS
+    ]
+    return (*found, *(_llama(f"llama.cpp file of {name}", stored=name, flash=False) for name in FTYPES))
 
 
 OTHERS = (
     _llama("llama.cpp", flash=False),
     _llama("llama.cpp flash attention", flash=True),
-    _llama("llama.cpp Q4_0 repacked", q4_0=True, flash=False, repacked=True),
-    _llama("llama.cpp Q4_0 as stored", q4_0=True, flash=False, repacked=False),
+    _llama("llama.cpp Q4_0 repacked", stored="Q4_0", flash=False, repacked=True),
+    _llama("llama.cpp Q4_0 as stored", stored="Q4_0", flash=False, repacked=False),
     _llama("ik_llama.cpp", flash=False),
     _llama("ik_llama.cpp flash attention", flash=True),
-    _llama("ik_llama.cpp Q4_0 repacked", q4_0=True, flash=True, repacked=True),
+    _llama("ik_llama.cpp Q4_0 repacked", stored="Q4_0", flash=True, repacked=True),
     Engine("OpenVINO GenAI", ("engine_openvino", "OpenVino"), "openvino-genai", options={"exact": False}),
     Engine("OpenVINO GenAI float32", ("engine_openvino", "OpenVino"), "openvino-genai", options={"exact": True}),
     Engine("ONNX Runtime GenAI", ("engine_onnx", "OnnxRuntime"), "onnxruntime-genai"),

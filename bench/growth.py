@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 from engine_process import Process, running
 from engines import Setting
 from limits import MemoryReader
+from peers.base import AbsentError
 from quiet import settle
 from whole_model import READ, child, report_of, shared, thread_counts, write
 
@@ -42,7 +44,10 @@ COMMANDS = 5  # starts of the command that are timed
 def in_turns(
     makers: Sequence[Callable[[], Any]], pids: Sequence[int], repetitions: int, reader: MemoryReader
 ) -> tuple[list[list[Any]], list[float]]:
-    """The answers of each, one repetition after the other, of which the first is dropped; and what memory gave."""
+    """The answers of each, one repetition after the other, of which the first is dropped; and what memory gave.
+
+    One whose process ends has no more answers.
+    """
     answers: list[list[Any]] = [[] for _ in makers]
     speeds = []
     for repetition in range(repetitions + 1):
@@ -50,7 +55,8 @@ def in_turns(
             index = (place + repetition) % len(makers)
             settle(pids)
             speeds.append(READ / reader.seconds(READ) / 1e9)
-            answers[index].append(makers[index]())
+            with suppress(AbsentError):
+                answers[index].append(makers[index]())
     return [each[1:] for each in answers], speeds
 
 
@@ -65,13 +71,18 @@ def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
     spin = reader.freedom()
     points: list[dict[str, Any]] = []
     alone = Setting(file, threads, longest, onnx=options.onnx)
-    with running(alone, options.isa, options.only) as (engines, absent):
+    with running(alone, options.isa, options.only) as (found, absent):
+        engines = found
         for context in contexts:
+            engines = [each for each in engines if not each.failure]
             points += of_context(engines, words[:context], reader, options.repetitions)
+        absent |= {each.name: each.failure for each in found if each.failure}
     together = replace(alone, length=SHORT + 2 * ROUNDS, sequences=max(options.batches))
-    with running(together, options.isa, options.only) as (engines, _):
+    with running(together, options.isa, options.only) as (batched, _):
         for batch in options.batches:
-            points += of_batch([each for each in engines if each.batches], words, batch, reader, options.repetitions)
+            able = [each for each in batched if each.batches and not each.failure]
+            points += of_batch(able, words, batch, reader, options.repetitions)
+        absent |= {f"{each.name}, in batches": each.failure for each in batched if each.failure}
     return {
         "threads": threads,
         "spin_before": round(spin, 3),
@@ -83,13 +94,18 @@ def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def whole(engines: list[Process], answers: list[list[Any]], repetitions: int) -> Iterator[tuple[Process, list[Any]]]:
+    """The engines that have answered every time, with their answers."""
+    return ((engine, own) for engine, own in zip(engines, answers, strict=True) if len(own) == repetitions)
+
+
 def of_context(
     engines: list[Process], prompt: list[int], reader: MemoryReader, repetitions: int
 ) -> Iterator[dict[str, Any]]:
     """A point of each engine after a prompt."""
     runs = [partial(each.continued, prompt, TOKENS) for each in engines]
     answers, speeds = in_turns(runs, [each.pid for each in engines], repetitions, reader)
-    for engine, own in zip(engines, answers, strict=True):
+    for engine, own in whole(engines, answers, repetitions):
         yield {
             "engine": engine.name,
             "context": len(prompt),
@@ -107,7 +123,7 @@ def of_batch(
     prompts = [words[n * SHORT : (n + 1) * SHORT - n % 3] for n in range(batch)]
     rounds = [partial(each.rounds, prompts, ROUNDS) for each in engines]
     answers, speeds = in_turns(rounds, [each.pid for each in engines], repetitions, reader)
-    for engine, own in zip(engines, answers, strict=True):
+    for engine, own in whole(engines, answers, repetitions):
         rate = list(interval([batch * ROUNDS / seconds for seconds in own]))
         yield {"engine": engine.name, "batch": batch, "tokens_per_second": rate, "read_gbps": median_of(speeds)}
 

@@ -50,9 +50,11 @@ def show(report: dict[str, Any]) -> None:
             table = Table(along, box=None, pad_edge=False, header_style="dim", title=title, title_justify="left")
             for name in engines:
                 table.add_column(name.removeprefix("lowbit "), justify="right")
-            for row in zip(*engines.values(), strict=True):
-                digits = ".3f" if rate == FIRST else ".1f"
-                table.add_row(str(row[0][0]), *(format(rates[0], digits) for _, rates in row))
+            digits = ".3f" if rate == FIRST else ".1f"
+            known = [dict(points) for points in engines.values()]
+            for each in sorted({each for points in known for each in points}):
+                cells = (format(points[each][0], digits) if each in points else "" for points in known)
+                table.add_row(str(each), *cells)
             console.print(table)
         for command in run["commands"]:
             first, low, high = command["first_token_seconds"]

@@ -1,5 +1,6 @@
 """Engines of the benchmark of whole models: processes of their own, what they answer, and why one is absent."""
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +10,17 @@ import decode
 import engine_process
 import engines
 import growth
+import jsonschema
 import pytest
+import quality
+import quality_report
+from paths import ROOT
+from peers.base import AbsentError
 from tiny_gguf import write as write_gguf
 
 from lowbit.runtime import Options, load
+
+SCHEMAS = ROOT / "bench/schema"
 
 
 class Fake:
@@ -21,12 +29,16 @@ class Fake:
     def __init__(self, name: str, tokens: list[int]) -> None:
         self.name, self._tokens = name, tokens
         self.version, self.model_bytes, self.peak, self.pid, self.batches = "1", 10**8, 99.6, os.getpid(), True
+        self.failure = ""
 
     def continued(self, prompt: list[int], count: int) -> engines.Continued:
         return engines.Continued(self._tokens[:count], 0.5, 0.25)
 
     def rounds(self, prompts: list[list[int]], count: int) -> float:
         return 0.5 * count
+
+    def nats(self, window: list[int]) -> float:
+        return 2.0 * (len(window) - 1)
 
 
 def test_what_engines_answer_is_summed_up() -> None:
@@ -69,3 +81,45 @@ def test_lowbit_answers_in_a_process_of_its_own(tmp_path: Path) -> None:
     with load(file, "cppyy", Options(step="operations")) as model:
         assert told.tokens == [step.token for step in model.generate([5, 7, 1], 4, stop=())]
     assert told.first > 0 and told.after > 0
+
+
+def test_an_engine_that_ends_is_left_out(tmp_path: Path) -> None:
+    """Its process says no more; the others are measured, and the reason is its last words."""
+    file = write_gguf(tmp_path / "tiny.gguf")
+    with engine_process.running(engines.Setting(file, 1, 16), (), ("step by operations",)) as (found, _):
+        with pytest.raises(AbsentError, match=r"its process ended with status 1: .*tokens"):
+            found[0].continued([99999], 2)
+        assert "99999" in found[0].failure
+        pair: Any = [found[0], Fake("other", [1, 2, 3])]
+        reader: Any = SimpleNamespace(freedom=lambda: 2.0, seconds=lambda count: count / 40e9)
+        points = list(growth.of_context(pair, [7], reader, 1))
+        assert [point["engine"] for point in points] == ["other"]
+        run = decode.of_prompt(pair, [7], reader, SimpleNamespace(repetitions=1, tokens=3))  # type: ignore[arg-type]  # what it reads
+        assert [each["name"] for each in run["generators"]] == ["other"]
+
+
+def test_quality_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pairs alternate; a report of three rows, one of them absent, keeps its schema, and the picture is written."""
+    ours: Any = Fake("ours", [1, 2, 3])
+    base: Any = Fake("lowbit", [1, 2, 3])
+    row = quality.in_pairs(ours, base, [7], quality.parsed(["--tokens", "3", "--repetitions", "4"]))
+    assert row["over_file"] == [1, 1, 1] and row["tokens_per_second"][0] == 8 and row["version"] == "1"
+    row |= {"nats": [6.0], "perplexity": 7.4, "scored": 3}
+    rows = [
+        {"settings": {"engine": "lowbit float32 4 bits, groups of 64", "threads": 1}} | row,
+        {"settings": {"engine": "llama.cpp file of Q4_0", "threads": 1}} | row,
+        {"settings": {"engine": "llama.cpp file of Q2_K", "threads": 1}, "absent": "not there"},
+    ]
+    report: dict[str, Any] = {
+        "schema": "lowbit-bench-quality/1",
+        "started": "2026-01-01T00:00:00+00:00",
+        "projects": [],
+    }
+    report |= {"machine": {"cpu": "c", "cores": 2}, "runs": rows}
+    report |= {"settings": {"repetitions": 5, "tokens": 64, "window": 512, "windows": 33}}
+    jsonschema.validate(report, json.loads((SCHEMAS / "quality.schema.json").read_text()))
+    quality_report.show(report)
+    quality_report.draw(report, tmp_path / "quality.svg")
+    text = capsys.readouterr().out
+    assert "7.40" in text and "absent llama.cpp file of Q2_K: not there" in text
+    assert (tmp_path / "quality.svg").read_text().rstrip().endswith("</svg>")
