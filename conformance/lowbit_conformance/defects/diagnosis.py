@@ -28,6 +28,7 @@ from lowbit_conformance.defects.cast_scales import of_scales_of_casts
 from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.families import relatives
 from lowbit_conformance.defects.narrow import FORMATS
+from lowbit_conformance.defects.old_output import of_added
 from lowbit_conformance.defects.residual_family import of_residuals
 from lowbit_conformance.defects.running import of_running
 from lowbit_conformance.defects.stage_table import of_stages
@@ -305,7 +306,8 @@ def located(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[D
     least = min((each.size for each in failures), default=0)
     bad = [*failures, *(each for each in passes if each.wrong)]
     solved = of_solved(bad, operation) if least <= MOST_READ else ()
-    last = chain(of_clamped(bad, operation), of_unwritten(bad, operation), of_wrong_fields(bad, operation), solved)
+    seen = chain(of_clamped(bad, operation), of_added(bad, operation), of_unwritten(bad, operation))
+    last = chain(seen, of_wrong_fields(bad, operation), solved)
     return next(((each,) for each in last if _fitting(_explaining([each], failures), passes)), ())
 
 

@@ -21,9 +21,11 @@ from lowbit_conformance.defects.stored_bits import of_blocks
 from lowbit_conformance.defects.stored_carried import of_carried
 from lowbit_conformance.defects.stored_codes import like, numbers_of
 from lowbit_conformance.defects.stored_fields import of_fields
+from lowbit_conformance.defects.stored_lanes import of_lanes
 from lowbit_conformance.defects.stored_parts import of_parts, of_squares
 from lowbit_conformance.defects.stored_rows import of_rows
 from lowbit_conformance.defects.stored_some import of_some
+from lowbit_conformance.defects.stored_split import of_narrow_parts, of_pieces, of_split
 from lowbit_conformance.defects.stored_sums import of_sums
 from lowbit_conformance.defects.stored_words import of_words
 
@@ -85,6 +87,14 @@ def _kinds(formats: tuple[str, ...]) -> Iterator[tuple[str, str, Numbers]]:
             yield from of_fields(format)
             yield from of_blocks(format)
             yield from of_words(format)
+    yield from of_split()
+    yield from of_pieces()
+
+
+def _sums() -> Iterator[tuple[str, str, Callable[..., Array]]]:
+    yield from of_sums()
+    yield from of_narrow_parts()
+    yield from of_lanes()
 
 
 @cache
@@ -97,7 +107,7 @@ def members(operation: str, formats: tuple[str, ...], of_x: tuple[str, ...]) -> 
         arithmetical(name, cause, "", {operation: partial(function, change)}) for name, cause, change in _kinds(formats)
     ]
     if operation != "formats.dequantize":
-        found += [arithmetical(name, cause, "", {operation: wrong}) for name, cause, wrong in of_sums()]
+        found += [arithmetical(name, cause, "", {operation: wrong}) for name, cause, wrong in _sums()]
     if not of_x:
         for own, other in (("float16", "bfloat16"), ("bfloat16", "float16")):
             read = partial(misread, own, other)

@@ -80,6 +80,55 @@ def one_of_packed(part: int, array: Array) -> Array:
     return np.concatenate([own, own, late | late << 4], axis=-1)
 
 
+def quads_of_packed(scales: int, minima: int, kept: int, array: Array) -> Array:
+    """Twelve bytes of scales and minima of 6 bits: the last four of each are bytes of their own.
+
+    Args:
+        scales: the four bytes that are taken for the last scales.
+        minima: the same for the last minima.
+        kept: the mask of their bits.
+        array: the twelve bytes.
+    """
+    found, quads = copy_of_packed(array), [array[..., 4 * at : 4 * at + 4] & kept for at in range(3)]
+    first, second = quads[scales], quads[minima]
+    found[..., 0:4] = (array[..., 0:4] & 63) | (first >> 4 << 6)
+    found[..., 4:8] = (array[..., 4:8] & 63) | (second >> 4 << 6)
+    found[..., 8:] = (first & 15) | (second & 15) << 4
+    return found
+
+
+def halves_of_packed(way: str, array: Array) -> Array:
+    """Twelve bytes of scales and minima of 6 bits: a half of each is read by the rule of the other half."""
+    early = [array[..., at : at + 4] & 63 for at in (0, 4)]
+    low = array[..., 8:] & 15, array[..., 8:] >> 4
+    late = [low[at] | array[..., 4 * at : 4 * at + 4] >> 6 << 4 for at in (0, 1)]
+    crossed = [low[at] | array[..., 4 - 4 * at :][..., :4] >> 6 << 4 for at in (0, 1)]
+    found = copy_of_packed(array)
+    first, last = {
+        "all as the last four": (late, late),
+        "with both halves exchanged": (late, early),
+        "with high bits of the other kind": (early, crossed),
+        "with high bits lost": (early, low),
+        "with low bits of the other kind": (early, [low[1 - at] | late[at] & 48 for at in (0, 1)]),
+        "with the last four scales and minima exchanged": (early, late[::-1]),
+        "with the first four scales and minima exchanged": (early[::-1], late),
+    }[way]
+    found[..., 0:4], found[..., 4:8] = first[0] | last[0] >> 4 << 6, first[1] | last[1] >> 4 << 6
+    found[..., 8:] = (last[0] & 15) | (last[1] & 15) << 4
+    return found
+
+
+HALVES = (
+    "all as the last four",
+    "with both halves exchanged",
+    "with high bits of the other kind",
+    "with high bits lost",
+    "with low bits of the other kind",
+    "with the last four scales and minima exchanged",
+    "with the first four scales and minima exchanged",
+)
+
+
 EARLY = (
     *("without their low 2 bits", "shifted by 2 bits", "of 4 bits"),
     *("of the high half", "shifted by 1 bit", "of 5 bits"),
@@ -97,3 +146,11 @@ def of_packed() -> Iterator[tuple[str, str, Callable[[Array], Array]]]:
             yield "packed-constant", f"with {constant} for all {said}", partial(same_of_packed, constant, part)
         for way in EARLY:
             yield "packed-otherwise", f"with its first four {said} {way}", partial(early_of_packed, way, part)
+    for way in HALVES:
+        yield "packed-otherwise", f"with scales and minima {way}", partial(halves_of_packed, way)
+    for scales in range(3):
+        for minima in range(3):
+            for kept in (63, 15):
+                words = f"with its last scales as bytes {4 * scales} to {4 * scales + 3}"
+                said = f"{words}, and its last minima as bytes {4 * minima} to {4 * minima + 3}, masked by {kept}"
+                yield "packed-otherwise", said, partial(quads_of_packed, scales, minima, kept)

@@ -25,6 +25,7 @@ from lowbit_conformance.defects.stored_parts import (
     in_difference,
     in_integers,
     in_scale_of_codes,
+    in_zero,
 )
 
 
@@ -69,6 +70,20 @@ def first_of(run: int, axis: int, weights: Stored) -> Array:
     count = (weights.rows, weights.columns)[axis]
     there = np.arange(count) < run
     return np.asarray(there[:, np.newaxis] if axis == 0 else there[np.newaxis])
+
+
+def at_place(run: int, place: int, axis: int, weights: Stored) -> Array:
+    """The rows or columns at one place of each word of some codes."""
+    there = np.arange((weights.rows, weights.columns)[axis]) % run == place
+    return np.asarray(there[:, np.newaxis] if axis == 0 else there[np.newaxis])
+
+
+def places_of_words() -> Iterator[tuple[str, Callable[[Stored], Array]]]:
+    """The two ends of a word: shifts and masks are often written otherwise there."""
+    for axis, things in enumerate(("rows", "columns")):
+        for run in (2, 4, 8, 16):
+            for place, word in ((0, "first"), (run - 1, "last")):
+                yield f"in the {word} of each {run} {things}", partial(at_place, run, place, axis)
 
 
 def parts_of_a_matrix() -> Iterator[tuple[str, Callable[[Stored], Array]]]:
@@ -128,7 +143,26 @@ def cores() -> Named:
         )
 
 
+def sign_extended(least: int, array: F64, bits: int) -> F64:
+    """Zeros from `least` on as negative numbers: they may be stored less one."""
+    return np.where(array >= 2.0 ** (bits - 1) + least, array - 2.0**bits, array)
+
+
+def zeros_of_words() -> Named:
+    """The kinds that are tried in zeros at the ends of a word."""
+    for least in (0, 1):
+        change = partial(changed, in_zero, partial(in_integers, partial(sign_extended, least)))
+        stored = ", which are stored less one" if least else ""
+        yield "stored-zero-in-twos-complement", f"Zeros{stored}, are taken as two's complement.", change
+    for name, words, read in READ:
+        change = partial(changed, in_zero, partial(in_integers, read))
+        yield f"stored-zero-{name}", f"Zeros are taken {words}.", change
+
+
 def of_some() -> Named:
-    for name, cause, change in cores():
-        for where, kept in parts_of_a_matrix():
-            yield f"{name}-in-part", f"{cause.removesuffix('.')}, {where} only.", partial(partly, change, kept)
+    places = tuple(places_of_words())
+    kinds = ((cores(), (*parts_of_a_matrix(), *places)), (zeros_of_words(), places))
+    for some, parts in kinds:
+        for name, cause, change in some:
+            for where, kept in parts:
+                yield f"{name}-in-part", f"{cause.removesuffix('.')}, {where} only.", partial(partly, change, kept)

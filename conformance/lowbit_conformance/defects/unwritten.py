@@ -63,6 +63,23 @@ def left_out(wrong: list[Array], places: list[Array], axis: int) -> bool:
     return told
 
 
+LARGE = (64, 128, 256, 512)
+"""Rows or columns of a tile."""
+
+
+def whole_tiles(size: int, at: Array, count: int) -> Array:
+    return at < count // size * size
+
+
+def first_tile(size: int, at: Array, count: int) -> Array:
+    return at < size
+
+
+TILES: tuple[tuple[str, str, Kept], ...] = (
+    *((f"past-whole-{w}-dropped", f"without what is past the last whole {w}", partial(whole_tiles, w)) for w in LARGE),
+    *((f"past-{w}-dropped", f"without what is past the first {w}", partial(first_tile, w)) for w in LARGE),
+)
+
 COUNTS = (1, 2, 4, 8, 16, 32)
 """Elements at the end of a result that a loop over whole registers leaves out."""
 
@@ -114,7 +131,7 @@ def of_unwritten(failures: list[Any], operation: str) -> Iterator[Defect]:
         return arithmetical(name, cause, "", {operation: partial(replayed, operation, failures, places)})
 
     for axis in AXES:
-        for name, words, kept in DROPPED:
+        for name, words, kept in (*DROPPED, *TILES):
             try:
                 places = [outside(kept, axis, each.shape) for each in wrong]
             except ValueError:

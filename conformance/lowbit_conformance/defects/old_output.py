@@ -1,0 +1,64 @@
+"""Results that are added to what their memory held before: fresh memory holds one byte everywhere, or anything.
+
+The suite fills memory before a call. So what was added is a number whose bytes are equal, the same for all elements.
+Rounding hides it in large elements; all elements that are visibly wrong are wrong by it.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import F64
+from lowbit.numbers.floats import FLOATS
+from lowbit_conformance.defects.defect import Defect, arithmetical
+from lowbit_conformance.defects.places import right_answer
+from lowbit_conformance.defects.unwritten import wrong_in
+
+LEAST = 2
+"""Elements of each result that are wrong by the same amount."""
+NEAR = 2.0**-6
+"""Of what was added: how far the error of an element may lie from it, besides what rounding adds."""
+UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+
+
+def fillings(name: str) -> F64:
+    """The finite numbers of a type whose bytes are all equal, without 0."""
+    kind = np.dtype(FLOATS[name].dtype)
+    octets = np.repeat(np.arange(1, 256, dtype=np.uint8), kind.itemsize)
+    with np.errstate(all="ignore"):
+        found = octets.view(kind).astype(np.float64)
+    return np.asarray(found[np.isfinite(found)], np.float64)
+
+
+def added_to(seen: Any) -> float | None:
+    """What was added to each element of a result; None if no such number explains all of them."""
+    given = getattr(seen.call, "given", None)
+    if not isinstance(given, np.ndarray) or given.dtype.name not in UNITS or given.shape != np.shape(seen.right):
+        return None
+    ours, right, wrong = given.astype(np.float64), np.asarray(seen.exact, np.float64), wrong_in(seen)
+    if wrong.sum() < LEAST or not (np.isfinite(ours).all() and np.isfinite(right).all()):
+        return None
+    room = UNITS[given.dtype.name] * (np.abs(ours) + np.abs(right)) + (0.0 if seen.limits is None else seen.limits)
+    for one in fillings(given.dtype.name):
+        off = np.abs(ours - right - one)
+        if (off[wrong] <= NEAR * abs(one)).all() and (off <= np.maximum(room, NEAR * abs(one))).all():
+            return float(one)
+    return None
+
+
+def replayed(operation: str, failures: list[Any], *given: Any, **choices: Any) -> Any:
+    """What came back where it was wrong, and right results for other arguments."""
+    for each in failures:
+        if len(each.arguments) == len(given) and all(map(lambda a, b: a is b, each.arguments, given)):
+            return each.given
+    return right_answer(operation, given, choices)
+
+
+def of_added(failures: list[Any], operation: str) -> Iterator[Defect]:
+    """The name of results to each of which one number is added that memory may have held."""
+    if failures and all(added_to(each) is not None for each in failures):
+        cause = "Results are added to what the output held before the call: fresh memory holds anything."
+        run = partial(replayed, operation, failures)
+        yield arithmetical("result-added-to-old-memory", cause, "", {operation: run})
