@@ -105,14 +105,6 @@ WHICH: tuple[tuple[str, str], ...] = (
 
 def of_split() -> Named:
     """Parts of K that take codes, scales, zeros or x of another place."""
-    for said, length in lengths():
-        for slug, words, take in TAKEN:
-            for what, ways in PLACED.items():
-                for where in ways:
-                    cause = f"{said}: each row takes {words}: the {what.replace('-', ' ')}."
-                    yield f"stored-{what}-{slug}", cause, partial(taken, take, length, where)
-            for which, end in WHICH:
-                yield f"x-{slug}", f"{said}: each row meets{end} {words}: x.", partial(x_taken, take, length, which)
     for size in (0, *SIZES):
         length = partial(fixed, size) if size else run_of
         said = f"tile of {size} rows" if size else "group or block"
@@ -122,6 +114,18 @@ def of_split() -> Named:
         for which, end in WHICH:
             cause = f"Each {said} meets x of the one before,{end or ' in all terms'}."
             yield "x-of-the-tile-before", cause, partial(x_taken, of_the_part_before, length, which)
+    for said, length in lengths():
+        for slug, words, take in TAKEN:
+            for what, ways in PLACED.items():
+                for where in ways:
+                    cause = f"With {said}, each row takes {words}: the {what.replace('-', ' ')}."
+                    yield f"stored-{what}-{slug}", cause, partial(taken, take, length, where)
+            for which, end in WHICH:
+                yield (
+                    f"x-{slug}",
+                    f"With {said}, each row meets{end} {words}: x.",
+                    partial(x_taken, take, length, which),
+                )
 
 
 # **Pieces of a run in another order**: binary digits of the place of a row.
