@@ -191,6 +191,10 @@ def _in_bytes(numbers: F64) -> F64:
 
 # **As defects.**
 
+ROUNDED = "inverse-of-rounded-scale", "Codes are divided by the scale that is stored, after it was rounded to its type."
+SIGNS = "sign-of-scale", "The scale has the right size, and not the sign that the number of largest magnitude gives it."
+"""Where codes fit scales of the right size."""
+
 
 def divisor(views: list[View]) -> float | None:
     """The number over which all largest magnitudes are taken; None if there is no such number."""
@@ -257,6 +261,12 @@ def of_scales_of_casts(failures: list[Any], operation: str) -> Iterator[Defect]:
             cause = f"The scale is the largest magnitude over {other:g} where {top:g} is right."
             yield named(f"{other:g}-levels", cause, largest, other)
             return
+    if fit and follow(largest, top):
+        own = [np.sign(view_of(each.arguments[0], each.right).scales) for each in failures]
+        signs = all((np.sign(view.scales) == right).all() for view, right in zip(views, own, strict=True))
+        name, cause = ROUNDED if signs else SIGNS
+        yield named(name, cause, largest, top)
+        return
     for name, words, rule in rules(top) if fit else ():
         if follow(rule, top):
             cause = f"In place of the largest magnitude of its numbers, a scale comes from {words}."
