@@ -106,14 +106,14 @@ WHICH: tuple[tuple[str, str], ...] = (
 def of_split() -> Named:
     """Parts of K that take codes, scales, zeros or x of another place."""
     for size in (0, *SIZES):
-        length = partial(fixed, size) if size else run_of
+        tile: Length = partial(fixed, size) if size else run_of
         said = f"tile of {size} rows" if size else "group or block"
         for which, end in WHICH[1:]:
             cause = f"Each {said} meets x of the first,{end}."
-            yield "x-of-the-first-tile", cause, partial(x_taken, from_the_start, length, which)
+            yield "x-of-the-first-tile", cause, partial(x_taken, from_the_start, tile, which)
         for which, end in WHICH:
             cause = f"Each {said} meets x of the one before,{end or ' in all terms'}."
-            yield "x-of-the-tile-before", cause, partial(x_taken, of_the_part_before, length, which)
+            yield "x-of-the-tile-before", cause, partial(x_taken, of_the_part_before, tile, which)
     for said, length in lengths():
         for slug, words, take in TAKEN:
             for what, ways in PLACED.items():
