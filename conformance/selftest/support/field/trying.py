@@ -16,6 +16,8 @@ from field.held_out import MORE_KERNELS, SECOND
 from field.held_out_eighth import EIGHTH_KERNELS
 from field.held_out_eighth_blocks import EIGHTH_BLOCKS
 from field.held_out_eighth_words import EIGHTH_WORDS
+from field.held_out_eleventh import ELEVENTH_KERNELS, ELEVENTH_WORDS
+from field.held_out_eleventh_blocks import ELEVENTH_BLOCKS
 from field.held_out_fifth import FIFTH
 from field.held_out_last import FOURTH
 from field.held_out_later import THIRD
@@ -39,6 +41,7 @@ SOURCES = (
     *("cpp_kernels.py", "kernels.cpp", "more_cpp.py", "more.cpp", "rust_kernels.py", "kernels.rs"),
     *("tiles_cpp.py", "tiles.cpp", "words_rs.py", "words.rs", "torch_blocks.py"),
     *("strips_cpp.py", "strips.cpp", "split_kernels.py", "torch_groups.py"),
+    "magic_kernels.py",
 )
 COMPILERS = {
     "kernels.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "kernels.so"),
@@ -60,7 +63,8 @@ LIBRARIES: dict[str, Library] = {
 LISTS = {
     **{"mistakes": MISTAKES, "first": HELD_OUT, "second": SECOND, "third": THIRD, "fourth": FOURTH},
     **{"fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH_WORDS + EIGHTH_BLOCKS},
-    **{"ninth": NINTH_WORDS + NINTH_BLOCKS, "tenth": TENTH_WORDS + TENTH_BLOCKS, "mended": MENDED},
+    **{"ninth": NINTH_WORDS + NINTH_BLOCKS, "tenth": TENTH_WORDS + TENTH_BLOCKS},
+    **{"eleventh": ELEVENTH_WORDS + ELEVENTH_BLOCKS, "mended": MENDED},
 }
 """All lists by name; all but the first and the last were held out."""
 
@@ -109,7 +113,8 @@ def module_of(mistake: Mistake) -> str:
 
 def claim_of(file: str, kernel: str) -> Claim:
     """What a kernel is certified for."""
-    known = MORE_KERNELS | SEVENTH_KERNELS | EIGHTH_KERNELS | NINTH_KERNELS | TENTH_KERNELS | MENDED_KERNELS
+    known = MORE_KERNELS | SEVENTH_KERNELS | EIGHTH_KERNELS | NINTH_KERNELS | TENTH_KERNELS | ELEVENTH_KERNELS
+    known |= MENDED_KERNELS
     operation, limits = known.get((file, kernel)) or KERNELS[kernel]
     return Claim(operation, limits, arrays=LIBRARIES.get(file, "numpy"))
 

@@ -1,0 +1,360 @@
+"""Mistakes of the eleventh list in Q4_K, MXFP4 and FP8; see `held_out_eleventh`."""
+
+from field.held_out_eighth import Planted
+from field.held_out_eleventh import held
+
+Q4_K_NUMPY, Q4_K_MASKS = ("numpy_kernels.py", "q4_k"), ("vector_kernels.py", "q4_k_masks")
+Q4_K_TORCH, Q4_K_EIGHT = ("torch_blocks.py", "q4_k"), ("split_kernels.py", "q4_k_eight")
+Q4_K_CPP, Q4_K_SUMS = ("more.cpp", "q4_k"), ("tiles.cpp", "q4_k_sums")
+Q4_K_NUMPY_Q8_K, Q4_K_CPP_Q8_K = ("numpy_kernels.py", "q4_k_q8_k"), ("kernels.cpp", "q4_k_q8_k")
+Q4_K_RUST_Q8_K, Q4_K_WORDS = ("words.rs", "q4_k_q8_k"), ("strips.cpp", "q4_k_words")
+Q8_K_CAST, Q8_0_CAST = ("cast_kernels.py", "q8_k"), ("split_kernels.py", "q8_0")
+INT8_CAST = ("cast_kernels.py", "int8_token")
+MXFP4_NUMPY, MXFP4_CPP = ("numpy_kernels.py", "mxfp4"), ("kernels.cpp", "mxfp4")
+MXFP4_RUST, MXFP4_BITS = ("kernels.rs", "mxfp4"), ("vector_kernels.py", "mxfp4_bits")
+MXFP4_COLUMNS, MXFP4_VECTOR = ("vector_kernels.py", "mxfp4_columns"), ("torch_groups.py", "mxfp4_vector")
+MXFP4_STEPS, MXFP4_Q8_0 = ("tiles.cpp", "mxfp4_steps"), ("more.cpp", "mxfp4_q8_0")
+MXFP4_CPP_INT8, MXFP4_NUMPY_INT8 = ("more.cpp", "mxfp4_int8"), ("split_kernels.py", "mxfp4_int8")
+FP8_CHANNEL, FP8_BLOCK_CPP = ("numpy_kernels.py", "fp8_channel"), ("kernels.cpp", "fp8_block")
+FP8_RUST, FP8_TILED = ("kernels.rs", "fp8_channel"), ("more.cpp", "fp8_tiled")
+FP8_SHIFTED, FP8_STEPS = ("strips.cpp", "fp8_shifted"), ("tiles.cpp", "fp8_steps")
+FP8_BLOCK_TORCH, FP8_COLUMNS = ("torch_kernels.py", "fp8_block"), ("torch_groups.py", "fp8_columns")
+FP8_BLOCK_VECTOR = ("vector_kernels.py", "fp8_block_vector")
+FP8_CPP_INT8, FP8_TORCH_INT8 = ("more.cpp", "fp8_block_int8"), ("torch_blocks.py", "fp8_block_int8")
+
+ELEVENTH_Q4_K: tuple[Planted, ...] = (
+    held(
+        "11-q4_k-neighbours",
+        "unpacking",
+        Q4_K_MASKS,
+        "the two codes of a byte are taken as neighbours along K",
+        "codes = np.concatenate([octets & 15, octets >> 4], axis=-2)",
+        "codes = np.stack([octets & 15, octets >> 4], axis=-1)",
+        "The two codes of a byte are taken to be neighbours: they are 32 rows apart.",
+    ),
+    held(
+        "11-q4_k-as-q4_0",
+        "unpacking",
+        Q4_K_CPP,
+        "32 codes are taken from 16 bytes, as in Q4_0",
+        "const int octet = block[16 + 32 * (j / 2) + i], code = j % 2 ? octet >> 4 : octet & 15;",
+        "const int octet = block[16 + 16 * j + i % 16], code = i / 16 ? octet >> 4 : octet & 15;",
+        "Codes are unpacked as those of Q4_0: the two codes of a byte are taken to be 16 rows apart, not 32.",
+    ),
+    held(
+        "11-q4_k-short-scales",
+        "unpacking",
+        Q4_K_RUST_Q8_K,
+        "the last four scales lose their upper two bits",
+        "((packed[j + 4] & 15) | (packed[j - 4] >> 6 << 4),",
+        "(packed[j + 4] & 15,",
+        "The upper two bits of the scales of runs 4 to 7 are lost.",
+    ),
+    held(
+        "11-q4_k-minima-bits",
+        "zeros",
+        Q4_K_TORCH,
+        "the upper bits of the last four minima come from the bytes of the scales",
+        "(third >> 4) | ((second >> 2) & 48)",
+        "(third >> 4) | ((first >> 2) & 48)",
+        "The upper two bits of the minima of runs 4 to 7 are those of the scales.",
+    ),
+    held(
+        "11-q4_k-minima-added",
+        "zeros",
+        Q4_K_EIGHT,
+        "minima are added",
+        "d * scale * dots - dmin * minimum * totals",
+        "d * scale * dots + dmin * minimum * totals",
+        "Minima are added in place of being subtracted.",
+    ),
+    held(  # aprender's AVX2 kernels applied each scale to one half of both runs of a pair
+        "11-q4_k-half-runs",
+        "scales",
+        Q4_K_WORDS,
+        "the scales of a pair of runs are applied to the first and the second half of both",
+        "scale[j] * (code * q[32 * j + i])",
+        "scale[j / 2 * 2 + i / 16] * (code * q[32 * j + i])",
+        "Each scale of a pair of runs covers a half of both runs, not the whole of its own.",
+    ),
+    held(
+        "11-q4_k-d-dmin",
+        "scales",
+        Q4_K_NUMPY,
+        "d and dmin are exchanged",
+        "return codes, d * scales, dmin * minima",
+        "return codes, dmin * scales, d * minima",
+        "d and dmin of a block are exchanged.",
+    ),
+    held(  # llama.cpp's repacked product of experts took activations in Q8_K for Q8_0, whose scale is float16
+        "11-q4_k-half-d",
+        "scales",
+        Q4_K_NUMPY_Q8_K,
+        "the scale of Q8_K is read as float16",
+        "d = np.ascontiguousarray(records[..., 0:4]).view(np.float32)",
+        "d = np.ascontiguousarray(records[..., 0:2]).view(np.float16).astype(np.float32)",
+        "The scale of a block of Q8_K is read as float16: it is float32.",
+    ),
+    held(  # aprender's AVX2 kernel left 16 activations out of the sum that meets the minimum
+        "11-q4_k-half-sums",
+        "indexing",
+        Q4_K_CPP_Q8_K,
+        "a minimum meets one sum of 16 in place of two",
+        "minima += minimum * (sums[0] + sums[1]);",
+        "minima += minimum * sums[0];",
+        "A minimum is multiplied by the sum of the first 16 codes of x in place of all 32.",
+    ),
+    held(  # 1bit-MONSTER indexed a tile without the term of the group, so that all groups read the first
+        "11-q4_k-first-totals",
+        "indexing",
+        Q4_K_SUMS,
+        "minima of all blocks meet the sums of x of the first block",
+        "totals[8 * b + j]",
+        "totals[j]",
+        "Minima of all blocks are multiplied by the sums of x of the first block.",
+    ),
+    held(  # ik_llama.cpp's AVX2 kernels summed products in 16 bits, which overflowed
+        "11-q4_k-short-dots",
+        "arithmetic",
+        Q4_K_CPP_Q8_K,
+        "the sum of a run's products is kept in 16 bits",
+        "int scale, minimum, dot = 0;",
+        "int scale, minimum;\n                    std::int16_t dot = 0;",
+        "The integer sum of a run overflows 16 bits.",
+    ),
+    held(
+        "11-q8_k-truncated",
+        "arithmetic",
+        Q8_K_CAST,
+        "codes are truncated",
+        "np.rint(factor * runs)",
+        "np.trunc(factor * runs)",
+        "Codes are truncated towards zero and not rounded to the nearest.",
+    ),
+)
+
+ELEVENTH_MXFP4: tuple[Planted, ...] = (
+    held(  # tilelang decoded FP4 with the exponent 0 as a normal number
+        "11-mxfp4-subnormal",
+        "unpacking",
+        MXFP4_BITS,
+        "elements with the exponent 0 are decoded as normal numbers",
+        "size = np.where(exponent > 0, normal, mantissa * np.float32(0.5))",
+        "size = normal",
+        "Elements with the exponent 0 are decoded as normal numbers: 0 becomes 0.5 and 0.5 becomes 0.75.",
+    ),
+    held(
+        "11-mxfp4-halves",
+        "unpacking",
+        MXFP4_COLUMNS,
+        "16 bytes hold first the elements 0 to 15 and then 16 to 31, as in ggml",
+        "codes = np.stack([octets & 15, octets >> 4], axis=-1).reshape(len(octets), -1, 32)",
+        "octets = octets.reshape(len(octets), -1, 16)\n"
+        "        codes = np.concatenate([octets & 15, octets >> 4], axis=-1)",
+        "The two elements of a byte are taken to be 16 rows apart, as in ggml: they are neighbours.",
+    ),
+    held(
+        "11-mxfp4-high-first",
+        "unpacking",
+        MXFP4_VECTOR,
+        "the first element of a byte is taken from its upper half",
+        "values[:, 0::2] = FP4[octets & 15]\n    values[:, 1::2] = FP4[octets >> 4]",
+        "values[:, 0::2] = FP4[octets >> 4]\n    values[:, 1::2] = FP4[octets & 15]",
+        "The two elements of a byte are exchanged: the first is in the lower half.",
+    ),
+    held(  # MLX multiplied by the scale's byte itself, in its branch for few columns
+        "11-mxfp4-raw-scale",
+        "scales",
+        MXFP4_STEPS,
+        "the byte of a scale is used as a number where fewer than four columns remain",
+        "const float s = std::ldexp(1.0f, exponents[k / 32] - 127);",
+        "const float s = count < 4 ? exponents[k / 32] : std::ldexp(1.0f, exponents[k / 32] - 127);",
+        "The byte of a scale is used as the scale, in the columns after the last four: it is an exponent.",
+    ),
+    held(  # vLLM's scalar kernel for RDNA3 put the scale's byte into the bits of float32, where 0 is the number 0
+        "11-mxfp4-scale-of-0",
+        "scales",
+        MXFP4_RUST,
+        "a scale whose byte is 0 becomes the number 0",
+        "let s = if scales[b] == 0 { 2f32.powi(-127) } else { f32::from_bits((scales[b] as u32) << 23) };",
+        "let s = f32::from_bits((scales[b] as u32) << 23);",
+        "A scale whose byte is 0 gives 0 in place of 2 to the power of -127.",
+    ),
+    held(
+        "11-mxfp4-no-half",
+        "scales",
+        MXFP4_CPP_INT8,
+        "sums of doubled elements are not halved",
+        "std::ldexp(dot / 2.0f,",
+        "std::ldexp(1.0f * dot,",
+        "All weights are twice too large: sums of doubled elements are not halved.",
+    ),
+    held(
+        "11-mxfp4-signed-scale",
+        "scales",
+        MXFP4_NUMPY_INT8,
+        "the byte of a scale is read with a sign",
+        "exponents = scale.view(np.uint8).astype(np.int32) - 127",
+        "exponents = scale.view(np.int8).astype(np.int32) - 127",
+        "The byte of a scale is read as a signed number: scales of 2 and more become far too small.",
+    ),
+    held(  # llama.cpp's kernel for RISC-V left the last block out where their number is odd
+        "11-mxfp4-odd-block",
+        "indexing",
+        MXFP4_Q8_0,
+        "the last block is left out where the number of blocks is odd",
+        "for (long b = 0; b < blocks; b++)",
+        "for (long b = 0; b < blocks / 2 * 2; b++)",
+        "The last block of K is left out where the number of blocks is odd.",
+    ),
+    held(
+        "11-mxfp4-scales-transposed",
+        "indexing",
+        MXFP4_CPP,
+        "scales are indexed as blocks x columns",
+        "scale[n * (K / 32) + b]",
+        "scale[b * N + n]",
+        "Scales are read as if they were transposed: blocks by columns in place of columns by blocks.",
+    ),
+    held(
+        "11-mxfp4-half-weights",
+        "arithmetic",
+        MXFP4_NUMPY,
+        "weights are kept in float16",
+        "weights = np.ldexp(values, np.repeat(exponents, 32, axis=1))",
+        "weights = np.ldexp(values, np.repeat(exponents, 32, axis=1)).astype(np.float16).astype(np.float32)",
+        "Weights are converted to float16: large ones become infinite and small ones 0.",
+    ),
+    held(
+        "11-q8_0-rounded-scale",
+        "arithmetic",
+        Q8_0_CAST,
+        "codes are computed with the scale in float16",
+        "d = np.abs(runs).max(axis=-1, keepdims=True) / np.float32(127)",
+        "d = (np.abs(runs).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float16).astype(np.float32)",
+        "Codes are divided by the scale after it was rounded to float16: it is rounded only where it is stored.",
+    ),
+    held(
+        "11-mxfp4-brain-sums",
+        "arithmetic",
+        MXFP4_RUST,
+        "the sum is rounded to bfloat16 after each block",
+        "sum += part * s;",
+        "sum = brain(to_brain(sum + part * s));",
+        "Sums are accumulated in bfloat16 and not in float32.",
+        "The running sum is rounded to the type of the result after each block.",
+    ),
+)
+
+ELEVENTH_FP8: tuple[Planted, ...] = (
+    held(  # 1bit-MONSTER and AiDotNet decoded subnormal numbers of E4M3 with the hidden bit
+        "11-fp8-subnormal",
+        "unpacking",
+        FP8_RUST,
+        "numbers with the exponent 0 are decoded as normal numbers",
+        "let size = if exponent == 0 { mantissa * 2f32.powi(-9) } else { (8.0 + mantissa) * 2f32.powi(exponent - 10) };",
+        "let size = (8.0 + mantissa) * 2f32.powi(exponent - 10);",
+        "Subnormal numbers of E4M3, and 0, are decoded as normal numbers.",
+    ),
+    held(
+        "11-fp8-fnuz",
+        "unpacking",
+        FP8_SHIFTED,
+        "numbers are decoded with a bias of 8, as those of E4M3FNUZ",
+        "* 256.0f",
+        "* 128.0f",
+        "All weights are half as large: the exponent's bias is taken to be 8, as in E4M3FNUZ, and not 7.",
+    ),
+    held(  # SGLang's kernel did not advance the scale where a step of K is shorter than a block
+        "11-fp8-first-scale",
+        "scales",
+        FP8_STEPS,
+        "all steps of K use the scale of the first block",
+        "scale[step / 2]",
+        "scale[0]",
+        "All blocks along K are scaled by the scale of the first block.",
+    ),
+    held(  # FBGEMM's kernel did not apply the scale of the last block for many sizes of K
+        "11-fp8-last-scale",
+        "scales",
+        FP8_BLOCK_CPP,
+        "a last block of fewer than 128 rows is not scaled",
+        "sum += part * scales[n / 128 * across + b];",
+        "sum += 128 * (b + 1) > K ? part : part * scales[n / 128 * across + b];",
+        "The last block of K is not scaled where it has fewer than 128 rows.",
+    ),
+    held(
+        "11-fp8-scales-transposed",
+        "scales",
+        FP8_CPP_INT8,
+        "scales of blocks are indexed as blocks of K x blocks of N",
+        "scales[n / 128 * across + b]",
+        "scales[b * ((N + 127) / 128) + n / 128]",
+        "Scales of blocks are read as if they were transposed.",
+    ),
+    held(
+        "11-fp8-divided",
+        "scales",
+        FP8_BLOCK_TORCH,
+        "weights are divided by weight_scale_inv",
+        "weight.float() * scale",
+        "weight.float() / scale",
+        "Weights are divided by the scale in place of being multiplied by it.",
+    ),
+    held(
+        "11-fp8-repeat",
+        "indexing",
+        FP8_TORCH_INT8,
+        "scales are repeated as a whole and not one by one",
+        "scale.repeat_interleave(128)[:n]",
+        "scale.repeat(128)[:n]",
+        "The scale of column n is that of another block of columns: n modulo their number, not n divided by 128.",
+    ),
+    held(  # TIRx started from the first slice of scales for every step of its product
+        "11-fp8-first-columns",
+        "indexing",
+        FP8_COLUMNS,
+        "each 64 columns use the scales of the first 64",
+        "weight_scale[part, 0]",
+        "weight_scale[: sums.shape[1], 0]",
+        "All tiles of 64 columns use the scales of the first 64 columns.",
+    ),
+    held(  # MLX's products with block floating point computed on tiles of 32 without the rest of K
+        "11-fp8-rest-of-k",
+        "indexing",
+        FP8_TILED,
+        "what remains of K after steps of 16 is left out",
+        "for (; k < K; k++) total += load(x[k], kind) * e4m3(w[k]);\n",
+        "\n",
+        "The last rows of K are left out where K is no multiple of 16.",
+    ),
+    held(
+        "11-fp8-early-rounding",
+        "arithmetic",
+        FP8_CHANNEL,
+        "the sum is rounded to the type of x before it is scaled",
+        "return (sums * weight_scale[:, 0]).astype(x.dtype)",
+        "return (sums.astype(x.dtype) * weight_scale[:, 0]).astype(x.dtype)",
+        "The sum is rounded to float16 before it is scaled: it overflows, or is rounded twice.",
+    ),
+    held(  # AITER's kernels divided a token of zeros by its scale of 0
+        "11-int8-zero-token",
+        "arithmetic",
+        INT8_CAST,
+        "a token of zeros is divided by its scale of 0",
+        "codes = np.rint(wide * quotient(np.float32(1), scale))",
+        "codes = np.rint(wide * (np.float32(1) / scale))",
+        "A token of zeros is divided by 0: its codes are not 0.",
+    ),
+    held(
+        "11-fp8-uncleared-block",
+        "old output",
+        FP8_BLOCK_VECTOR,
+        "the sum of a block of K is not set to zero before the next",
+        "part[:] = 0",
+        "part[:] += 0",
+        "The sum of a block of K is not set to zero: it contains the blocks before it.",
+    ),
+)
+
+ELEVENTH_BLOCKS = ELEVENTH_Q4_K + ELEVENTH_MXFP4 + ELEVENTH_FP8
