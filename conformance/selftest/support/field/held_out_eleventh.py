@@ -1,7 +1,7 @@
 """The eleventh list of mistakes that was held out; see `held_out`. It is about the same five formats as the tenth.
 
 Sixty mistakes, twelve in each of GPTQ, AWQ, Q4_K, MXFP4 and FP8, with activations in float16, bfloat16 and 8 bits, and
-in the casts to Q8_K, Q8_0 and int8. Those in GPTQ and AWQ are here, the others in `held_out_eleventh_blocks`. A comment
+in the casts to Q8_K and Q8_0. Those in GPTQ and AWQ are here, the others in `held_out_eleventh_blocks`. A comment
 says which public project had a mistake like it. Their right answers are sentences that were chosen before any mistake
 was tried.
 """

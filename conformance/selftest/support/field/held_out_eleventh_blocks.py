@@ -9,7 +9,6 @@ Q4_K_CPP, Q4_K_SUMS = ("more.cpp", "q4_k"), ("tiles.cpp", "q4_k_sums")
 Q4_K_NUMPY_Q8_K, Q4_K_CPP_Q8_K = ("numpy_kernels.py", "q4_k_q8_k"), ("kernels.cpp", "q4_k_q8_k")
 Q4_K_RUST_Q8_K, Q4_K_WORDS = ("words.rs", "q4_k_q8_k"), ("strips.cpp", "q4_k_words")
 Q8_K_CAST, Q8_0_CAST = ("cast_kernels.py", "q8_k"), ("split_kernels.py", "q8_0")
-INT8_CAST = ("cast_kernels.py", "int8_token")
 MXFP4_NUMPY, MXFP4_CPP = ("numpy_kernels.py", "mxfp4"), ("kernels.cpp", "mxfp4")
 MXFP4_RUST, MXFP4_BITS = ("kernels.rs", "mxfp4"), ("vector_kernels.py", "mxfp4_bits")
 MXFP4_COLUMNS, MXFP4_VECTOR = ("vector_kernels.py", "mxfp4_columns"), ("torch_groups.py", "mxfp4_vector")
@@ -19,7 +18,7 @@ FP8_CHANNEL, FP8_BLOCK_CPP = ("numpy_kernels.py", "fp8_channel"), ("kernels.cpp"
 FP8_RUST, FP8_TILED = ("kernels.rs", "fp8_channel"), ("more.cpp", "fp8_tiled")
 FP8_SHIFTED, FP8_STEPS = ("strips.cpp", "fp8_shifted"), ("tiles.cpp", "fp8_steps")
 FP8_BLOCK_TORCH, FP8_COLUMNS = ("torch_kernels.py", "fp8_block"), ("torch_groups.py", "fp8_columns")
-FP8_BLOCK_VECTOR = ("vector_kernels.py", "fp8_block_vector")
+FP8_BLOCK_VECTOR, FP8_NUMPY_INT8 = ("vector_kernels.py", "fp8_block_vector"), ("more_numpy.py", "fp8_int8")
 FP8_CPP_INT8, FP8_TORCH_INT8 = ("more.cpp", "fp8_block_int8"), ("torch_blocks.py", "fp8_block_int8")
 
 ELEVENTH_Q4_K: tuple[Planted, ...] = (
@@ -252,8 +251,8 @@ ELEVENTH_FP8: tuple[Planted, ...] = (
         "unpacking",
         FP8_RUST,
         "numbers with the exponent 0 are decoded as normal numbers",
-        "let size = if exponent == 0 { mantissa * 2f32.powi(-9) } else { (8.0 + mantissa) * 2f32.powi(exponent - 10) };",
-        "let size = (8.0 + mantissa) * 2f32.powi(exponent - 10);",
+        "if exponent == 0 { mantissa * 2f32.powi(-9) } else { (8.0 + mantissa) * 2f32.powi(exponent - 10) }",
+        "(8.0 + mantissa) * 2f32.powi(exponent - 10)",
         "Subnormal numbers of E4M3, and 0, are decoded as normal numbers.",
     ),
     held(
@@ -337,14 +336,14 @@ ELEVENTH_FP8: tuple[Planted, ...] = (
         "return (sums.astype(x.dtype) * weight_scale[:, 0]).astype(x.dtype)",
         "The sum is rounded to float16 before it is scaled: it overflows, or is rounded twice.",
     ),
-    held(  # AITER's kernels divided a token of zeros by its scale of 0
-        "11-int8-zero-token",
+    held(
+        "11-fp8-half-x-scale",
         "arithmetic",
-        INT8_CAST,
-        "a token of zeros is divided by its scale of 0",
-        "codes = np.rint(wide * quotient(np.float32(1), scale))",
-        "codes = np.rint(wide * (np.float32(1) / scale))",
-        "A token of zeros is divided by 0: its codes are not 0.",
+        FP8_NUMPY_INT8,
+        "the scale of a token is rounded to float16",
+        "sums * x_scale * weight_scale[:, 0]",
+        "sums * x_scale.astype(np.float16).astype(np.float32) * weight_scale[:, 0]",
+        "The scales of tokens are rounded to float16: they are float32.",
     ),
     held(
         "11-fp8-uncleared-block",
