@@ -14,7 +14,7 @@ ELEVENTH_KERNELS: dict[tuple[str, str], tuple[str, dict[str, object]]] = {
 }
 
 GPTQ_MAGIC, GPTQ_ORDER = ("magic_kernels.py", "gptq_magic"), ("cast_kernels.py", "gptq_order")
-GPTQ_SPLIT, GPTQ_WORDS = ("split_kernels.py", "gptq_split"), ("vector_kernels.py", "gptq_words")
+GPTQ_SPLIT, GPTQ_RUST = ("split_kernels.py", "gptq_split"), ("words.rs", "gptq")
 GPTQ_SORTED, GPTQ_PARTS = ("strips.cpp", "gptq_sorted"), ("tiles.cpp", "gptq_parts")
 GPTQ_TILED, GPTQ_TORCH = ("more.cpp", "gptq_tiled"), ("torch_kernels.py", "gptq")
 GPTQ_CPP_INT8, GPTQ_TORCH_INT8 = ("more.cpp", "gptq_int8"), ("torch_blocks.py", "gptq_int8")
@@ -61,13 +61,13 @@ ELEVENTH_GPTQ: tuple[Planted, ...] = (
         "A stored zero of 15 gives the zero 0 instead of 16: the sum wraps in four bits.",
     ),
     held(
-        "11-gptq-zero-by-row",
+        "11-gptq-zero-by-group",
         "zeros",
-        GPTQ_TILED,
-        "the zero's place in its word is chosen by the row, as that of a code",
+        GPTQ_SORTED,
+        "the zero's place in its word is chosen by the group, as if words held groups",
         "n / 8] >> 4 * (n % 8) & 15) + 1",
-        "n / 8] >> 4 * (k % 8) & 15) + 1",
-        "The zero's place in its word is that of the row: it must be that of the column.",
+        "n / 8] >> 4 * (g % 8) & 15) + 1",
+        "The zero's place in its word is that of the group: it must be that of the column.",
         "A column uses the zero of another column of the same word.",
     ),
     held(  # SGLang's Marlin for experts loaded one row of zeros for a step of K that spans several groups
@@ -83,10 +83,10 @@ ELEVENTH_GPTQ: tuple[Planted, ...] = (
     held(  # vLLM passed zeros to a kernel that adds one without the one taken off
         "11-gptq-zero-as-stored",
         "zeros",
-        GPTQ_WORDS,
+        GPTQ_MAGIC,
         "the stored zero is used as it is",
-        "zeros = ((qzeros[:, :, None] >> shifts) & 15).reshape(-1, columns) + 1",
-        "zeros = ((qzeros[:, :, None] >> shifts) & 15).reshape(-1, columns)",
+        "zeros = (qzeros[:, :, None] >> shifts & 15).reshape(-1, columns) + 1",
+        "zeros = (qzeros[:, :, None] >> shifts & 15).reshape(-1, columns)",
         "One is not added to the stored zero.",
         "Zeros are taken as those of gptq-v2, which are stored as they are.",
     ),
@@ -137,14 +137,14 @@ ELEVENTH_GPTQ: tuple[Planted, ...] = (
         "Sums are accumulated in float16 and not in float32.",
         "The running sum is rounded to float16 and overflows where float32 does not.",
     ),
-    held(  # ik_llama.cpp had a kernel that was wrong for two or three tokens only
-        "11-gptq-last-tokens",
+    held(  # MLX launched as many tiles of columns as fit, and the rest was never written
+        "11-gptq-last-columns",
         "old output",
-        GPTQ_TILED,
-        "tokens after the last four are not computed",
-        "for (long t = 0; t < T; t += 4)",
-        "for (long t = 0; t + 4 <= T; t += 4)",
-        "The tokens that remain after groups of four are never written: the output holds what was there before.",
+        GPTQ_RUST,
+        "columns after the last whole tile of 16 are not computed",
+        "for j in 0..n {",
+        "for j in 0..n / 16 * 16 {",
+        "The columns that remain after tiles of 16 are never written: the output holds what was there before.",
     ),
 )
 
@@ -205,14 +205,13 @@ ELEVENTH_AWQ: tuple[Planted, ...] = (
         "The zero times the sum of x is subtracted after the scale was applied: it is not multiplied by the scale.",
     ),
     held(
-        "11-awq-groups-of-128",
+        "11-awq-tiled-groups",
         "scales",
-        AWQ_TILES,
-        "scales and zeros are read every 128 rows, whatever the group size is",
-        "if (k % group_size == 0)",
-        "if (k % 128 == 0)",
-        "The group size is taken to be 128: smaller groups use the scale and the zero of an earlier group.",
-        "Scales and zeros are read again every 128 rows only.",
+        AWQ_REPEATED,
+        "scales and zeros are repeated as a whole and not row by row",
+        "np.repeat(each, group_size, axis=0)",
+        "np.tile(each, (group_size, 1))",
+        "The group of row k is k modulo the number of groups, not k divided by the group size.",
     ),
     held(
         "11-awq-scales-interleaved",

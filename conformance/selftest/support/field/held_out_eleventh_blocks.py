@@ -3,21 +3,21 @@
 from field.held_out_eighth import Planted
 from field.held_out_eleventh import held
 
-Q4_K_NUMPY, Q4_K_MASKS = ("numpy_kernels.py", "q4_k"), ("vector_kernels.py", "q4_k_masks")
+Q4_K_NUMPY = ("numpy_kernels.py", "q4_k")
 Q4_K_TORCH, Q4_K_EIGHT = ("torch_blocks.py", "q4_k"), ("split_kernels.py", "q4_k_eight")
-Q4_K_CPP, Q4_K_SUMS = ("more.cpp", "q4_k"), ("tiles.cpp", "q4_k_sums")
-Q4_K_NUMPY_Q8_K, Q4_K_CPP_Q8_K = ("numpy_kernels.py", "q4_k_q8_k"), ("kernels.cpp", "q4_k_q8_k")
+Q4_K_SUMS = ("tiles.cpp", "q4_k_sums")
+Q4_K_NUMPY_Q8_K = ("numpy_kernels.py", "q4_k_q8_k")
 Q4_K_RUST_Q8_K, Q4_K_WORDS = ("words.rs", "q4_k_q8_k"), ("strips.cpp", "q4_k_words")
 Q8_K_CAST, Q8_0_CAST = ("cast_kernels.py", "q8_k"), ("split_kernels.py", "q8_0")
-MXFP4_NUMPY, MXFP4_CPP = ("numpy_kernels.py", "mxfp4"), ("kernels.cpp", "mxfp4")
-MXFP4_RUST, MXFP4_BITS = ("kernels.rs", "mxfp4"), ("vector_kernels.py", "mxfp4_bits")
+MXFP4_NUMPY, MXFP4_PAIRS = ("numpy_kernels.py", "mxfp4"), ("strips.cpp", "mxfp4_pairs")
+MXFP4_BITS = ("vector_kernels.py", "mxfp4_bits")
 MXFP4_COLUMNS, MXFP4_VECTOR = ("vector_kernels.py", "mxfp4_columns"), ("torch_groups.py", "mxfp4_vector")
 MXFP4_STEPS, MXFP4_Q8_0 = ("tiles.cpp", "mxfp4_steps"), ("more.cpp", "mxfp4_q8_0")
 MXFP4_CPP_INT8, MXFP4_NUMPY_INT8 = ("more.cpp", "mxfp4_int8"), ("split_kernels.py", "mxfp4_int8")
-FP8_CHANNEL, FP8_BLOCK_CPP = ("numpy_kernels.py", "fp8_channel"), ("kernels.cpp", "fp8_block")
+FP8_BLOCK_CPP = ("kernels.cpp", "fp8_block")
 FP8_RUST, FP8_TILED = ("kernels.rs", "fp8_channel"), ("more.cpp", "fp8_tiled")
 FP8_SHIFTED, FP8_STEPS = ("strips.cpp", "fp8_shifted"), ("tiles.cpp", "fp8_steps")
-FP8_BLOCK_TORCH, FP8_COLUMNS = ("torch_kernels.py", "fp8_block"), ("torch_groups.py", "fp8_columns")
+FP8_COLUMNS = ("torch_groups.py", "fp8_columns")
 FP8_BLOCK_VECTOR, FP8_NUMPY_INT8 = ("vector_kernels.py", "fp8_block_vector"), ("more_numpy.py", "fp8_int8")
 FP8_CPP_INT8, FP8_TORCH_INT8 = ("more.cpp", "fp8_block_int8"), ("torch_blocks.py", "fp8_block_int8")
 
@@ -25,20 +25,22 @@ ELEVENTH_Q4_K: tuple[Planted, ...] = (
     held(
         "11-q4_k-neighbours",
         "unpacking",
-        Q4_K_MASKS,
+        Q4_K_SUMS,
         "the two codes of a byte are taken as neighbours along K",
-        "codes = np.concatenate([octets & 15, octets >> 4], axis=-2)",
-        "codes = np.stack([octets & 15, octets >> 4], axis=-1)",
+        "octets[i] >> 4 * (j % 2) & 15",
+        "octets[i / 2 + 16 * (j % 2)] >> 4 * (i % 2) & 15",
         "The two codes of a byte are taken to be neighbours: they are 32 rows apart.",
     ),
     held(
-        "11-q4_k-as-q4_0",
+        "11-q4_k-exchanged",
         "unpacking",
-        Q4_K_CPP,
-        "32 codes are taken from 16 bytes, as in Q4_0",
-        "const int octet = block[16 + 32 * (j / 2) + i], code = j % 2 ? octet >> 4 : octet & 15;",
-        "const int octet = block[16 + 16 * j + i % 16], code = i / 16 ? octet >> 4 : octet & 15;",
-        "Codes are unpacked as those of Q4_0: the two codes of a byte are taken to be 16 rows apart, not 32.",
+        Q4_K_EIGHT,
+        "the lower and the upper halves of bytes are exchanged",
+        "(octets[:, b, step] & 15) @ runs[b, 2 * pair, quarter]\n"
+        "            dots[..., 2 * pair + 1] += (octets[:, b, step] >> 4)",
+        "(octets[:, b, step] >> 4) @ runs[b, 2 * pair, quarter]\n"
+        "            dots[..., 2 * pair + 1] += (octets[:, b, step] & 15)",
+        "The two codes of a byte are exchanged: the first run of a pair is in the lower halves.",
     ),
     held(
         "11-q4_k-short-scales",
@@ -94,14 +96,14 @@ ELEVENTH_Q4_K: tuple[Planted, ...] = (
         "d = np.ascontiguousarray(records[..., 0:2]).view(np.float16).astype(np.float32)",
         "The scale of a block of Q8_K is read as float16: it is float32.",
     ),
-    held(  # aprender's AVX2 kernel left 16 activations out of the sum that meets the minimum
-        "11-q4_k-half-sums",
+    held(
+        "11-q4_k-sums-apart",
         "indexing",
-        Q4_K_CPP_Q8_K,
-        "a minimum meets one sum of 16 in place of two",
-        "minima += minimum * (sums[0] + sums[1]);",
-        "minima += minimum * sums[0];",
-        "A minimum is multiplied by the sum of the first 16 codes of x in place of all 32.",
+        Q4_K_RUST_Q8_K,
+        "run j meets the sums j and j + 8 of 16 activations",
+        "for s in [2 * run, 2 * run + 1]",
+        "for s in [run, run + 8]",
+        "A minimum is multiplied by the sums of other runs: run j has the sums 2 j and 2 j + 1 of 16 activations.",
     ),
     held(  # 1bit-MONSTER indexed a tile without the term of the group, so that all groups read the first
         "11-q4_k-first-totals",
@@ -115,32 +117,32 @@ ELEVENTH_Q4_K: tuple[Planted, ...] = (
     held(  # ik_llama.cpp's AVX2 kernels summed products in 16 bits, which overflowed
         "11-q4_k-short-dots",
         "arithmetic",
-        Q4_K_CPP_Q8_K,
+        Q4_K_RUST_Q8_K,
         "the sum of a run's products is kept in 16 bits",
-        "int scale, minimum, dot = 0;",
-        "int scale, minimum;\n                    std::int16_t dot = 0;",
+        "products += scale * dot;",
+        "products += scale * dot as i16 as i32;",
         "The integer sum of a run overflows 16 bits.",
     ),
     held(
-        "11-q8_k-truncated",
+        "11-q8_k-sign",
         "arithmetic",
         Q8_K_CAST,
-        "codes are truncated",
-        "np.rint(factor * runs)",
-        "np.trunc(factor * runs)",
-        "Codes are truncated towards zero and not rounded to the nearest.",
+        "the factor is positive, whatever the sign of the number of largest magnitude is",
+        "factor = -quotient(np.float32(127), extreme)",
+        "factor = quotient(np.float32(127), np.abs(extreme))",
+        "The sign of the number of largest magnitude is ignored: that number becomes -127, with the scale's sign.",
     ),
 )
 
 ELEVENTH_MXFP4: tuple[Planted, ...] = (
-    held(  # tilelang decoded FP4 with the exponent 0 as a normal number
-        "11-mxfp4-subnormal",
+    held(
+        "11-mxfp4-flushed",
         "unpacking",
         MXFP4_BITS,
-        "elements with the exponent 0 are decoded as normal numbers",
+        "elements with the exponent 0 become 0",
         "size = np.where(exponent > 0, normal, mantissa * np.float32(0.5))",
-        "size = normal",
-        "Elements with the exponent 0 are decoded as normal numbers: 0 becomes 0.5 and 0.5 becomes 0.75.",
+        "size = np.where(exponent > 0, normal, np.float32(0))",
+        "Subnormal elements become 0: 0.5 and -0.5 are lost.",
     ),
     held(
         "11-mxfp4-halves",
@@ -170,13 +172,13 @@ ELEVENTH_MXFP4: tuple[Planted, ...] = (
         "const float s = count < 4 ? exponents[k / 32] : std::ldexp(1.0f, exponents[k / 32] - 127);",
         "The byte of a scale is used as the scale, in the columns after the last four: it is an exponent.",
     ),
-    held(  # vLLM's scalar kernel for RDNA3 put the scale's byte into the bits of float32, where 0 is the number 0
+    held(  # vLLM's scalar kernel for RDNA3 put the byte into the bits of float32
         "11-mxfp4-scale-of-0",
         "scales",
-        MXFP4_RUST,
+        MXFP4_VECTOR,
         "a scale whose byte is 0 becomes the number 0",
-        "let s = if scales[b] == 0 { 2f32.powi(-127) } else { f32::from_bits((scales[b] as u32) << 23) };",
-        "let s = f32::from_bits((scales[b] as u32) << 23);",
+        "torch.ldexp(values.view(len(octets), -1, 32), exponent[:, :, None])",
+        "values.view(len(octets), -1, 32) * (exponent + 127 << 23).view(torch.float32)[:, :, None]",
         "A scale whose byte is 0 gives 0 in place of 2 to the power of -127.",
     ),
     held(
@@ -200,18 +202,18 @@ ELEVENTH_MXFP4: tuple[Planted, ...] = (
     held(  # llama.cpp's kernel for RISC-V left the last block out where their number is odd
         "11-mxfp4-odd-block",
         "indexing",
-        MXFP4_Q8_0,
+        MXFP4_NUMPY_INT8,
         "the last block is left out where the number of blocks is odd",
-        "for (long b = 0; b < blocks; b++)",
-        "for (long b = 0; b < blocks / 2 * 2; b++)",
+        "for block in range(exponents.shape[1]):",
+        "for block in range(exponents.shape[1] // 2 * 2):",
         "The last block of K is left out where the number of blocks is odd.",
     ),
     held(
         "11-mxfp4-scales-transposed",
         "indexing",
-        MXFP4_CPP,
+        MXFP4_Q8_0,
         "scales are indexed as blocks x columns",
-        "scale[n * (K / 32) + b]",
+        "scale[n * blocks + b]",
         "scale[b * N + n]",
         "Scales are read as if they were transposed: blocks by columns in place of columns by blocks.",
     ),
@@ -236,42 +238,42 @@ ELEVENTH_MXFP4: tuple[Planted, ...] = (
     held(
         "11-mxfp4-brain-sums",
         "arithmetic",
-        MXFP4_RUST,
-        "the sum is rounded to bfloat16 after each block",
-        "sum += part * s;",
-        "sum = brain(to_brain(sum + part * s));",
+        MXFP4_PAIRS,
+        "the sum is rounded to the type of x after each pair",
+        "sum += load(x[t * K + k + 1], kind) * (s * pair[1]);",
+        "sum = load(store(sum + load(x[t * K + k + 1], kind) * (s * pair[1]), kind), kind);",
         "Sums are accumulated in bfloat16 and not in float32.",
-        "The running sum is rounded to the type of the result after each block.",
+        "The running sum is rounded to the type of the result after each pair of products.",
     ),
 )
 
 ELEVENTH_FP8: tuple[Planted, ...] = (
-    held(  # 1bit-MONSTER and AiDotNet decoded subnormal numbers of E4M3 with the hidden bit
-        "11-fp8-subnormal",
+    held(
+        "11-fp8-flushed",
         "unpacking",
         FP8_RUST,
-        "numbers with the exponent 0 are decoded as normal numbers",
-        "if exponent == 0 { mantissa * 2f32.powi(-9) } else { (8.0 + mantissa) * 2f32.powi(exponent - 10) }",
-        "(8.0 + mantissa) * 2f32.powi(exponent - 10)",
-        "Subnormal numbers of E4M3, and 0, are decoded as normal numbers.",
+        "subnormal numbers become 0",
+        "mantissa * 2f32.powi(-9)",
+        "0.0 * mantissa",
+        "Subnormal numbers of E4M3 become 0.",
     ),
     held(
-        "11-fp8-fnuz",
+        "11-fp8-e5m2",
         "unpacking",
         FP8_SHIFTED,
-        "numbers are decoded with a bias of 8, as those of E4M3FNUZ",
-        "* 256.0f",
-        "* 128.0f",
-        "All weights are half as large: the exponent's bias is taken to be 8, as in E4M3FNUZ, and not 7.",
+        "numbers are decoded as those of E5M2",
+        "half(static_cast<std::uint16_t>((bits & 128) << 8 | (bits & 127) << 7)) * 256.0f",
+        "half(static_cast<std::uint16_t>(bits << 8))",
+        "Weights are decoded as E5M2: they are E4M3.",
     ),
-    held(  # SGLang's kernel did not advance the scale where a step of K is shorter than a block
-        "11-fp8-first-scale",
+    held(  # TileOPs' product looked scales up by the step of K, whatever its length was
+        "11-fp8-scale-of-step",
         "scales",
         FP8_STEPS,
-        "all steps of K use the scale of the first block",
+        "the scale is that of the step of 64 rows, up to the last scale",
         "scale[step / 2]",
-        "scale[0]",
-        "All blocks along K are scaled by the scale of the first block.",
+        "scale[std::min(step, across - 1)]",
+        "Scales along K advance every 64 rows in place of every 128.",
     ),
     held(  # FBGEMM's kernel did not apply the scale of the last block for many sizes of K
         "11-fp8-last-scale",
@@ -283,21 +285,21 @@ ELEVENTH_FP8: tuple[Planted, ...] = (
         "The last block of K is not scaled where it has fewer than 128 rows.",
     ),
     held(
-        "11-fp8-scales-transposed",
+        "11-fp8-scale-stride",
         "scales",
         FP8_CPP_INT8,
-        "scales of blocks are indexed as blocks of K x blocks of N",
+        "the length of a row of scales is left out",
         "scales[n / 128 * across + b]",
-        "scales[b * ((N + 127) / 128) + n / 128]",
-        "Scales of blocks are read as if they were transposed.",
+        "scales[n / 128 + b]",
+        "Columns after the first 128 use scales of other blocks: the row of scales is not multiplied by its length.",
     ),
     held(
         "11-fp8-divided",
         "scales",
-        FP8_BLOCK_TORCH,
-        "weights are divided by weight_scale_inv",
-        "weight.float() * scale",
-        "weight.float() / scale",
+        FP8_SHIFTED,
+        "sums are divided by weight_scale_inv",
+        "part * scales[first / 128 * across + b]",
+        "part / scales[first / 128 * across + b]",
         "Weights are divided by the scale in place of being multiplied by it.",
     ),
     held(
@@ -330,11 +332,11 @@ ELEVENTH_FP8: tuple[Planted, ...] = (
     held(
         "11-fp8-early-rounding",
         "arithmetic",
-        FP8_CHANNEL,
-        "the sum is rounded to the type of x before it is scaled",
-        "return (sums * weight_scale[:, 0]).astype(x.dtype)",
-        "return (sums.astype(x.dtype) * weight_scale[:, 0]).astype(x.dtype)",
-        "The sum is rounded to float16 before it is scaled: it overflows, or is rounded twice.",
+        FP8_COLUMNS,
+        "the sum and the scale are rounded to the type of x before they are multiplied",
+        "(sums * weight_scale[part, 0]).to(x.dtype)",
+        "sums.to(x.dtype) * weight_scale[part, 0].to(x.dtype)",
+        "The sum and the scale are rounded to bfloat16 before they are multiplied.",
     ),
     held(
         "11-fp8-half-x-scale",
