@@ -127,7 +127,7 @@ ELEVENTH_GPTQ: tuple[Planted, ...] = (
         "const long g = k / ((K + groups - 1) / groups);",
         "g_idx is ignored: the group of row k is taken to be k divided by the group size.",
     ),
-    held(  # AutoGPTQ's ExLlama kernel overflowed in float16 with rows that are ordered by activation
+    held(  # AutoGPTQ's ExLlama kernel overflowed with rows that are ordered by activation
         "11-gptq-half-sums",
         "arithmetic",
         GPTQ_SORTED,
@@ -223,7 +223,7 @@ ELEVENTH_AWQ: tuple[Planted, ...] = (
         "Scales are read in AWQ's interleaved order, but they are stored in the order of columns.",
         "The scales of the eight columns of a word are permuted.",
     ),
-    held(  # MLX divided without rounding up where it counted the parts of a vector product
+    held(
         "11-awq-parts-floor",
         "indexing",
         AWQ_SPLIT,

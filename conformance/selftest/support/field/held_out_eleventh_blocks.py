@@ -320,7 +320,7 @@ ELEVENTH_FP8: tuple[Planted, ...] = (
         "weight_scale[: sums.shape[1], 0]",
         "All tiles of 64 columns use the scales of the first 64 columns.",
     ),
-    held(  # MLX's products with block floating point computed on tiles of 32 without the rest of K
+    held(  # MLX's products with FP4 were wrong where K is no multiple of the kernel's step of 32
         "11-fp8-rest-of-k",
         "indexing",
         FP8_TILED,
