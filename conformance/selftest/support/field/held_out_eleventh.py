@@ -3,10 +3,11 @@
 Sixty mistakes, twelve in each of GPTQ, AWQ, Q4_K, MXFP4 and FP8, with activations in float16, bfloat16 and 8 bits, and
 in the casts to Q8_K and Q8_0. Those in GPTQ and AWQ are here, the others in `held_out_eleventh_blocks`. A comment
 says which public project had a mistake like it. Their right answers are sentences that were chosen before any mistake
-was tried.
+was tried; `held_out_eleventh_names` has the names that the diagnosis has for the same.
 """
 
 from field.held_out_eighth import GPTQ, Kind, Planted
+from field.held_out_eleventh_names import NAMES
 from field.mistakes import HALF
 
 ELEVENTH_KERNELS: dict[tuple[str, str], tuple[str, dict[str, object]]] = {
@@ -28,7 +29,7 @@ AWQ_CPP_INT8, AWQ_TORCH_INT8 = ("more.cpp", "awq_int8"), ("torch_groups.py", "aw
 
 def held(id: str, kind: Kind, place: tuple[str, str], what: str, old: str, new: str, *answers: str) -> Planted:
     """A mistake in a kernel, which is given by its file and its name."""
-    return Planted(*place, what, old, new, answers, id, kind)
+    return Planted(*place, what, old, new, (*answers, *NAMES.get(id, ())), id, kind)
 
 
 ELEVENTH_GPTQ: tuple[Planted, ...] = (

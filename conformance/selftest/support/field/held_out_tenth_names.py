@@ -54,4 +54,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "q8_0_signed_largest": ("cast-maximum-of-signed",),
     "fp8_derived_block": ("stored-scale-of-equal-columns",),
     "fp8_first_scales": ("stored-scale-modulo-64-along-columns",),
+    "gptq_signed_top": ("stored-codes-in-twos-complement-in-part",),
+    "gptq_scale_of_part": ("stored-scale-first-of-a-part",),
+    "gptq_partial_type": ("sums-of-parts-in-bfloat16",),
+    "awq_groups_restart": ("stored-scale-and-zero-counted-from-a-part",),
+    "q4_k_upper_runs": ("stored-scale-packed-otherwise",),
+    "q4_k_first_x": ("x-of-the-first-tile",),
+    "q4_k_piece_order": ("stored-codes-in-pieces",),
+    "fp8_integer_lanes": ("stored-sums-of-lanes-truncated",),
 }
