@@ -11,7 +11,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "gptq-zero-is-8": ("stored-codes-half-the-range-too-low", "stored-zero-as-half-the-range"),
     "gptq-v2-zeros-plus-1": ("stored-zero-one-too-high",),
     "gptq-scale-of-word": ("stored-scale-of-the-first-of-8-rows",),
-    "gptq-no-g-idx": ("stored-index-of-equal-groups",),
+    "gptq-no-g-idx": ("stored-index-of-equal-groups", "stored-scale-and-zero-without-the-index"),
     "awq-codes-not-interleaved": ("stored-codes-in-another-order",),
     "awq-neighbours-exchanged": ("stored-codes-and-zero-exchanged-in-pairs-along-columns",),
     "awq-zeros-not-interleaved": ("stored-zeros-in-another-order",),
@@ -64,4 +64,5 @@ NAMES: dict[str, tuple[str, ...]] = {
     "fp8-rest-reads-first-tokens": ("result-past-whole-4-from-the-beginning-along-axis-0",),
     "fp8-last-scale-left-out": ("stored-scale-forgotten-in-part",),
     "q4_k-subnormal-d": ("stored-scale-subnormals-lost",),
+    "q4_k-result-cut": ("result-in-bfloat16-cut",),
 }
