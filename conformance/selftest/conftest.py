@@ -44,6 +44,9 @@ TOOLCHAIN = (
     "lowbit_foreign/test_foreign.py",
     "lowbit_foreign/test_library.py",
     "lowbit_gpusim/test_shim",
+    "lowbit_prove/test_casts.py",
+    "lowbit_prove/test_instructions.py",
+    "lowbit_prove/test_replay.py",
 )
 """Where tests compile C, C++, Rust or CUDA: the beginnings of their paths."""
 
