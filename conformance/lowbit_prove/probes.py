@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -59,7 +60,14 @@ class Probe:
     @property
     def possible(self) -> bool:
         """Whether this processor has the instruction."""
-        return all(map(processor.has, self.table.requires))
+        return not lacking(self.table)
+
+
+def lacking(table: InstructionSet) -> list[str]:
+    """The features of a table that this processor lacks; all of them where archspec, which knows them, is missing."""
+    if find_spec("archspec") is None:
+        return list(table.requires)
+    return [each for each in table.requires if not processor.has(each)]
 
 
 def probes() -> list[Probe]:
@@ -116,7 +124,7 @@ def _edges(count: int) -> Iterator[list[U8]]:
 def decide(probe: Probe, meaning: Callable[..., Any] | None = None) -> Outcome:
     """Whether the processor gives what an intrinsic means; another meaning may stand in the place of its own."""
     if not probe.possible:
-        return Undecided(f"this processor lacks {', '.join(probe.table.requires)}")
+        return Undecided(f"this processor lacks {', '.join(lacking(probe.table))}")
     compiled = library()
     if compiled is None:
         return Undecided("there is no C++ compiler; install g++ or clang++")

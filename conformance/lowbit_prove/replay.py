@@ -19,9 +19,9 @@ from lowbit.quantization.bfp import Blocks
 from lowbit.text import one_line
 from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.names import kernel_of
-from lowbit_cppyy.runtime import processor
 from lowbit_prove import catalogue
 from lowbit_prove.demonstration import Demonstration, read
+from lowbit_prove.probes import lacking
 from lowbit_prove.setting import Setting, smallest
 from lowbit_prove.theorem import Numbers, Refutation, Theorem
 
@@ -100,8 +100,7 @@ def _theorem(name: str) -> Theorem:
 
 def on_this_machine(kernel: Kernel, numbers: Numbers) -> str:
     """In words, what a kernel gives on the numbers of a refutation when it is compiled and called."""
-    missing = [each for each in kernel.table.requires if not processor.has(each)]
-    if missing:
+    if missing := lacking(kernel.table):
         return f"not compiled: this processor lacks {', '.join(missing)}"
     setting = Setting(kernel.recipe, kernel.program, smallest(kernel.recipe))
     shown = Demonstration(setting, *read(numbers))

@@ -228,6 +228,13 @@ def test_what_the_processor_lacks_is_not_compared_and_said(monkeypatch: pytest.M
     assert isinstance(probes.decide(probe), Undecided)
 
 
+def test_without_archspec_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows what a processor has."""
+    monkeypatch.setattr(probes, "find_spec", lambda name: None)
+    assert "_mm256_add_ps" in probes.unchecked()
+    assert {each.name for each in instructions.theorems() if each.name.startswith("_mm")} == set()
+
+
 def test_without_a_compiler_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "library", lambda: None)
     for probe in HERE[:1]:
