@@ -1,5 +1,6 @@
 """Engines in processes of their own, which are asked one after the other."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -109,7 +110,8 @@ def stored_as(file: Path, name: str) -> Path:
     Raises:
         AbsentError: llama.cpp's quantiser is not there, or fails.
     """
-    out = cache_folder() / f"{file.stem}.{name}.gguf"
+    said = f"{file.resolve()} {file.stat().st_size} {file.stat().st_mtime_ns}"
+    out = cache_folder() / f"{file.stem}.{hashlib.sha256(said.encode()).hexdigest()[:8]}.{name}.gguf"
     if not out.exists():
         words = [sys.executable, str(QUANTISER), str(file), str(out), name]
         done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
