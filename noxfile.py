@@ -13,6 +13,7 @@ atlas          other projects' kernels under the suite: ``-- PROJECT`` installs 
 functions      certify the docs' functions in torch, Triton, Pallas and numba; installs them: gigabytes
 torch          the tests of the layer for PyTorch, which the job `tests` skips; installs torch: gigabytes
 interop        read what lowbit writes with transformers, GPTQModel, HQQ and llama.cpp; installs them: gigabytes
+cluster        quantise on a Ray cluster of three machines, lose one, kill the driver; installs Ray
 bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` with
                other engines on a whole model (``-- --growth``: only along its sizes; ``-- --quality``: perplexity
                against speed, by bits and groups), in the environment of bench-peers
@@ -273,6 +274,17 @@ def interop(session: nox.Session) -> None:
     install(session, groups=["interop"])
     support = str(HERE / "conformance/selftest/support")
     run_outside(session, "python", f"{support}/interop.py", *session.posargs)
+
+
+@nox.session
+def cluster(session: nox.Session) -> None:
+    """Quantise on a Ray cluster of three machines, processes here, of which one is lost; kill the driver and resume.
+
+    Ray starts a dozen processes for each cluster and takes minutes, so .ci/run does not run this one. Arguments go to
+    pytest.
+    """
+    install(session, extras=["ray"], groups=["tests"])
+    session.run("pytest", "conformance/selftest/lowbit/cli/test_quantize_on_ray.py", *session.posargs)
 
 
 @nox.session

@@ -46,12 +46,15 @@ from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.gptq_version import VERSIONS, Version
 from lowbit.formats.fetch import DEFAULT_TEXT, TABLE
 from lowbit.quantization.gptq import DAMPING
+from lowbit.rewriting.apart import Apart
 from lowbit.rewriting.journal import RESUME, check_destination
 from lowbit.rewriting.layouts import LAYOUTS, layout_of
 from lowbit.rewriting.methods import METHODS, Rounding
 from lowbit.rewriting.quantizing import Request
 from lowbit.rewriting.quantizing import quantize as carried_out
 from lowbit.rewriting.source import Source, open_source
+from lowbit.system.on_ray import OnRay
+from lowbit.system.tasks import Executor, Processes
 from lowbit.text import one_line
 
 SourceArgument = Annotated[
@@ -106,6 +109,16 @@ def quantize(
             "--damping", help=f"With gptq: the part of the mean of the Hessian's diagonal that is added; {DAMPING}."
         ),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option("--processes", help="Quantise blocks in so many processes (rtn and hqq); by default in this one."),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", help="Quantise blocks on a Ray cluster (rtn and hqq): its address, HOST:PORT or auto."
+        ),
+    ] = None,
     gptq_version: GPTQOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -118,11 +131,31 @@ def quantize(
     request = Request(rounding, chosen, attention_bits or bits, experts_bits or bits)
     request.check()
     check_destination(out, is_file=chosen.is_file)
+    executor = executor_of(processes, cluster)
     opened = opened_source(source, gptq_version)
+    blocks = None if executor is None else Apart(executor, source, asked_version(gptq_version))
     text, request = seen.read(opened, request)
     with interrupts_told(out), changing_bar() as report:
-        told = carried_out(opened, out, request, report)
+        told = carried_out(opened, out, request, report, blocks)
     _print(_answer(opened, out, request, text, told), as_json)
+
+
+def executor_of(processes: int | None, cluster: str | None) -> Executor | None:
+    """Where blocks are quantised; None for this process.
+
+    Raises:
+        ArgumentError: both are given, or a number of processes below 1.
+        UnavailableError: ray is not installed.
+    """
+    if cluster is not None:
+        if processes is not None:
+            sentence = "--processes and --cluster are two places for the work; give one of them"
+            raise ArgumentError("--processes", processes, "only without --cluster", sentence)
+        return OnRay(cluster)
+    if processes is None:
+        return None
+    check_integer("--processes", processes, least=1)
+    return Processes(processes)
 
 
 class Calibration:
@@ -179,13 +212,19 @@ def opened_source(path: Path, gptq_version: str | None) -> Source:
     Raises:
         LowbitError: it cannot be read, or a directory cannot describe it.
     """
-    version: Version | None = None
-    if gptq_version is not None:
-        version = check_choice("--gptq-version", gptq_version, VERSIONS)
-    found = open_source(path, version)
+    found = open_source(path, asked_version(gptq_version))
     for remark in found.remarks:
         note(remark)
     return found
+
+
+def asked_version(gptq_version: str | None) -> Version | None:
+    """The version of ``--gptq-version``.
+
+    Raises:
+        ArgumentError: there is no such version.
+    """
+    return None if gptq_version is None else check_choice("--gptq-version", gptq_version, VERSIONS)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ A request says how. One that does not fit the model is refused before any weight
 others out. Matrices of the blocks become codes, routers excepted. Embedding, head, norms and biases stay as they are.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version as version_of
@@ -154,7 +154,13 @@ def float_modules(source: Source) -> tuple[str, ...]:
     return ("lm_head", *(f"model.layers.{n}.{each}" for n in range(source.config.layers) for each in routers))
 
 
-def quantize(source: Source, destination: Path, request: Request, report: Report = silent) -> dict[str, Any]:
+def quantize(
+    source: Source,
+    destination: Path,
+    request: Request,
+    report: Report = silent,
+    blocks: Callable[[Source, Target, Request, Journal, Report], None] | None = None,
+) -> dict[str, Any]:
     """Quantise a model, or what an interrupted process has left to do.
 
     Args:
@@ -162,6 +168,7 @@ def quantize(source: Source, destination: Path, request: Request, report: Report
         destination: what is written; a free name, or for a directory an empty one.
         request: how.
         report: called while it works.
+        blocks: commits the parts of the blocks that are not finished; by default one after another in this process.
 
     Returns:
         ``bytes`` of the tensors, ``resumed``, the number of blocks that were there already, and of each of the
@@ -179,7 +186,7 @@ def quantize(source: Source, destination: Path, request: Request, report: Report
     with writing(source, destination, target, request.call(source), room(source, request)) as parts:
         layers = source.config.layers
         resumed = sum(parts.note_of(shard_of(number, layers)) is not None for number in range(layers))
-        _quantize_layers(source, target, request, parts, part_report(report, f"quantising {source.name}"))
+        (blocks or _quantize_layers)(source, target, request, parts, part_report(report, f"quantising {source.name}"))
         commit_ends(parts, target, source)
         told = finish(parts, target, source, request.description(source), part_of(report, "checking"))
     return told | {"resumed": resumed}
@@ -260,7 +267,13 @@ def _with_codes(layer: LayerWeights, packed: Mapping[str, Packed]) -> LayerWeigh
 
 
 def quantized_layer(
-    source: Source, target: Target, request: Request, number: int, layer: LayerWeights, seen: Seen | None
+    source: Source,
+    target: Target,
+    request: Request,
+    number: int,
+    layer: LayerWeights,
+    seen: Seen | None,
+    threads: int | None = None,
 ) -> dict[str, Packed]:
     """The matrices of a block, quantised; those with the same inputs one after another, others side by side.
 
@@ -271,6 +284,7 @@ def quantized_layer(
         number: of the block.
         layer: its weights.
         seen: its inputs, for ``gptq``.
+        threads: that may compute; None for one on each usable processor.
     """
     linears, groups = layer.linears(), dict[str, list[tuple[str, tuple[str, ...]]]]()
     for stored, names in target.holders(source, number):
@@ -290,7 +304,7 @@ def quantized_layer(
             found[stored] = Packed(names, ends, numbers, matrix, notes)
         return found
 
-    done = side_by_side(work, groups.items(), usable_processors())
+    done = side_by_side(work, groups.items(), threads or usable_processors())
     return {stored: each for some in done for stored, each in some.items()}
 
 

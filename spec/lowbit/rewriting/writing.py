@@ -146,13 +146,25 @@ def check_room(destination: Path, needed: int) -> None:
 # **Committing.**
 
 
-def commit_layer(
-    journal: Journal, target: Target, source: Source, number: int, layer: LayerWeights, packed: Mapping[str, Packed]
-) -> None:
-    """Write the part of a block.
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part of what is written.
+
+    Attributes:
+        tensors: by their names in the file.
+        note: what the journal notes of it.
+    """
+
+    tensors: Floats
+    note: Mapping[str, Any]
+
+
+def part_of_layer(
+    target: Target, source: Source, number: int, layer: LayerWeights, packed: Mapping[str, Packed]
+) -> Part:
+    """The part of a block.
 
     Args:
-        journal: of what is written.
         target: what is written.
         source: the model.
         number: of the block.
@@ -166,8 +178,15 @@ def commit_layer(
     linears = layer.linears()
     if ROUTER in linears:
         notes[ROUTER] = {"digest": digest(to_float(linears[ROUTER]))}
-    file = shard_of(number, source.config.layers)
-    _commit(journal, file, target.layer(source, number, layer, packed), notes)
+    return _part(target.layer(source, number, layer, packed), notes)
+
+
+def commit_layer(
+    journal: Journal, target: Target, source: Source, number: int, layer: LayerWeights, packed: Mapping[str, Packed]
+) -> None:
+    """Write the part of a block; the arguments are those of `part_of_layer`, and the journal of what is written."""
+    part = part_of_layer(target, source, number, layer, packed)
+    journal.commit(shard_of(number, source.config.layers), part.tensors, part.note)
 
 
 def floats_of(target: Target, source: Source, number: int, layer: LayerWeights) -> dict[str, Packed]:
@@ -195,12 +214,13 @@ def commit_ends(journal: Journal, target: Target, source: Source) -> None:
     file = shard_of(source.config.layers, source.config.layers)
     if journal.note_of(file) is None:
         notes = {name: {"digest": digest(numbers)} for name, numbers in source.numbers_of_ends()}
-        _commit(journal, file, target.ends(source), notes)
+        part = _part(target.ends(source), notes)
+        journal.commit(file, part.tensors, part.note)
 
 
-def _commit(journal: Journal, file: str, tensors: Floats, notes: Mapping[str, Any]) -> None:
+def _part(tensors: Floats, notes: Mapping[str, Any]) -> Part:
     sizes = {name: array.nbytes for name, array in tensors.items()}
-    journal.commit(file, tensors, {"tensors": sizes, "numbers": notes})
+    return Part(tensors, {"tensors": sizes, "numbers": notes})
 
 
 # **The end.**

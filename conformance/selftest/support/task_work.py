@@ -1,0 +1,67 @@
+"""Work for the tests of executors, in a module that other processes can import."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from lowbit.errors import ArgumentError
+
+
+def square(item: int, threads: int) -> int:
+    return item * item
+
+
+def refuse_three(item: int, threads: int) -> int:
+    if item == 3:
+        raise ArgumentError("item", item, "another one")
+    return item
+
+
+def threads_of(item: int, threads: int) -> int:
+    return threads
+
+
+@dataclass(frozen=True)
+class Killing:
+    """Work that kills its own process.
+
+    Attributes:
+        folder: has a file for each time.
+        items: on which.
+        times: so often in all.
+    """
+
+    folder: Path
+    items: tuple[int, ...]
+    times: int
+
+    def __call__(self, item: int, threads: int) -> int:
+        if item in self.items and len(list(self.folder.iterdir())) < self.times:
+            (self.folder / f"{time.monotonic_ns()}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item * item
+
+
+@dataclass(frozen=True)
+class Noting:
+    """Work that notes each item that it begins."""
+
+    folder: Path
+
+    def __call__(self, item: int, threads: int) -> int:
+        (self.folder / str(item)).touch()
+        return item
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Work that notes its process and waits for ever."""
+
+    folder: Path
+
+    def __call__(self, item: int, threads: int) -> int:
+        (self.folder / str(os.getpid())).touch()
+        while True:
+            time.sleep(1)

@@ -1,0 +1,107 @@
+"""Quantising blocks in other processes, in any order.
+
+A process opens the model itself, reads the blocks that it is given, and sends back the part of each: tensors and notes,
+those that `lowbit.rewriting.quantizing` makes in order. The process that was started writes them, so the journal has
+one writer, and an interrupted job is resumed as any other.
+
+GPTQ calibrates a block on what the blocks before it give, so its blocks depend on one another. Rounding to the nearest
+and HQQ need the weights alone.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.checkpoint.gptq_version import Version
+from lowbit.formats.fetch import Report
+from lowbit.model.config import LlamaConfig
+from lowbit.rewriting.journal import Journal
+from lowbit.rewriting.layouts import layout_of
+from lowbit.rewriting.methods import Rounding
+from lowbit.rewriting.quantizing import Request, quantized_layer
+from lowbit.rewriting.source import Source, differing, open_source
+from lowbit.rewriting.targets import target_of
+from lowbit.rewriting.writing import Part, Target, part_of_layer, shard_of
+from lowbit.system.tasks import Executor
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The blocks of `lowbit.rewriting.quantizing.quantize`, on an executor.
+
+    Attributes:
+        executor: runs the tasks.
+        path: of the model; every machine finds it there.
+        gptq_version: as `open_source` takes it.
+    """
+
+    executor: Executor
+    path: Path
+    gptq_version: Version | None = None
+
+    def __call__(self, source: Source, target: Target, request: Request, parts: Journal, report: Report) -> None:
+        """Quantise the blocks that are not finished.
+
+        Raises:
+            ArgumentError: a request for GPTQ; weights that cannot be quantised so.
+            FormatError: a damaged model, or another one under the path on another machine.
+            UnavailableError: processes or machines are lost again and again.
+        """
+        if request.tokens:
+            sentence = "--processes and --cluster do not apply to --method gptq, which needs one block for the next"
+            raise ArgumentError("--method", request.rounding.method, "rtn or hqq", sentence)
+        layers = source.config.layers
+        left = [number for number in range(layers) if parts.note_of(shard_of(number, layers)) is None]
+        bits = (request.attention_bits, request.experts_bits)
+        task = Task(self.path.absolute(), self.gptq_version, source.config, request.rounding, request.layout.name, bits)
+        report("", layers - len(left), layers)
+        for done, (number, part) in enumerate(self.executor.run(task, left), layers - len(left) + 1):
+            parts.commit(shard_of(number, layers), part.tensors, part.note)
+            report("", done, layers)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a process has to know to quantise a block.
+
+    Attributes:
+        path: of the model.
+        gptq_version: as `open_source` takes it.
+        config: the shape of the model that is meant.
+        rounding: how weights become codes.
+        layout: the name of the layout that is written.
+        bits: of attention, and of the other matrices.
+    """
+
+    path: Path
+    gptq_version: Version | None
+    config: LlamaConfig
+    rounding: Rounding
+    layout: str
+    bits: tuple[int, int]
+
+    def __call__(self, number: int, threads: int) -> Part:
+        """The part of a block.
+
+        Args:
+            number: of the block.
+            threads: that may compute.
+
+        Raises:
+            FormatError: the path has another model here.
+        """
+        source = _opened(self.path, self.gptq_version)
+        if lost := differing(source.config, self.config):
+            allowed = "the model that the command was started with, on every machine"
+            raise FormatError(source.name, "shape of the model", f"another in {', '.join(lost)}", allowed)
+        layout = layout_of(self.layout)
+        request, target, layer = Request(self.rounding, layout, *self.bits), target_of(layout), source.layer(number)
+        packed = quantized_layer(source, target, request, number, layer, None, threads)
+        return part_of_layer(target, source, number, layer, packed)
+
+
+@lru_cache(maxsize=1)
+def _opened(path: Path, gptq_version: Version | None) -> Source:
+    """A model, opened once in each process."""
+    return open_source(path, gptq_version)
