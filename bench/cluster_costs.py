@@ -68,7 +68,7 @@ def of_keeping() -> float:
 
 def of_weights() -> dict[str, float]:
     """Seconds for each weight: of the methods with all that makes a part, and of the final check."""
-    weights, found = np.random.default_rng(0).standard_normal(SHAPE, np.float32) / 64, {}
+    weights, found = np.random.default_rng(0).standard_normal(SHAPE, np.float32) / np.float32(64), {}
     for method, layout in (("rtn", "gptq-v2"), ("hqq", "hqq")):
         rounding = Rounding(method, 64, real_zeros=layout == "hqq")  # type: ignore[arg-type]  # both are methods
         begun = time.perf_counter()

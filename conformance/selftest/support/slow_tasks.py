@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lowbit.rewriting.apart import Task
+from lowbit.rewriting.apart import Task, Written
 from lowbit.rewriting.writing import Part
 
 
@@ -32,7 +32,7 @@ class Slow:
 
         return made
 
-    def __call__(self, number: int, threads: int) -> Part:
+    def __call__(self, number: int, threads: int) -> Part | Written:
         if number >= 2:
             (self.gate / f"waiting-{number}-{os.getpid()}").touch()
             while not (self.gate / "open").exists():

@@ -1,22 +1,25 @@
 """Quantising blocks in other processes, in any order.
 
-A process opens the model itself, reads the blocks that it is given, and sends back the part of each: tensors and notes,
-those that `lowbit.rewriting.quantizing` makes in order. The process that was started writes them, so the journal has
-one writer, and an interrupted job is resumed as any other.
+A process opens the model itself, reads the blocks that it is given, and makes the part of each: tensors and notes,
+those that `lowbit.rewriting.quantizing` makes in order. Where it sees the folder of the result, whose name nobody can
+guess, it writes the part there; a machine without that folder sends the tensors. The process that was started notes
+what is finished, so the journal has one writer, and an interrupted job is resumed as any other.
 
 GPTQ calibrates a block on what the blocks before it give, so its blocks depend on one another. Rounding to the nearest
 and HQQ need the weights alone.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.formats.fetch import Report
 from lowbit.model.config import LlamaConfig
-from lowbit.rewriting.journal import Journal
+from lowbit.rewriting.journal import Journal, write_part
 from lowbit.rewriting.layouts import layout_of
 from lowbit.rewriting.methods import Rounding
 from lowbit.rewriting.quantizing import Request, quantized_layer
@@ -54,11 +57,28 @@ class Apart:
         layers = source.config.layers
         left = [number for number in range(layers) if parts.note_of(shard_of(number, layers)) is None]
         bits = (request.attention_bits, request.experts_bits)
-        task = Task(self.path.absolute(), self.gptq_version, source.config, request.rounding, request.layout.name, bits)
+        model = (self.path.absolute(), self.gptq_version, source.config)
+        task = Task(*model, request.rounding, request.layout.name, bits, parts.folder)
         report("", layers - len(left), layers)
         for done, (number, part) in enumerate(self.executor.run(task, left), layers - len(left) + 1):
-            parts.commit(shard_of(number, layers), part.tensors, part.note)
+            if isinstance(part, Written):
+                parts.note_part(shard_of(number, layers), part.digest, part.note)
+            else:
+                parts.commit(shard_of(number, layers), part.tensors, part.note)
             report("", done, layers)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A part that is in the folder of the result.
+
+    Attributes:
+        digest: of its file.
+        note: what the journal notes of it.
+    """
+
+    digest: str
+    note: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,7 @@ class Task:
         rounding: how weights become codes.
         layout: the name of the layout that is written.
         bits: of attention, and of the other matrices.
+        folder: of the result, as the process that was started sees it.
     """
 
     path: Path
@@ -80,8 +101,9 @@ class Task:
     rounding: Rounding
     layout: str
     bits: tuple[int, int]
+    folder: Path
 
-    def __call__(self, number: int, threads: int) -> Part:
+    def __call__(self, number: int, threads: int) -> Part | Written:
         """The part of a block.
 
         Args:
@@ -90,6 +112,7 @@ class Task:
 
         Raises:
             FormatError: the path has another model here.
+            UnavailableError: the folder cannot be written.
         """
         source = _opened(self.path, self.gptq_version)
         if lost := differing(source.config, self.config):
@@ -98,7 +121,10 @@ class Task:
         layout = layout_of(self.layout)
         request, target, layer = Request(self.rounding, layout, *self.bits), target_of(layout), source.layer(number)
         packed = quantized_layer(source, target, request, number, layer, None, threads)
-        return part_of_layer(target, source, number, layer, packed)
+        part = part_of_layer(target, source, number, layer, packed)
+        if not self.folder.is_dir():
+            return part
+        return Written(write_part(self.folder / shard_of(number, self.config.layers), part.tensors), part.note)
 
 
 @lru_cache(maxsize=1)

@@ -33,7 +33,7 @@ from lowbit.arrays import F64, Array
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint.tensors import write_tensors
 from lowbit.system.json_files import parsed, read_bytes
-from lowbit.system.scratch import LOCK_NOW
+from lowbit.system.scratch import LOCK_NOW, sweep
 from lowbit.system.storage import SHARED, write_whole
 from lowbit.text import quoted
 
@@ -74,9 +74,21 @@ class Journal:
             UnavailableError: the disk is full, or cannot be written.
         """
         with self.told():
-            contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-            write_tensors(self.folder / file, contiguous, {"format": "pt"})
-            self.parts[file] = {"sha256": _digest(self.folder / file), "note": note}
+            self.note_part(file, write_part(self.folder / file, tensors), note)
+
+    def note_part(self, file: str, digest: str, note: Any) -> None:
+        """Note that a part is finished which `write_part` has written, perhaps in another process.
+
+        Args:
+            file: its name.
+            digest: what `write_part` gave.
+            note: JSON that `note_of` gives back.
+
+        Raises:
+            UnavailableError: as `commit`.
+        """
+        with self.told():
+            self.parts[file] = {"sha256": digest, "note": note}
             self._record()
 
     def discard(self, file: str) -> None:
@@ -112,6 +124,7 @@ class Journal:
         for file in set(self.parts) - set(files):
             self.discard(file)
         with self.told():
+            sweep(self.folder)  # of processes that were lost while they wrote
             if result == self.folder:
                 for path in sorted(self.folder.iterdir()):
                     _synchronise(path)
@@ -142,6 +155,17 @@ class Journal:
             reason = f"it cannot be written: {error.strerror or error}"
             remedy = f"free disk space or make the folder writeable, and {RESUME}"
             raise UnavailableError(quoted(str(self.destination)), reason, remedy) from error
+
+
+def write_part(path: Path, tensors: Mapping[str, Array]) -> str:
+    """Write the file of a part, whole or not at all, and return its digest.
+
+    Raises:
+        UnavailableError: it cannot be written.
+    """
+    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    write_tensors(path, contiguous, {"format": "pt"})
+    return _digest(path)
 
 
 def check_destination(destination: Path, *, is_file: bool = False) -> None:

@@ -28,6 +28,7 @@ from lowbit.quantization.coded import digest
 from lowbit.rewriting.journal import Journal
 from lowbit.rewriting.layouts import Description, Layout
 from lowbit.rewriting.source import Source
+from lowbit.system.threads import side_by_side, usable_processors
 from lowbit.tensor_formats.stored import Stored
 
 Floats = Mapping[str, Array]
@@ -268,9 +269,9 @@ def _compare(loaded: Loaded, noted: list[Mapping[str, Any]], source: Source, pro
     layers = source.config.layers
     for number in range(layers):
         layer = loaded.layer(number)
-        found = {name: to_float(matrix) for name, matrix in layer.linears().items()}
-        found |= _vectors(source.config, layer)
-        _same(f"layers[{number}]", {name: digest(each) for name, each in found.items()}, noted[number])
+        named = {**layer.linears(), **_vectors(source.config, layer)}
+        digests = side_by_side(lambda each: digest(to_float(each)), named.values(), usable_processors())
+        _same(f"layers[{number}]", dict(zip(named, digests, strict=True)), noted[number])
         if progress is not None:
             progress(number + 1, layers)
     found = {"embedding": np.asarray(loaded.embedding), "norm": loaded.norm}

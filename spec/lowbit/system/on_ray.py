@@ -11,12 +11,12 @@ Source: the documentation of Ray, on tasks and their fault tolerance.
 
 import socket
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 from lowbit.errors import LowbitError, UnavailableError
-from lowbit.system.tasks import MOST_LOSSES, Executor, Item, Result, Work, lost_too_often
+from lowbit.system.tasks import MOST_LOSSES, Executor, Item, Result, Results, Work, lost_too_often
 
 SECONDS_TO_ANSWER = 20
 AHEAD = 2
@@ -36,7 +36,7 @@ class OnRay(Executor):
     def __init__(self, address: str) -> None:
         self._address, self._ray = address, _imported()
 
-    def run(self, work: "Work[Item, Result]", items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
+    def run(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
         ray = self._ray
         self._connect()
         running = dict[Any, Item]()
@@ -98,9 +98,7 @@ class OnRay(Executor):
         return result
 
 
-def _called(
-    work: "Work[Item, Result]", item: Item, threads: int, asked: str
-) -> tuple[Result | None, LowbitError | None]:
+def _called(work: Work[Item, Result], item: Item, threads: int, asked: str) -> tuple[Result | None, LowbitError | None]:
     """On a machine of the cluster: the result, or what lowbit raised."""
     try:
         if (own := version("lowbit")) != asked:

@@ -15,7 +15,7 @@ import os
 import signal
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
@@ -30,6 +30,9 @@ Result = TypeVar("Result")
 Work = Callable[[Item, int], Result]
 """Of an item and a number of threads; it is sent to other processes, so it is a function of a module or the like."""
 
+Results = Generator[tuple[Item, Result], None, None]
+"""Items with their results; to close it begins no further task."""
+
 MOST_LOSSES = 3
 """Processes or machines in a row that are lost before anything finishes."""
 
@@ -38,7 +41,7 @@ class Executor(ABC):
     """Where tasks run."""
 
     @abstractmethod
-    def run(self, work: "Work[Item, Result]", items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
+    def run(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
         """Each item with the result of the work on it, as they finish.
 
         Args:
@@ -61,7 +64,7 @@ class Processes(Executor):
     def __init__(self, processes: int) -> None:
         self._processes = processes
 
-    def run(self, work: "Work[Item, Result]", items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
+    def run(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
         left, losses = list(items), 0
         while left:
             done = []
@@ -75,7 +78,7 @@ class Processes(Executor):
             if left and losses >= MOST_LOSSES:
                 raise lost_too_often("a process", left[0])
 
-    def _until_lost(self, work: "Work[Item, Result]", items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
+    def _until_lost(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
         threads = max(1, usable_processors() // self._processes)
         waiting, running = deque(items), dict[Future[Result], Item]()
         pool = ProcessPoolExecutor(self._processes, get_context("spawn"), _begun)

@@ -1,13 +1,22 @@
 """``lowbit quantize --processes``: the bytes of one process, from several; killed runs are resumed."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rewriting
 from rewriting import contents, events_of, killed, sources_in
 
-from lowbit.errors import ArgumentError
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.rewriting.apart import Apart, Task
+from lowbit.rewriting.layouts import layout_of
+from lowbit.rewriting.methods import Rounding
+from lowbit.rewriting.quantizing import Request, quantize
+from lowbit.rewriting.source import open_source
+from lowbit.system.tasks import Executor, Item, Result, Results, Work
 
 run, answer = partial(rewriting.run, "quantize"), partial(rewriting.answer, "quantize")
 
@@ -36,6 +45,34 @@ def test_the_bytes_are_those_of_one_process(
     found = answer(sources[kind], "-o", tmp_path / "two" / name, *options, "--processes", 2)
     assert contents(tmp_path / "two" / name) == contents(tmp_path / "one" / name)
     assert found["matrices"] == expected["matrices"]
+
+
+class Elsewhere(Executor):
+    """Tasks in this process, as on a machine that does not see the folder of the result."""
+
+    def run(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
+        assert isinstance(work, Task)
+        distant: Any = replace(work, folder=Path("/no/such/folder"))
+        for item in reversed(items):
+            yield item, distant(item, 1)
+
+
+def test_a_machine_without_the_folder_sends_tensors(sources: dict[str, Path], tmp_path: Path) -> None:
+    """The bytes are the same, in whatever order blocks come."""
+    answer(sources["dense"], "-o", tmp_path / "expected", "--group-size", 32)
+    request = Request(Rounding("rtn", 32), layout_of("gptq-v2"), 4, 4)
+    blocks = Apart(Elsewhere(), sources["dense"])
+    quantize(open_source(sources["dense"]), tmp_path / "new", request, blocks=blocks)
+    assert contents(tmp_path / "new") == contents(tmp_path / "expected")
+
+
+def test_another_model_under_the_path(sources: dict[str, Path], tmp_path: Path) -> None:
+    """A machine that has another model there refuses the block."""
+    request = Request(Rounding("rtn", 16), layout_of("gptq-v2"), 4, 4)
+    blocks = Apart(Elsewhere(), sources["gguf"])
+    with pytest.raises(FormatError, match=r"shape of the model is another in .*; allowed: the model that the command"):
+        quantize(open_source(sources["dense"]), tmp_path / "new", request, blocks=blocks)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_killed_run_is_resumed(sources: dict[str, Path], tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_bounded_number_is_under_way(cluster: Any, tmp_path: Path) -> None:
     next(results)
     time.sleep(2)  # for tasks that should not be there to begin
     assert len(list(tmp_path.iterdir())) <= 6
-    results.close()  # type: ignore[attr-defined]  # a generator
+    results.close()
 
 
 def test_no_cluster() -> None:
