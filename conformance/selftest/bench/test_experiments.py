@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments import encoder, heads, keys, mixed, ngram, qigen
+from experiments import encoder, groups, heads, keys, mixed, ngram, qigen
 from experiments.measuring import DENSE, losses, subject
 from experiments.ngram import NGrams
 from experiments.running import RESULTS, Experiment, Row, run
@@ -62,6 +62,13 @@ def test_the_quick_form_runs(experiment: Any, tmp_path: Path) -> None:
     assert len(rows) == len(experiment.EXPERIMENT.rows(True))
     values = np.array([value for row in rows for value in row.get("nats", row.get("errors"))])
     assert np.isfinite(values).all() and (values > 0).all()
+
+
+def test_the_quick_form_of_a_timing_runs(tmp_path: Path) -> None:
+    """Each number of heads is timed, and its cache is in proportion to it."""
+    rows = read(run(groups.EXPERIMENT, tmp_path, quick=True))["rows"]
+    assert [row["cache_bytes"] for row in rows] == [2 * 4 * 16 * 128 * heads for heads in groups.GROUPS]
+    assert all(0 < row["quartiles"][0] <= row["median"] <= row["quartiles"][1] for row in rows)
 
 
 @pytest.mark.parametrize("name", NAMES)
