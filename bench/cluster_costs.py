@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.rewriting.coded import digest
+from lowbit.quantization.coded import digest
 from lowbit.rewriting.journal import journal
 from lowbit.rewriting.layouts import LAYOUTS
 from lowbit.rewriting.methods import Rounding
