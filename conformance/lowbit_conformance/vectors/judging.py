@@ -121,7 +121,7 @@ def right_answer(operation: str, arguments: Mapping[str, Any], exact: Any) -> di
     with np.errstate(all="ignore"):
         kept = in_type(exact, OPERATIONS[operation].result_type(**arguments))
         representable = np.array_equal(kept.astype(np.float64), exact)
-    if operation in STORED_PRODUCTS:
+    if operation in BOUNDS and BOUNDS[operation] is _stored_bound:
         representable = representable and _exact(**arguments)
     answer: dict[str, Any] = {"exact": as_json(exact), "flags": set(), "representable": bool(representable)}
     if operation not in BOUNDS:
