@@ -8,9 +8,10 @@ tools that own the layout. ``--model`` takes a model of yours instead. Three thi
 - *logits* after every token of `TEXT`, as the norm of the difference over the norm of what lowbit computes in float32
   from the numbers that it reads in the same file.
 
-**Tolerances** come from the arithmetic of the tool. They were written down before the first run, and one was corrected
-after it: compressed-tensors, and GPTQModel under transformers, had the limit of float32. Both dequantise to float16,
-which the comparison of weights shows, so they have the limit of such weights.
+**Tolerances** come from the arithmetic of the tool. They were written down before the first run, and three were
+corrected after it. compressed-tensors, and GPTQModel under transformers, had the limit of float32: both dequantise to
+float16, which the comparison of weights shows. GPTQModel alone had it, too, and refuses float32. llama.cpp's float
+weights had one limit for all types, and inputs are rounded to the type of the weights.
 
 - Dequantised weights are equal, except where the tool rounds its result to float16: then by `HALF` of the number.
 - Logits: a product of K inputs has a relative error e, and a model of L layers has n = 7 L + 1 products, one after
