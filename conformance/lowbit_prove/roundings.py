@@ -387,7 +387,7 @@ def ran_sum(table: InstructionSet, numbers: Numbers) -> Refutation | None:
 
 
 def ran_head(table: InstructionSet, numbers: Numbers) -> Refutation | None:
-    """Run the scores of heads of so many channels, and a mix of so many tokens."""
+    """Run the scores of heads with `length` channels, and a mix of `length` tokens."""
     length, y = whole(numbers, "length"), ZERO
     for first in range(0, length, elementwise.CHUNK):
         y = Count(_mixed(table, min(elementwise.CHUNK, length - first), y))

@@ -56,7 +56,7 @@ def exact_sums(
             count = 1 + int(np.argmax(fits.sum(axis=1) * np.arange(1, weights.rows + 1)))
             exact[:] = fits[count - 1]
             if exact.any():
-                break  # else not even one row fits so many times
+                break  # otherwise no row fits, and steps of 1 are tried
         row[order[:count]] = steps[:count] * (rng.choice((-1, 1), count) if signs else 1)
     return x, judged
 

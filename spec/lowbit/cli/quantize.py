@@ -111,7 +111,9 @@ def quantize(
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option("--processes", help="Quantise blocks in so many processes (rtn and hqq); by default in this one."),
+        typer.Option(
+            "--processes", help="Number of processes that quantise blocks (rtn and hqq). By default this one does."
+        ),
     ] = None,
     cluster: Annotated[
         str | None,
