@@ -2,15 +2,18 @@
 
 A certificate counts only if it is for the program as it is generated today, for today's code and for this solver
 (`certificates.kept`); nothing is proved here. `lowbit.theorems` finds this chapter by its entry point, and ``lowbit
-kernel show`` and the reports of the suite say what it knows.
+kernel show`` and the reports of the suite say what it knows. Most reports are about backends that no theorem is about,
+so what needs the solver is imported only for the others.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from lowbit.errors import ArgumentError
 from lowbit.theorems import Known
-from lowbit_prove import catalogue, certificates
-from lowbit_prove.theorem import Theorem
+
+if TYPE_CHECKING:
+    from lowbit_prove.theorem import Theorem
 
 CPPYY = "lowbit_cppyy:CppyyBackend"
 CUDA = "lowbit_cuda.backend:CudaBackend"
@@ -22,15 +25,23 @@ class KnownProofs:
     """The prover that `lowbit.theorems` finds."""
 
     def of_kernel(self, name: str) -> list[Known]:
-        """The theorems about a kernel."""
+        """The theorems about a kernel; none without the solver."""
         try:
+            from lowbit_prove import catalogue
+
             return known(catalogue.chosen([name]))
-        except ArgumentError:
+        except (ArgumentError, ImportError):
             return []
 
     def of_backend(self, entry: str, details: Mapping[str, object]) -> list[Known]:
-        """The theorems about the kernels of a backend's instruction set, and about all of it."""
-        if entry not in OF_BACKENDS or not certificates.any_kept():
+        """The theorems about a backend and the kernels of its instruction set; none without the solver."""
+        if entry not in OF_BACKENDS:
+            return []
+        try:
+            from lowbit_prove import catalogue, certificates
+        except ImportError:
+            return []
+        if not certificates.any_kept():
             return []
         kinds = OF_BACKENDS[entry]
         table = f"_{details['instruction set']}" if "instruction set" in details else None
@@ -38,8 +49,10 @@ class KnownProofs:
         return known([*named, *(each for each in catalogue.theorems() if each.kind in kinds)])
 
 
-def known(theorems: Iterable[Theorem]) -> list[Known]:
+def known(theorems: Iterable["Theorem"]) -> list[Known]:
     """What certificates say of theorems."""
+    from lowbit_prove import certificates
+
     found = []
     for each in theorems:
         proof = certificates.kept(certificates.certificate(each))

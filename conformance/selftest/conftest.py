@@ -27,9 +27,10 @@ from lowbit_cppyy.tuning import outcomes
 HERE = Path(__file__).parent
 collect_ignore = [  # kernels for libraries that only `nox -s functions` installs
     f"support/field/{module}.py"
-    for module in ("numba_kernels", "torch_blocks", "torch_kernels", "triton_kernels")
+    for module in ("numba_kernels", "torch_blocks", "torch_groups", "torch_kernels", "triton_kernels")
     if find_spec(module.partition("_")[0]) is None
 ]
+collect_ignore += ["support/interop.py", "support/interop_tools.py"]  # programs for what `nox -s interop` installs
 LINES = [line.split() for line in (HERE / "slow.txt").read_text("utf-8").splitlines() if not line.startswith("#")]
 SLOW = {name: 0.0 if seconds == "-" else float(seconds) for seconds, name in LINES}
 TOOLCHAIN = (

@@ -176,7 +176,7 @@ def clamped_swiglu_of(
     """`clamped_swiglu` for inputs of one type, in float64: the reference of `blocks.clamped_swiglu`.
 
     >>> clamped_swiglu_of(np.array([[2, 100]], np.float32), np.array([[2, -100]], np.float32), 7.0).round(4)
-    array([[  5.8068, -41.9997]])
+    array([[  5.807 , -41.9997]])
 
     Args:
         gate: float32, float16 or bfloat16, T × m.
