@@ -138,6 +138,8 @@ class Prover(Machine):
 
     def origin(self, number: Any) -> Any:
         """An expression with sums as functions of what they are sums of, in the place of their variables."""
+        if not self._origins:  # a program of floats has no sums of integers, and looking for them takes half its proof
+            return number
         if number.get_id() in self._origins:
             return self._origins[number.get_id()]
         sums = [each for each in variables(number) if each.get_id() in self._origins]
