@@ -2,7 +2,7 @@
 
 =============  ===========================================================================================
 demo           fetch a real model, certify the backends on its weights, generate, measure
-tests          the specification's own tests and doctests, and a quick run of the suite on every backend
+tests          the specification's own tests and doctests; of long sweeps only a part
 pythons        the tests that need no compiler, on every supported version of Python that is found
 conformance    the whole suite on every backend, or on one: ``-- --backend numpy [--op linear.qgemv]``
 kills          every known defect against the suite, until the suite finds it
@@ -67,41 +67,6 @@ PEERS = {
     "ik_llama.cpp": ("ik-llama-cpp-python",),
     "ONNX Runtime GenAI": ("onnxruntime-genai",),
 }
-WHOLE = [  # files with tests that are marked so; `nox -s tests` leaves these tests out
-    f"conformance/selftest/{name}.py"
-    for name in (
-        "bench/test_bench",
-        "repository/test_current_folder",
-        "lowbit_bench/test_command",
-        "lowbit_foreign/test_foreign",
-        "lowbit_gpusim/test_shim_kernels",
-        "lowbit_gpusim/test_shim_mutations",
-        "lowbit_conformance/test_certificates",
-        "lowbit_conformance/test_functions",
-        "lowbit_conformance/test_state",
-        "lowbit_conformance/test_suite",
-        "lowbit_conformance/test_special",
-        "lowbit_conformance/test_tutorial",
-        "lowbit_conformance/test_field",
-        "lowbit_conformance/defects/test_bank",
-        "lowbit_conformance/defects/test_diagnosis",
-        "lowbit_conformance/isolation/test_forgery",
-        "lowbit_conformance/isolation/test_sealing",
-        "lowbit_cppyy/kept/test_steps",
-        "lowbit_cppyy/stored/test_kernels",
-        "lowbit_cppyy/step/test_sanitized",
-        "lowbit_cppyy/stored/test_sanitized",
-        "lowbit_cppyy/test_emulation",
-        "lowbit_cppyy/test_operations",
-        "lowbit_cppyy/test_program",
-        "lowbit_cppyy/test_sanitized",
-        "lowbit_cuda/engine/test_faults",
-        "lowbit_cuda/test_compiled",
-        "lowbit/backend/test_declarations",
-        "lowbit/formats/gguf/test_reader",
-        "lowbit/formats/test_mutated_files",
-    )
-]
 WITH_KILLS = {"PYTHONPATH": str(HERE / "conformance/selftest/support")}  # of programs that import `kills`
 TYPED = [["spec", "backends", "conformance", "docs/_ext", "noxfile.py"], ["bench"]]  # each has a conftest of its own
 PORTABLE = ["backends/lowbit_numpy", "backends/lowbit_cppyy", "backends/lowbit_foreign", *SHIPPED[2:]]
@@ -117,12 +82,11 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the specification's own tests and doctests, and among them a quick run of the suite on every backend.
+    """Run the specification's own tests and doctests; those marked `whole` are left to the job `conformance`.
 
     NVIDIA's packages are among what is installed: kernels are compiled for GPUs, and the device for GPUs runs over a
     stand-in for the driver, where there is no GPU. Arguments go to pytest: ``nox -s tests -- -k packing``. Paths among
-    them replace all tests. The daily loop is ``nox -s tests -- -m "not slow"``. The whole runs of the suite are the job
-    `conformance`.
+    them replace all tests. The daily loop is ``nox -s tests -- -m "not slow"``.
     """
     rest, marks = [*session.posargs], "not whole"
     named = any("/" in each and Path(each.partition("::")[0]).exists() for each in rest)
@@ -162,7 +126,7 @@ def pythons(session: nox.Session) -> None:
 def conformance(session: nox.Session) -> None:
     """Run the whole suite on every backend of this repository, side by side; or on one: ``-- --backend NAME``.
 
-    With all backends it also finishes the sweeps of which the job `tests` takes a part (`sampling.thinned`).
+    With all backends it also runs the other tests that the job `tests` leaves out: they have the marker `whole`.
     Further arguments go to `lowbit conformance`, or to pytest where no backend is named.
     """
     parser = argparse.ArgumentParser(prog="nox -s conformance --", add_help=False)
@@ -172,8 +136,8 @@ def conformance(session: nox.Session) -> None:
         install(session, extras=["cppyy", "conformance"])
         run_outside(session, "lowbit", "conformance", options.backend, *rest)
     else:
-        install(session, extras=["cppyy", "conformance", "bench"], groups=["tests", "docs"])
-        session.run("pytest", "--numprocesses=auto", "--dist=worksteal", "-m", "whole", *WHOLE, *rest)
+        install(session, extras=["cppyy", "conformance", "bench", "cuda", "prove"], groups=["tests", "docs"])
+        session.run("pytest", "--numprocesses=auto", "--dist=worksteal", "-m", "whole", "conformance/selftest", *rest)
 
 
 @nox.session

@@ -13,6 +13,7 @@ from experiments.measuring import DENSE, losses, subject
 from experiments.ngram import NGrams
 from experiments.running import RESULTS, Experiment, Row, run
 from lowbit_docs import results
+from sampling import thinned
 
 from lowbit.attention.pooling import pool
 from lowbit.model.decoder import Decoder
@@ -54,7 +55,9 @@ def test_finished_rows_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "experiment", [ngram, qigen, encoder, keys, heads, mixed], ids=lambda each: str(each.EXPERIMENT.name)
+    "experiment",
+    thinned([ngram, qigen, encoder, keys, heads, mixed], 3),
+    ids=lambda each: str(each.EXPERIMENT.name),
 )
 def test_the_quick_form_runs(experiment: Any, tmp_path: Path) -> None:
     """On little text, through the same code as the long form: every row has finite losses, or errors above 0."""

@@ -33,6 +33,7 @@ def read(folder: Path, name: str) -> Any:
     return json.loads((folder / f"{name}.json").read_text())
 
 
+@pytest.mark.whole
 def test_each_part_leaves_a_record_that_says_it_is_simulated(tmp_path: Path) -> None:
     """A part that is done, one that cannot run here, the machine, and the sum of it all."""
     patient = ("--limit", "600", "--total", "800")

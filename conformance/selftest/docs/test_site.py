@@ -14,6 +14,7 @@ FIVE_LINES = ROOT / "docs/examples/five_lines.py"
 PYTHON = [*ROOT.glob("docs/figures/*.py")]
 
 
+@pytest.mark.whole
 def test_the_five_lines_run(tmp_path: Path) -> None:
     """The lines on the front page quantise, multiply and certify."""
     run = subprocess.run([sys.executable, FIVE_LINES], cwd=tmp_path, capture_output=True, text=True, timeout=600)

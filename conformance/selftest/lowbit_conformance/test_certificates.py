@@ -51,6 +51,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.whole
 def test_a_claim_that_holds_is_certified(here: Path) -> None:
     """A run of everything certifies what is claimed, and passes."""
     status, report = run(write(here, "Whole"))

@@ -16,10 +16,10 @@ from sampling import thinned
 
 from lowbit.backend.function import Claim
 
-RIGHT = {
-    "numpy_kernels": ("gptq_factored", "awq", "q4_k_q8_k", "fp8_channel"),
-    "cpp_kernels": ("gptq", "mxfp4", "fp8_block"),
-}
+RIGHT = [
+    *(("numpy_kernels", name) for name in ("gptq_factored", "awq", "q4_k_q8_k", "fp8_channel")),
+    *(("cpp_kernels", name) for name in ("gptq", "mxfp4", "fp8_block")),
+]
 MORE = ("gptq_v2", "awq_factored", "q4_0", "q6_k", "nf4", "nvfp4", "hqq", "fp8_int8", "q6_k_q8_k")
 ONCE_HELD_OUT = [
     next(each for each in LISTS[name] if each.what == what)
@@ -46,29 +46,33 @@ ONCE_HELD_OUT = [
 SAMPLE = (*MISTAKES[::9], *ONCE_HELD_OUT)
 
 
-def test_right_kernels_pass() -> None:
+def named(mistake: Mistake) -> str:
+    """The id of a test about a mistake."""
+    return f"{mistake.kernel}-{mistake.what}".replace(" ", "-")
+
+
+@pytest.mark.parametrize("name", thinned(RIGHT, 3), ids="-".join)
+def test_right_kernels_pass(name: tuple[str, str]) -> None:
     """In numpy and in C++, without padding or wrapping."""
     compiler("g++")
     with kernels():
-        for module, names in RIGHT.items():
-            for name in names:
-                operation, limits = KERNELS[name]
-                found = judge(f"{module}:{name}", Claim(operation, limits))
-                assert found.executed > 5 and not found.failures, (module, name, found.failures)
+        operation, limits = KERNELS[name[1]]
+        found = judge(":".join(name), Claim(operation, limits))
+        assert found.executed > 5 and not found.failures, found.failures
 
 
-def test_right_kernels_of_more_formats_pass() -> None:
+@pytest.mark.parametrize("name", thinned(MORE, 3))
+def test_right_kernels_of_more_formats_pass(name: str) -> None:
     """Those of which `LISTS` has mistakes, in numpy."""
     with kernels(compiled=()):
-        for name in MORE:
-            found = judge(f"more_numpy:{name}", claim_of("more_numpy.py", name))
-            assert found.executed >= 5 and not found.failures, (name, found.failures)
+        found = judge(f"more_numpy:{name}", claim_of("more_numpy.py", name))
+        assert found.executed >= 5 and not found.failures, found.failures
 
 
 STEPS = [each for each in SEVENTH_KERNELS if each[1] != "attend"]
 
 
-@pytest.mark.parametrize("kernel", thinned(STEPS, 6), ids="-".join)
+@pytest.mark.parametrize("kernel", thinned(STEPS, 15), ids="-".join)
 def test_right_casts_and_steps_pass(kernel: tuple[str, str]) -> None:
     """Casts, and what a model computes besides products; attention takes half a minute, and is left to the lists."""
     file, name = kernel
@@ -79,11 +83,15 @@ def test_right_casts_and_steps_pass(kernel: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "claim"),
-    [
-        ("pool", Claim("pooling.pool", {"method": "mean"})),
-        ("rope", Claim("rope.rotate", {"head_dim": 64})),
-        ("attend", Claim("attention.attend", {"head_dim": 64})),
-    ],
+    thinned(
+        [
+            ("pool", Claim("pooling.pool", {"method": "mean"})),
+            ("rope", Claim("rope.rotate", {"head_dim": 64})),
+            ("attend", Claim("attention.attend", {"head_dim": 64})),
+        ],
+        3,
+        rows=True,
+    ),
 )
 def test_what_is_not_declared_is_not_asked_for(name: str, claim: Claim) -> None:
     """Neither by cases of special contents, nor by those that stand for several calls."""
@@ -92,7 +100,7 @@ def test_what_is_not_declared_is_not_asked_for(name: str, claim: Claim) -> None:
         assert found.executed > 30 and not found.failures, found.failures
 
 
-@pytest.mark.parametrize("mistake", thinned(SAMPLE, 3), ids=lambda each: f"{each.kernel}-{each.what}".replace(" ", "-"))
+@pytest.mark.parametrize("mistake", thinned(SAMPLE, 9), ids=named)
 def test_a_mistake_is_killed_and_named(mistake: Mistake) -> None:
     """By a name that says what it is."""
     if mistake.file.endswith(".cpp"):
@@ -100,7 +108,9 @@ def test_a_mistake_is_killed_and_named(mistake: Mistake) -> None:
     assert outcome(mistake, tried(mistake)) == "named"
 
 
-@pytest.mark.parametrize("mistake", thinned(MENDED, 6), ids=lambda each: f"{each.kernel}-{each.what}".replace(" ", "-"))
+@pytest.mark.parametrize(
+    "mistake", thinned(MENDED, 18), ids=lambda each: f"{each.kernel}-{each.what}".replace(" ", "-")
+)
 def test_what_was_mended_is_named(mistake: Mistake) -> None:
     """Mistakes that had no name, or a wrong one."""
     assert outcome(mistake, tried(mistake)) == "named"
@@ -113,7 +123,7 @@ def test_right_attention_over_stored_and_new_tokens_passes() -> None:
         assert found.executed >= 4 and not found.failures, found.failures
 
 
-@pytest.mark.parametrize("way", ["sums_of_32", "kahan", "weights_in_three_steps"])
+@pytest.mark.parametrize("way", thinned(["sums_of_32", "kahan", "weights_in_three_steps"], 3))
 def test_a_legal_way_is_not_refused(way: str) -> None:
     """Three of those that ``python -m field.legal 200`` tries with many seeds."""
     found = judged(way, seeds=1)

@@ -122,7 +122,7 @@ def last_left_out(x: Any, blocks: Any, rows: int, columns: int) -> Any:
         ("linear.gemv", {"columns": Range(24)}),
         pytest.param("linear.gemv", {"rows": Range(96)}, marks=pytest.mark.whole),
         pytest.param("linear.gemv", {"columns": 7, "rows": Range(least=1500, most=1600)}, marks=pytest.mark.whole),
-        ("linear.gemm", {"batch": 2}),
+        pytest.param("linear.gemm", {"batch": 2}, marks=pytest.mark.whole),
     ],
     ids=["columns=*24", "rows=*96", "columns=7", "batch=2"],
 )

@@ -36,6 +36,7 @@ def conformance(backend: type | str, *arguments: str) -> tuple[int, dict[str, An
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
+@pytest.mark.whole
 def test_a_narrow_backend_passes() -> None:
     """A right backend passes all that it declares; what it does not declare is counted apart."""
     status, answer, _ = conformance(odd_backends.Narrow, "--op", "packing.pack", "--op", "packing.unpack")
@@ -69,9 +70,10 @@ def test_the_backends_of_this_distribution_pass(name: str, operations: list[str]
     assert (status, answer["verdict"], answer["failures"]) == (0, "passed", []), error
 
 
-@pytest.mark.parametrize("name", thinned(["numpy", "cppyy", "reference"], 3))
+@pytest.mark.whole
+@pytest.mark.parametrize("name", ["numpy", "cppyy", "reference"])
 def test_a_quick_run_passes(name: str) -> None:
-    """A few cases of every clause: what ``nox -s tests`` sees of the whole runs of ``nox -s conformance``."""
+    """A few cases of every clause."""
     status, answer, error = conformance(name, "--quick")
     assert (status, answer["verdict"], answer["failures"]) == (0, "passed", []), error
 
@@ -100,7 +102,7 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("odd", thinned(ODD, 3), ids=lambda odd: odd[0].__name__)
+@pytest.mark.parametrize("odd", thinned(ODD, 9), ids=lambda odd: odd[0].__name__)
 def test_an_odd_backend_fails(odd: tuple[type, str]) -> None:
     """What is declared and lacks, a skip of its own, and an end while loading are failures in the case they are in."""
     backend, message = odd
@@ -154,6 +156,7 @@ def test_nothing_executed_is_no_pass() -> None:
     assert (status, answer["verdict"]) == (1, "nothing executed")
 
 
+@pytest.mark.whole
 def test_cases_are_moved_to_the_heads_of_a_backend() -> None:
     """Of 40 channels, which no case has: attention and rotations in all types; a mistake is found there."""
     asked = ["--quick", "--op", "attention.attend", "--op", "rope.rotate"]

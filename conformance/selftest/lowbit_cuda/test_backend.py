@@ -44,6 +44,7 @@ def suite(name: str, *arguments: str) -> dict[str, Any]:
 # The suite.
 
 
+@pytest.mark.whole
 def test_numpy_on_the_simulation_passes_the_suite() -> None:
     """Every operation that is declared, with layouts, copies and launches that are the real ones."""
     report = suite(NUMPY, "--quick")

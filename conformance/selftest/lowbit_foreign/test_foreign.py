@@ -58,8 +58,8 @@ def conform(option: str, value: str, *rest: str, declared: tuple[str, ...] = DEC
     [
         pytest.param("c/mine.c", ["--seeds", "1"], marks=pytest.mark.whole),
         ("c/mine.c", QUICK),
-        ("cpp/mine.cpp", QUICK),
-        ("rust/mine.rs", QUICK),
+        pytest.param("cpp/mine.cpp", QUICK, marks=pytest.mark.whole),
+        pytest.param("rust/mine.rs", QUICK, marks=pytest.mark.whole),
     ],
 )
 def test_examples_pass_the_suite(source: str, cases: list[str], tmp_path: Path) -> None:

@@ -138,13 +138,3 @@ def test_a_build_that_fails_leaves_nothing(noxfile: Any, tmp_path: Path, monkeyp
             given(noxfile, session)
     assert list((tmp_path / "cache/wheelhouse").iterdir()) == []
     assert given(noxfile, session) == BUILT
-
-
-def test_what_one_job_leaves_out_the_other_runs(noxfile: Any) -> None:
-    """Each file with tests of the marker ``whole`` is one that the job `conformance` runs, and no other is."""
-    marked = [
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "conformance/selftest").rglob("test_*.py")
-        if path != Path(__file__) and any(sign in path.read_text() for sign in ("mark.whole", "import thinned"))
-    ]
-    assert sorted(marked) == sorted(noxfile.WHOLE)

@@ -68,6 +68,7 @@ print(lowbit.backend.load("reference").name)
     assert name == "reference"
 
 
+@pytest.mark.whole
 def test_the_suite_runs_without_extras(bare: dict[str, str]) -> None:
     """A backend is certified where cppyy cannot be imported, and cppyy's own says what to install."""
     done = run(bare, "-m", "lowbit", "conformance", "numpy", "--op", "packing.pack", "--json")

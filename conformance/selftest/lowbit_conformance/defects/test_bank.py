@@ -89,7 +89,7 @@ def _calls(mark: Any, case: Any) -> Any:
     return [(case, owner.last)] if owner.last else []
 
 
-@pytest.mark.parametrize("name", thinned(NAMES, 16))
+@pytest.mark.parametrize("name", thinned(NAMES, 40))
 def test_the_diagnosis_names_the_defect(name: str) -> None:
     """The first cases that a defect fails are all explained by it, so it is named, alone or beside its equals."""
     defect = BANK[name]
@@ -193,14 +193,14 @@ def cross_section() -> list[str]:
     return [*chosen, *sorted(by_verdict.values())]
 
 
-@pytest.mark.parametrize("name", thinned(cross_section(), 4))
+@pytest.mark.parametrize("name", thinned(cross_section(), 10))
 def test_the_suite_finds_it_for_its_own_reason(name: str) -> None:
     """The suite fails a backend with the defect, with the verdict that the bank expects."""
     entry = matrix.described(name) | matrix.entry_of(try_out(name, seeds=1))
     assert matrix.fair(entry), entry
 
 
-@pytest.mark.parametrize("operation", ["packing.unpack", "bfp.total", "routing.top_k"])
+@pytest.mark.parametrize("operation", thinned(["packing.unpack", "bfp.total", "routing.top_k"], 3))
 def test_the_control_is_found_right(operation: str) -> None:
     """The backend without a defect passes every case of an operation, its habits among them."""
     trial = try_out("none", seeds=1, operations=(operation,))

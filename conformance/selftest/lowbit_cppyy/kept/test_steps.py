@@ -66,6 +66,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             shutil.copy2(each, usual / each.name)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ("shaped", "biased"))
 def test_shaped_scores_and_biases_are_kept(name: str, folder: Path) -> None:
     """A cap of the logits, sinks, and the biases of experts come back with the step, and so do its answers."""
@@ -87,7 +88,7 @@ CASES: tuple[tuple[str, Contract], ...] = (
 )
 
 
-@pytest.mark.parametrize("each", thinned(CASES, 3), ids="-".join)
+@pytest.mark.parametrize("each", thinned(CASES, 6), ids="-".join)
 def test_a_kept_step_has_the_bits_of_the_operations(each: tuple[str, Contract], folder: Path) -> None:
     """When it is made, and when it is found; on one thread and on three; of prompts, tokens, batches and many rows."""
     name, contract = each

@@ -49,7 +49,7 @@ def expected(name: str, contract: Contract, table: InstructionSet) -> list[F32]:
 
 
 @pytest.mark.parametrize("threads", (1, 3))
-@pytest.mark.parametrize("each", thinned(STEPS, 4), ids="-".join)
+@pytest.mark.parametrize("each", thinned(STEPS, 8), ids="-".join)
 def test_addresses_and_what_is_undefined(each: tuple[str, Contract], threads: int) -> None:
     """AddressSanitizer and UndefinedBehaviorSanitizer, on the best instruction set of this processor."""
     name, contract = each
@@ -94,7 +94,7 @@ def test_a_thread_that_leaves_its_memory_is_found(
 
 
 @pytest.mark.usefixtures("races")
-@pytest.mark.parametrize("each", thinned(STEPS, 4), ids="-".join)
+@pytest.mark.parametrize("each", thinned(STEPS, 8), ids="-".join)
 def test_threads(each: tuple[str, Contract]) -> None:
     """ThreadSanitizer, with two threads and with three."""
     name, contract = each

@@ -40,7 +40,7 @@ def purposes(cast: bool) -> tuple[Purpose, Purpose]:
     return ("integer vector", "integer rows") if cast else ("vector", "rows")
 
 
-@pytest.mark.parametrize("case", thinned(CASES, 4))
+@pytest.mark.parametrize("case", thinned(CASES, 8))
 def test_compiled_kernels_are_their_programs(case: str) -> None:
     """One row and four, interpreted on numpy and compiled, the same bits; instruction sets take turns."""
     name, cast = case.split()[0], case.endswith("cast")
@@ -150,7 +150,7 @@ def test_results_are_rounded_once_to_nearest(name: Result) -> None:
 
 
 @pytest.mark.parametrize("format", ["q8_0", "gguf-mxfp4"])
-@pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
+@pytest.mark.parametrize("table", thinned(HERE, 3), ids=lambda table: table.name)
 def test_activations_too_small_for_powers_of_two_are_not_rounded(table: InstructionSet, format: str) -> None:
     """Subnormal ones are multiplied as they are, by a kernel that shifts; one row and several."""
     with CppyyBackend(isa=table.name, threads=1) as backend:
