@@ -61,7 +61,7 @@ def test_right_kernels_pass(name: tuple[str, str]) -> None:
         assert found.executed > 5 and not found.failures, found.failures
 
 
-@pytest.mark.parametrize("name", thinned(MORE, 3))
+@pytest.mark.parametrize("name", thinned(MORE, 5))
 def test_right_kernels_of_more_formats_pass(name: str) -> None:
     """Those of which `LISTS` has mistakes, in numpy."""
     with kernels(compiled=()):

@@ -137,6 +137,7 @@ def test_cases_are_moved_to_the_sizes_of_a_function(operation: str, limits: dict
     assert any("result-last-dropped" in each["diagnosis"] for each in found.report["failures"])
 
 
+@pytest.mark.whole
 def test_a_moved_case_runs_again_by_its_id() -> None:
     """A whole run has it, too, and names it in its report; `check` has the same."""
     limits = {"columns": Range(24)} | Q8

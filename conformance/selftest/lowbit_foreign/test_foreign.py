@@ -89,6 +89,7 @@ def stored_example(source: Path, folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("source", thinned(STORED, 4))
+@pytest.mark.whole
 def test_examples_of_stored_matrices_are_certified(source: str, tmp_path: Path) -> None:
     """Q4_0 with Q8_0, GPTQ in float16, MXFP4 and AWQ in bfloat16: all cases of the profile pass in all seeds."""
     assert STORED[source] in (EXAMPLES / source).read_text()

@@ -193,14 +193,15 @@ def cross_section() -> list[str]:
     return [*chosen, *sorted(by_verdict.values())]
 
 
-@pytest.mark.parametrize("name", thinned(cross_section(), 10))
+@pytest.mark.parametrize("name", thinned(cross_section(), 20))
 def test_the_suite_finds_it_for_its_own_reason(name: str) -> None:
     """The suite fails a backend with the defect, with the verdict that the bank expects."""
     entry = matrix.described(name) | matrix.entry_of(try_out(name, seeds=1))
     assert matrix.fair(entry), entry
 
 
-@pytest.mark.parametrize("operation", thinned(["packing.unpack", "bfp.total", "routing.top_k"], 3))
+@pytest.mark.parametrize("operation", ["packing.unpack", "bfp.total", "routing.top_k"])
+@pytest.mark.whole
 def test_the_control_is_found_right(operation: str) -> None:
     """The backend without a defect passes every case of an operation, its habits among them."""
     trial = try_out("none", seeds=1, operations=(operation,))

@@ -143,7 +143,7 @@ CHAINS = [  # every other one in each run of the tests: both methods and both ki
 ]
 
 
-@pytest.mark.parametrize("chain", thinned(CHAINS, 2), ids=lambda chain: f"{chain[0]}-{chain[1].__name__}")
+@pytest.mark.parametrize("chain", thinned(CHAINS, 4), ids=lambda chain: f"{chain[0]}-{chain[1].__name__}")
 def test_chains_of_processes_end_with_their_host(
     chain: tuple[str, type[Mine]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -49,7 +49,7 @@ def test_a_host_that_ends_by_a_real_time_signal(arena: Arena) -> None:
         host.ask({"do": "capabilities"}, 5.0)
 
 
-@pytest.mark.parametrize("change", thinned(attacking.CHANGES, 3))
+@pytest.mark.parametrize("change", thinned(attacking.CHANGES, 6))
 def test_a_reply_of_another_form_is_a_verdict(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that puts its own words in the place of the host's."""
     monkeypatch.setenv("CHANGE", change)

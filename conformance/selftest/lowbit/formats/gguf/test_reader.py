@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 from gguf.constants import GGMLQuantizationType
-from sampling import thinned
 from tiny_gguf import CONFIG, Published, published, write
 
 from lowbit.attention.rope import Scaling, llama3_scaling
@@ -250,7 +249,8 @@ DAMAGE: dict[str, Callable[[int], int]] = {
 }
 
 
-@pytest.mark.parametrize("damage", thinned(DAMAGE, len(DAMAGE)))
+@pytest.mark.whole
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_every_byte_of_the_header_damaged(
     damage: str, small_header: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
