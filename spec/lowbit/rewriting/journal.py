@@ -15,7 +15,6 @@ file of it is and the rest is removed. So under the final name there is the whol
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import secrets
 import shutil
@@ -32,14 +31,12 @@ from safetensors.numpy import load_file
 from lowbit.arrays import F64, Array
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint.tensors import write_tensors
-from lowbit.system.json_files import parsed, read_bytes
+from lowbit.system.records import RESUME, read_record, write_record
 from lowbit.system.scratch import LOCK_NOW, sweep
 from lowbit.system.storage import SHARED, write_whole
 from lowbit.text import quoted
 
 RECORD, SUFFIX = "journal.json", ".rewriting"
-MOST_RECORD_BYTES = 2**26
-RESUME = "run the same command again to resume"
 
 
 @dataclass
@@ -89,7 +86,7 @@ class Journal:
         """
         with self.told():
             self.parts[file] = {"sha256": digest, "note": note}
-            self._record()
+            write_record(self.folder / RECORD, self.call, self.parts)
 
     def discard(self, file: str) -> None:
         """Remove a part that is not needed any longer, if it is there.
@@ -99,7 +96,7 @@ class Journal:
         """
         with self.told():
             if self.parts.pop(file, None) is not None:
-                self._record()
+                write_record(self.folder / RECORD, self.call, self.parts)
                 (self.folder / file).unlink(missing_ok=True)
 
     def write(self, file: str, content: bytes) -> None:
@@ -138,9 +135,6 @@ class Journal:
                 _placed(result, self.destination)
                 shutil.rmtree(self.folder, ignore_errors=True)
             _synchronise(self.destination.parent)
-
-    def _record(self) -> None:
-        write_whole(self.folder / RECORD, json.dumps({"call": self.call, "parts": self.parts}).encode())
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -275,10 +269,7 @@ def _is_free(descriptor: int) -> bool:
 def _parts(folder: Path, call: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The finished parts of a folder, if it is for this call; files that are none are removed."""
     try:
-        record = parsed(RECORD, read_bytes(folder / RECORD, MOST_RECORD_BYTES))
-        if record.value("call", dict) != json.loads(json.dumps(call)):
-            return {}
-        told = record.value("parts", dict)
+        told = read_record(folder / RECORD, call) or {}
         parts = {file: told[file] for file in told if _is_whole(folder / file, told[file]["sha256"])}
     except (ArgumentError, FormatError, OSError, LookupError, TypeError):
         return {}
