@@ -13,7 +13,7 @@ atlas          other projects' kernels under the suite: ``-- PROJECT`` installs 
 functions      certify the docs' functions in torch, Triton, Pallas and numba; installs them: gigabytes
 torch          the tests of the layer for PyTorch, which the job `tests` skips; installs torch: gigabytes
 interop        read what lowbit writes with transformers, GPTQModel, HQQ and llama.cpp; installs them: gigabytes
-cluster        quantise on a Ray cluster of three machines, lose one, kill the driver; installs Ray
+cluster        quantise, evaluate and soak on a Ray cluster of three machines, lose one; installs Ray
 bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` with
                other engines on a whole model (``-- --growth``: only along its sizes; ``-- --quality``: perplexity
                against speed, by bits and groups), in the environment of bench-peers
@@ -163,7 +163,8 @@ def prove(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Run a thousand seeds of each backend and the whole kill matrix, and keep the results in docs/data.
 
-    Both resume where they stopped. Arguments go to the first: ``nox -s soak -- --seeds 200 --backend numpy``.
+    Both resume where they stopped. Arguments go to the first: ``nox -s soak -- --seeds 200 --backend numpy``, or
+    ``--processes 4``.
     """
     install(session, extras=["cppyy", "conformance"])
     data = HERE / "docs/data"
@@ -242,13 +243,15 @@ def interop(session: nox.Session) -> None:
 
 @nox.session
 def cluster(session: nox.Session) -> None:
-    """Quantise on a Ray cluster of three machines, processes here, of which one is lost; kill the driver and resume.
+    """Quantise, evaluate and soak on a Ray cluster of three machines; lose one, kill the driver and resume.
+
+    The machines are processes of this one.
 
     Ray starts a dozen processes for each cluster and takes minutes, so .ci/run does not run this one. Arguments go to
     pytest.
     """
     install(session, extras=["ray"], groups=["tests"])
-    session.run("pytest", "conformance/selftest/lowbit/cli/test_quantize_on_ray.py", *session.posargs)
+    session.run("pytest", "conformance/selftest/lowbit/cli/test_on_ray.py", *session.posargs)
 
 
 @nox.session

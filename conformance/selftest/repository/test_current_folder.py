@@ -182,7 +182,7 @@ def test_fetching_runs_nothing_of_it(planted: Planted) -> None:
 
 CHILDREN = {
     "demo": "from lowbit.cli.demo_certification import suite; suite('nobody')",
-    "soak": "from kills.soak import portion; print(portion('nobody', 0, 1))",
+    "soak": "from kills.portions import entry_of; print(entry_of('nobody', 0, 1))",
 }
 
 

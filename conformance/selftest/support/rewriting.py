@@ -1,8 +1,9 @@
-"""What the tests of ``lowbit quantize`` and ``lowbit convert`` share: tiny models, calls, and runs that are killed."""
+"""What the tests of commands on models share: tiny models, calls, and runs that are killed."""
 
 import json
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from lowbit.arrays import F32, Array
 from lowbit.cli import app
 from lowbit.model.weights import LlamaWeights, to_float
 from lowbit.system.interpreters import python_command
+from lowbit.system.tasks import Executor, Item, Results, Work
+from lowbit.system.tasks import Result as Outcome
 
 TEXT = "hello hall 12 of the hill, he said; hello.\n" * 8
 
@@ -129,3 +132,11 @@ def killed(folder: Path, last: int, *arguments: object) -> None:
     """Run a command that kills itself at an event."""
     status, said = run_counted(folder, *arguments, last=last)
     assert status == -signal.SIGKILL, said
+
+
+class Here(Executor):
+    """Tasks in this process, the last first: no answer may depend on their order."""
+
+    def run(self, work: Work[Item, Outcome], items: Sequence[Item]) -> Results[Item, Outcome]:
+        for item in reversed(items):
+            yield item, work(item, 1)

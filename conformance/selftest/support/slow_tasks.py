@@ -1,40 +1,43 @@
-"""Tasks of quantising that wait: the blocks from the third on, until a file tells them to go on."""
+"""Tasks that wait: those of all items but the first two, until a file tells them to go on."""
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Generic
 
-from lowbit.rewriting.apart import Task, Written
-from lowbit.rewriting.writing import Part
+from lowbit.system.on_ray import OnRay
+from lowbit.system.tasks import Item, Result, Results, Work
 
 
 @dataclass(frozen=True)
-class Slow:
-    """A task that notes each block that it begins, and waits.
+class Slow(Generic[Item, Result]):
+    """Work that notes each item that it begins, and waits.
 
     Attributes:
         gate: the folder of the notes, and of the file ``open``.
-        task: what it does then.
+        work: what it does then.
+        free: the items for which it does not wait.
     """
 
     gate: Path
-    task: Task
+    work: Work[Item, Result]
+    free: tuple[Item, ...]
 
-    @classmethod
-    def of(cls, gate: Path) -> Callable[..., "Slow"]:
-        """In place of `Task`."""
-
-        def made(*arguments: Any) -> Slow:
-            return cls(gate, Task(*arguments))
-
-        return made
-
-    def __call__(self, number: int, threads: int) -> Part | Written:
-        if number >= 2:
-            (self.gate / f"waiting-{number}-{os.getpid()}").touch()
+    def __call__(self, item: Item, threads: int) -> Result:
+        if item not in self.free:
+            (self.gate / f"waiting-{item}-{os.getpid()}").touch()
             while not (self.gate / "open").exists():
                 time.sleep(0.05)
-        return self.task(number, threads)
+        return self.work(item, threads)
+
+
+def slow_down(gate: Path) -> None:
+    """Make all work on clusters that this process begins wait."""
+    run = OnRay.run
+
+    def slowly(self: OnRay, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
+        return run(self, Slow(gate, work, tuple(items[:2])), items)
+
+    OnRay.run = slowly  # type: ignore[method-assign]  # of a process that does nothing else

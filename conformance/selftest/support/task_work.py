@@ -23,6 +23,10 @@ def threads_of(item: int, threads: int) -> int:
     return threads
 
 
+def variables(item: int, threads: int) -> dict[str, str]:
+    return dict(os.environ)
+
+
 @dataclass(frozen=True)
 class Killing:
     """Work that kills its own process.

@@ -28,12 +28,14 @@ import typer
 from lowbit.backend import registry
 from lowbit.cli.compare_report import told, write_report
 from lowbit.cli.demo_report import made_folder
+from lowbit.cli.executors import ClusterOption, KeepOption, ProcessesOption, executor_of
 from lowbit.cli.options import BackendOption, JsonOption, file_of, opened
 from lowbit.cli.progress import changing_bar, note
 from lowbit.contract.checks import check_integer
 from lowbit.formats.fetch import DEFAULT_TEXT, TABLE, read_text
 from lowbit.model.comparison import Estimate, Window
-from lowbit.runtime.comparing import Compared, compare_models
+from lowbit.runtime.comparing import BY_FORMULAS, Compared, compare_models
+from lowbit.runtime.evaluating import Evaluation, Models
 
 KIND = "a GGUF file or a checkpoint directory"
 
@@ -51,18 +53,25 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", help="A folder for a page, and for a plot where matplotlib is installed.")
     ] = None,
+    processes: ProcessesOption = None,
+    cluster: ClusterOption = None,
+    keep: KeepOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two models on a text: perplexity, divergence, agreement, and the error behind each layer."""
     check_integer("--window", window, least=1)
     check_integer("--tokens", tokens, least=1)
+    executor = executor_of(processes, cluster, keep)
     with registry.load(backend) as engine:
         path = file_of(text, DEFAULT_TEXT)
         words = read_text(path)
         models = opened(a), opened(b)
         folder = None if out is None else made_folder(out)
+        there = Models((a.absolute(), b.absolute()), tuple(each.config for each in models), engine.name, BY_FORMULAS)
+        elsewhere = None if executor is None else Evaluation(executor, there, keep).compare
+        options: dict[str, Any] = {"most_tokens": tokens, "window": window, "elsewhere": elsewhere}
         with changing_bar() as report:
-            found = compare_models(models, engine, words, most_tokens=tokens, window=window, report=report)
+            found = compare_models(models, engine, words, **options, report=report)
     answer = described(found, path.name, window)
     if folder is not None:
         answer["files"] = write_report(answer, folder)

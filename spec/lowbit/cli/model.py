@@ -18,6 +18,7 @@ from rich.text import Text
 
 from lowbit.backend import registry
 from lowbit.backend.base import Backend
+from lowbit.cli.executors import ClusterOption, KeepOption, ProcessesOption, executor_of
 from lowbit.cli.options import (
     BackendOption,
     BitsOption,
@@ -48,6 +49,7 @@ from lowbit.cli.options import (
     TemperatureOption,
     TopKOption,
     TopPOption,
+    asked_version,
     chosen,
     file_of,
     opened,
@@ -58,12 +60,13 @@ from lowbit.cli.options import (
 from lowbit.cli.progress import changing_bar, note, progress_bar
 from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
-from lowbit.formats.fetch import DEFAULT_TEXT, TABLE, read_text
+from lowbit.formats.fetch import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, read_text
 from lowbit.formats.tokenizer import Tokenizer, until
 from lowbit.linear.elementary import softmax
 from lowbit.model.decoder import Step
 from lowbit.model.perplexity import DEFAULT_PROTOCOL, PROTOCOLS
 from lowbit.runtime import LanguageModel, Options, StoredModel, load
+from lowbit.runtime.evaluating import Evaluation, Models
 from lowbit.text import cleaned, quoted
 
 Show = Callable[[str, int], None]
@@ -115,7 +118,7 @@ def generate(
         ids = _encoded(stored, prompt)
         if tokens > (most := stored.config.context - len(ids) + 1):  # the last token is not read
             raise ArgumentError("--tokens", tokens, f"at most {most} after a prompt of {len(ids)} tokens")
-        ready = stack.enter_context(_loaded(stored, engine, options, context=len(ids) + tokens - 1))
+        ready = stack.enter_context(_loaded(stored, engine, _with_room(options, len(ids) + tokens - 1)))
         start = time.perf_counter()
         with progress_bar("reading the prompt") as progress:
             answers = ready.generate(ids, tokens, sampling=sampling, progress=progress)
@@ -180,7 +183,7 @@ def logits(
         tokenizer = stored.tokenizer
         check_integer("--top", top, 1, stored.config.vocabulary)
         ids = _encoded(stored, prompt)
-        ready = stack.enter_context(_loaded(stored, engine, options, context=len(ids)))
+        ready = stack.enter_context(_loaded(stored, engine, _with_room(options, len(ids))))
         with progress_bar("reading the prompt") as progress:
             scores = ready.logits(ids, progress).astype(np.float64)
         account = ready.account()
@@ -238,6 +241,9 @@ def perplexity(
     contract: ContractOption = "float32",
     device_memory: DeviceMemoryOption = None,
     keys: KeysOption = None,
+    processes: ProcessesOption = None,
+    cluster: ClusterOption = None,
+    keep: KeepOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the perplexity of a text, by the protocol of your choice."""
@@ -247,22 +253,30 @@ def perplexity(
     check_integer("--tokens", tokens, least=1)
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
     reading = CalibrationOptions(plan, calibration, calibration_tokens)
+    executor = executor_of(processes, cluster, keep)
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
         options = options_for(engine, plan, DeviceOptions(device_memory, keys=keys), contract)
         path = file_of(text, DEFAULT_TEXT)
         words = read_text(path)
-        stored = opened(model, gptq_version, context, identified=engine.keeps_steps)
+        file = file_of(model, DEFAULT_MODEL)
+        stored = opened(file, gptq_version, context, identified=engine.keeps_steps)
         options = reading.added(options, stored)
-        tokenizer = stored.tokenizer
-        ids = tokenizer.encode(words, begin=False)[:tokens]
-        context = max(1, min(window, len(ids))) + (tokenizer.bos is not None)
-        ready = stack.enter_context(_loaded(stored, engine, options, context))
+        bos = stored.tokenizer.bos
+        ids = stored.tokenizer.encode(words, begin=False)[:tokens]
+        options = _with_room(options, max(1, min(window, len(ids))) + (bos is not None))
+        if executor is None:
+            ready = stack.enter_context(_loaded(stored, engine, options))
         start = time.perf_counter()
         with progress_bar("measuring perplexity") as progress:
-            result = ready.perplexity(ids, window, progress, protocol=counting)
+            if executor is None:
+                result, account = ready.perplexity(ids, window, progress, protocol=counting), ready.account()
+            else:
+                version = asked_version(gptq_version)
+                models = Models((file.absolute(),), (stored.config,), engine.name, options, version, context)
+                evaluation = Evaluation(executor, models, keep)
+                result, account = evaluation.perplexity(ids, window, counting, bos, progress)
         seconds = time.perf_counter() - start
-        account = ready.account()
     if as_json:
         answer = dict(account.fields) | {
             "text": path.name,
@@ -288,10 +302,15 @@ def perplexity(
 # **Small parts.**
 
 
-def _loaded(stored: StoredModel, backend: Backend, options: Options, context: int) -> LanguageModel:
-    """The model on the backend; a device makes room for `context` tokens."""
-    if options.device is not None:
-        options = replace(options, device=replace(options.device, context=context))
+def _with_room(options: Options, context: int) -> Options:
+    """The options of a device that makes room for `context` tokens; those of others stay as they are."""
+    if options.device is None:
+        return options
+    return replace(options, device=replace(options.device, context=context))
+
+
+def _loaded(stored: StoredModel, backend: Backend, options: Options) -> LanguageModel:
+    """The model on the backend."""
     with changing_bar() as report:
         return load(stored, backend, options, report)
 

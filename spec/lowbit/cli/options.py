@@ -15,7 +15,7 @@ from lowbit.cli.progress import changing_bar, note
 from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES as MODEL_TYPES
-from lowbit.formats.checkpoint.gptq_version import VERSIONS
+from lowbit.formats.checkpoint.gptq_version import VERSIONS, Version
 from lowbit.formats.fetch import DEFAULT_MODEL, TABLE, fetch, read_text
 from lowbit.formats.gguf.architectures import ARCHITECTURES
 from lowbit.formats.tokenizer import Tokenizer
@@ -221,12 +221,20 @@ def opened(
     Raises:
         LowbitError: it cannot be fetched or read.
     """
-    version = None if gptq_version is None else check_choice("--gptq-version", gptq_version, VERSIONS)
-    file = file_of(path, DEFAULT_MODEL)
+    version, file = asked_version(gptq_version), file_of(path, DEFAULT_MODEL)
     found = open_model(file, identified=identified, gptq_version=version, context=context)
     for remark in found.remarks:
         note(remark)
     return found
+
+
+def asked_version(gptq_version: str | None) -> Version | None:
+    """The version of ``--gptq-version``.
+
+    Raises:
+        ArgumentError: there is no such version.
+    """
+    return None if gptq_version is None else check_choice("--gptq-version", gptq_version, VERSIONS)
 
 
 # **What they ask for.**

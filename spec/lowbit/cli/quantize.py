@@ -32,29 +32,29 @@ from typing import Annotated, Any
 import typer
 
 from lowbit.backend.whole_model import spoken_bytes
+from lowbit.cli.executors import executor_of
 from lowbit.cli.options import (
     DEFAULT_GROUP_SIZE,
     DEFAULT_TOKENS,
     DEFAULT_WINDOW,
     GPTQOption,
     JsonOption,
+    asked_version,
     first_tokens,
 )
 from lowbit.cli.progress import changing_bar, note
 from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
-from lowbit.formats.checkpoint.gptq_version import VERSIONS, Version
 from lowbit.formats.fetch import DEFAULT_TEXT, TABLE
 from lowbit.quantization.gptq import DAMPING
 from lowbit.rewriting.apart import Apart
-from lowbit.rewriting.journal import RESUME, check_destination
+from lowbit.rewriting.journal import check_destination
 from lowbit.rewriting.layouts import LAYOUTS, layout_of
 from lowbit.rewriting.methods import METHODS, Rounding
 from lowbit.rewriting.quantizing import Request
 from lowbit.rewriting.quantizing import quantize as carried_out
 from lowbit.rewriting.source import Source, open_source
-from lowbit.system.on_ray import OnRay
-from lowbit.system.tasks import Executor, Processes
+from lowbit.system.records import RESUME
 from lowbit.text import one_line
 
 SourceArgument = Annotated[
@@ -142,24 +142,6 @@ def quantize(
     _print(_answer(opened, out, request, text, told), as_json)
 
 
-def executor_of(processes: int | None, cluster: str | None) -> Executor | None:
-    """Where blocks are quantised; None for this process.
-
-    Raises:
-        ArgumentError: both are given, or a number of processes below 1.
-        UnavailableError: ray is not installed.
-    """
-    if cluster is not None:
-        if processes is not None:
-            sentence = "--processes and --cluster are two places for the work; give one of them"
-            raise ArgumentError("--processes", processes, "only without --cluster", sentence)
-        return OnRay(cluster)
-    if processes is None:
-        return None
-    check_integer("--processes", processes, least=1)
-    return Processes(processes)
-
-
 class Calibration:
     """The options of calibration, of which none applies to a method other than GPTQ.
 
@@ -218,15 +200,6 @@ def opened_source(path: Path, gptq_version: str | None) -> Source:
     for remark in found.remarks:
         note(remark)
     return found
-
-
-def asked_version(gptq_version: str | None) -> Version | None:
-    """The version of ``--gptq-version``.
-
-    Raises:
-        ArgumentError: there is no such version.
-    """
-    return None if gptq_version is None else check_choice("--gptq-version", gptq_version, VERSIONS)
 
 
 @contextmanager

@@ -32,8 +32,9 @@ Logarithms are natural. Logits are float32, everything made of them is float64.
 Source: the ratio estimator and its variance: Cochran, Sampling Techniques, 3rd ed., §2.11 and §6.4.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from math import exp, sqrt
 
 import numpy as np
@@ -171,20 +172,56 @@ def compare(
     check_integer("window", window, shortest, min(a.context, b.context) - len(prefix))
     if len(tokens) < shortest:
         raise ArgumentError("number of tokens", len(tokens), f"at least {shortest}")
-    alike = (a.hidden, a.layers) == (b.hidden, b.layers)
-    streams, found = Streams(a.layers if alike else 0), []
+    found, read = list[Measured](), 0
+    for piece in pieces(tokens, window, bos):
+        found.append(measure(models, piece))
+        read += window
+        if progress is not None:
+            progress(min(read, len(tokens)), len(tokens))
+    return together(found)
+
+
+def pieces(tokens: Sequence[int], window: int, bos: int | None) -> Iterator[list[int]]:
+    """The windows of a text that have a token to score.
+
+    >>> list(pieces([5, 6, 7], 2, bos=1)), list(pieces([5, 6, 7], 2, bos=None))
+    ([[1, 5, 6], [1, 7]], [[5, 6]])
+    """
+    prefix = [] if bos is None else [bos]
     for start in range(0, len(tokens), window):
         piece = [*prefix, *tokens[start : start + window]]
         if len(piece) > 1:
-            found.append(_window(models, piece, streams))
-        if progress is not None:
-            progress(min(start + window, len(tokens)), len(tokens))
-    return Comparison(tuple(found), streams.errors() if alike else None)
+            yield piece
 
 
-def _window(models: Pair, piece: list[int], streams: "Streams") -> Window:
+@dataclass(frozen=True)
+class Measured:
+    """What was measured on one window, with the residual streams.
+
+    Attributes:
+        window: the sums over its positions.
+        streams: of each block, for each part of the window that was read at a time, the sum of squares by which B
+            differs from A, and that of A; None where the streams cannot be compared.
+    """
+
+    window: Window
+    streams: tuple[tuple[tuple[float, float], ...], ...] | None
+
+
+def measure(models: Pair, piece: Sequence[int]) -> Measured:
+    """Read a window with both models.
+
+    Args:
+        models: A and B.
+        piece: the tokens of the window.
+
+    Raises:
+        ArgumentError: a logit is not finite.
+    """
     a, b = models
-    watches = (streams.keep, streams.compare) if streams.layers else (None, None)
+    alike = (a.config.hidden, a.config.layers) == (b.config.hidden, b.config.layers)
+    streams = Streams(a.config.layers if alike else 0)
+    watches = (streams.keep, streams.compare) if alike else (None, None)
     of_a, of_b = (
         model.hidden(piece[:-1], model.new_state(len(piece) - 1), watch=watch)
         for model, watch in zip(models, watches, strict=True)
@@ -193,7 +230,26 @@ def _window(models: Pair, piece: list[int], streams: "Streams") -> Window:
     for i in range(0, len(of_a), LOGIT_ROWS):
         rows = slice(i, i + LOGIT_ROWS)
         sums += scores(a.logits(of_a[rows]), b.logits(of_b[rows]), piece[1:][rows])
-    return Window(len(of_a), (float(sums[0]), float(sums[1])), float(sums[2]), int(sums[3]))
+    window = Window(len(of_a), (float(sums[0]), float(sums[1])), float(sums[2]), int(sums[3]))
+    return Measured(window, tuple(map(tuple, streams.sums)) if alike else None)
+
+
+def together(found: Sequence[Measured]) -> Comparison:
+    """The comparison of two models by what was measured on the windows of a text, in their order."""
+    windows, streams = tuple(each.window for each in found), [each.streams for each in found]
+    parts = [each for each in streams if each is not None]
+    if len(parts) < len(streams):
+        return Comparison(windows, None)
+    return Comparison(windows, tuple(_error(chain.from_iterable(layer)) for layer in zip(*parts, strict=True)))
+
+
+def _error(sums: Iterable[tuple[float, float]]) -> float:
+    """The relative error of a stream by its sums of squares, added up in their order."""
+    apart = whole = 0.0
+    for of_difference, of_a in sums:
+        apart += of_difference
+        whole += of_a
+    return sqrt(apart / whole) if whole else 0.0
 
 
 def scores(a: F32, b: F32, followers: Sequence[int]) -> F64:
@@ -224,21 +280,17 @@ def log_probabilities(logits: F32) -> F64:
     return wide
 
 
-@dataclass
 class Streams:
     """The residual streams of a window in model A, and the sums of squares by which B differs from them.
 
     Attributes:
-        layers: blocks of both models.
+        sums: of each block, for each part that was compared, the sum of squares of the difference and that of A.
     """
 
-    layers: int
-    _kept: list[list[F64]] = field(init=False)
-    _sums: F64 = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._kept = [[] for _ in range(self.layers)]
-        self._sums = np.zeros((self.layers, 2))
+    def __init__(self, layers: int) -> None:
+        """None are kept yet; `layers` is the number of blocks of both models."""
+        self._kept: list[list[F64]] = [[] for _ in range(layers)]
+        self.sums: list[list[tuple[float, float]]] = [[] for _ in range(layers)]
 
     def keep(self, layer: int, stream: F64) -> None:
         """Keep what A has after a block."""
@@ -247,8 +299,4 @@ class Streams:
     def compare(self, layer: int, stream: F64) -> None:
         """Compare what B has after a block with the earliest that A has there and that was not compared yet."""
         of_a = self._kept[layer].pop(0)
-        self._sums[layer] += np.sum((stream - of_a) ** 2), np.sum(of_a**2)
-
-    def errors(self) -> tuple[float, ...]:
-        """The relative error after each block."""
-        return tuple(sqrt(apart / whole) if whole else 0.0 for apart, whole in self._sums.tolist())
+        self.sums[layer].append((float(np.sum((stream - of_a) ** 2)), float(np.sum(of_a**2))))

@@ -23,7 +23,7 @@ Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Gemma 3 
 (arXiv 2505.09388) §2; OLMo 2 (arXiv 2501.00656) §3; NoPE (arXiv 2305.19466), which SmolLM3 uses in every fourth layer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -31,7 +31,7 @@ import numpy as np
 
 from lowbit.attention.rope import Frequencies, Scaling
 from lowbit.contract.checks import check_choice, check_integer
-from lowbit.errors import ArgumentError
+from lowbit.errors import ArgumentError, FormatError
 from lowbit.moe.routing import SOFTMAXES, Softmax
 
 Activation = Literal["silu", "gelu", "clamped"]
@@ -176,3 +176,24 @@ class LlamaConfig:
         """Those of all layers, each once."""
         each = map(self.layer_frequencies, range(self.layers))
         return list(dict.fromkeys(frequencies for frequencies in each if frequencies is not None))
+
+
+def differing(one: LlamaConfig, other: LlamaConfig) -> list[str]:
+    """The names of the fields in which two shapes differ."""
+    return [each.name for each in fields(LlamaConfig) if getattr(one, each.name) != getattr(other, each.name)]
+
+
+def check_meant(name: str, found: LlamaConfig, meant: LlamaConfig) -> None:
+    """Refuse a model that a machine has in place of the one that is meant.
+
+    Args:
+        name: of the file or directory.
+        found: the shape of the model on this machine.
+        meant: that of the model on the machine where the command was started.
+
+    Raises:
+        FormatError: they differ.
+    """
+    if lost := differing(found, meant):
+        allowed = "the model that the command was started with, on every machine"
+        raise FormatError(name, "shape of the model", f"another in {', '.join(lost)}", allowed)

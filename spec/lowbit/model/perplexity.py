@@ -38,7 +38,7 @@ Source: GPTQ's ``llama_eval``; ``perplexity`` in llama.cpp's program of that nam
 models* of transformers; errata Q13.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -48,6 +48,7 @@ import numpy as np
 from lowbit.arrays import F32, F64
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
+from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import AnyDecoder
 from lowbit.model.weights import Progress
 
@@ -179,25 +180,73 @@ def perplexity(
     """
     chosen = named(protocol)
     window = chosen.window if window is None else window
-    prefixed = bos is not None and chosen.bos == "windows"
-    shortest = 3 if chosen.scored == "half" else 1 if prefixed else 2
-    if chosen.stride is not None:
-        shortest = max(shortest, chosen.stride + 1)
-    check_integer("window", window, shortest, decoder.config.context - prefixed)
-    _check_length(len(tokens), window, chosen, bos, prefixed)
-    nll, count, read = 0.0, 0, 0
+    check_text(decoder.config, len(tokens), window, bos, chosen)
+    found, read = list[Score](), 0
     for piece, first, end in chosen.pieces(tokens, window, bos):
-        if len(piece) > first:
-            state = decoder.new_state(len(piece) - 1)
-            hidden = decoder.hidden(piece[:-1], state, _part_of(progress, read, end, len(tokens)))
-            for i in range(first - 1, len(hidden), LOGIT_ROWS):
-                followers = piece[1:][i : i + LOGIT_ROWS]
-                nll += negative_log_likelihood(decoder.logits(hidden[i : i + LOGIT_ROWS]), followers)
-            count += len(piece) - first
+        found.append(score(decoder, piece, first, _part_of(progress, read, end, len(tokens))))
         read = end
         if progress is not None:
             progress(end, len(tokens))
+    return total(found)
+
+
+Score = tuple[float, ...]
+"""Of the tokens of a window that are scored: of each `LOGIT_ROWS` of them the sum of the negative log-likelihoods, in
+nats; behind these, how many tokens they are."""
+
+
+def score(decoder: AnyDecoder, piece: Sequence[int], first: int, progress: Progress | None = None) -> Score:
+    """Read a window and score its tokens.
+
+    Args:
+        decoder: the model.
+        piece: the tokens of the window.
+        first: the place of the first that is scored.
+        progress: called while the window is read.
+    """
+    if len(piece) <= first:
+        return (0,)
+    hidden = decoder.hidden(piece[:-1], decoder.new_state(len(piece) - 1), progress)
+    sums = [
+        negative_log_likelihood(decoder.logits(hidden[i : i + LOGIT_ROWS]), piece[1:][i : i + LOGIT_ROWS])
+        for i in range(first - 1, len(hidden), LOGIT_ROWS)
+    ]
+    return *sums, len(piece) - first
+
+
+def total(scores: Iterable[Score]) -> Perplexity:
+    """The perplexity of a text by the scores of its windows, in their order.
+
+    >>> total([(1.0, 2.0, 100), (3.0, 60)])
+    Perplexity(nll=6.0, count=160)
+    """
+    nll, count = 0.0, 0
+    for *sums, scored in scores:
+        for each in sums:
+            nll += each
+        count += int(scored)
     return Perplexity(nll, count)
+
+
+def check_text(config: LlamaConfig, count: int, window: int, bos: int | None, protocol: Protocol) -> None:
+    """Refuse a window that does not fit a model, or a text of too few tokens.
+
+    Args:
+        config: of the model.
+        count: N, the tokens of the text.
+        window: W.
+        bos: as in `perplexity`.
+        protocol: how tokens are counted.
+
+    Raises:
+        ArgumentError: names the window or the number of tokens.
+    """
+    prefixed = bos is not None and protocol.bos == "windows"
+    shortest = 3 if protocol.scored == "half" else 1 if prefixed else 2
+    if protocol.stride is not None:
+        shortest = max(shortest, protocol.stride + 1)
+    check_integer("window", window, shortest, config.context - prefixed)
+    _check_length(count, window, protocol, bos, prefixed)
 
 
 def _check_length(count: int, window: int, protocol: Protocol, bos: int | None, prefixed: bool) -> None:

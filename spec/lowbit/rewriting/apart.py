@@ -15,18 +15,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lowbit.errors import ArgumentError, FormatError
+from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.formats.fetch import Report
-from lowbit.model.config import LlamaConfig
+from lowbit.model.config import LlamaConfig, check_meant
 from lowbit.rewriting.journal import Journal, write_part
 from lowbit.rewriting.layouts import layout_of
 from lowbit.rewriting.methods import Rounding
 from lowbit.rewriting.quantizing import Request, quantized_layer
-from lowbit.rewriting.source import Source, differing, open_source
+from lowbit.rewriting.source import Source, open_source
 from lowbit.rewriting.targets import target_of
 from lowbit.rewriting.writing import Part, Target, part_of_layer, shard_of
-from lowbit.system.tasks import Executor
+from lowbit.system.tasks import Executor, check_there
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,11 @@ class Task:
 
         Raises:
             FormatError: the path has another model here.
-            UnavailableError: the folder cannot be written.
+            UnavailableError: the model is not here, or the folder cannot be written.
         """
+        check_there(self.path)
         source = _opened(self.path, self.gptq_version)
-        if lost := differing(source.config, self.config):
-            allowed = "the model that the command was started with, on every machine"
-            raise FormatError(source.name, "shape of the model", f"another in {', '.join(lost)}", allowed)
+        check_meant(source.name, source.config, self.config)
         layout = layout_of(self.layout)
         request, target, layer = Request(self.rounding, layout, *self.bits), target_of(layout), source.layer(number)
         packed = quantized_layer(source, target, request, number, layer, None, threads)

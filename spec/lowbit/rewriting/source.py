@@ -10,7 +10,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from lowbit.formats.gguf.architectures import ARCHITECTURES as GGUF_ARCHITECTURE
 from lowbit.formats.gguf.reader import GGUFFile, check_model, open_gguf, read_layer
 from lowbit.formats.known_file import KnownFile
 from lowbit.formats.tokenizer import Tokenizer
-from lowbit.model.config import LlamaConfig
+from lowbit.model.config import LlamaConfig, differing
 from lowbit.model.weights import Embedding, LayerWeights, to_float
 from lowbit.numbers.floats import FLOATS
 from lowbit.system.json_files import MOST_CONFIG_BYTES, parsed, read_bytes, read_fields
@@ -139,11 +139,6 @@ def smallest(numbers: F32) -> Array:
         if np.array_equal(small.astype(np.float32), numbers):
             return small
     return numbers
-
-
-def differing(one: LlamaConfig, other: LlamaConfig) -> list[str]:
-    """The names of the fields in which two shapes differ."""
-    return [each.name for each in fields(LlamaConfig) if getattr(one, each.name) != getattr(other, each.name)]
 
 
 def open_source(path: Path, gptq_version: Version | None = None) -> Source:

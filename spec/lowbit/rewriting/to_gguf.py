@@ -40,13 +40,13 @@ from lowbit.formats.gguf.reader import (
 from lowbit.formats.gguf.tokenizer import read_tokenizer
 from lowbit.formats.known_file import KnownFile
 from lowbit.formats.tokenizer import Tokenizer
-from lowbit.model.config import LlamaConfig
+from lowbit.model.config import LlamaConfig, differing
 from lowbit.model.weights import Embedding, LayerWeights, Matrix, vector_sizes
 from lowbit.numbers.floats import FLOATS
 from lowbit.rewriting.gguf_words import words_of
 from lowbit.rewriting.journal import Journal
 from lowbit.rewriting.layouts import Description
-from lowbit.rewriting.source import File, Source, differing, smallest
+from lowbit.rewriting.source import File, Source, smallest
 from lowbit.rewriting.writing import Packed, Target, shards_of
 from lowbit.tensor_formats.stored import Stored
 

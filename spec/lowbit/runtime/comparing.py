@@ -5,6 +5,7 @@ the specification in float64 between their products, so that nothing differs but
 behind each block can be seen.
 """
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -14,8 +15,12 @@ from lowbit.errors import ArgumentError
 from lowbit.formats.fetch import Report, silent
 from lowbit.model.comparison import Comparison, Pair, compare
 from lowbit.model.decoder import Decoder
+from lowbit.model.weights import Progress
 from lowbit.runtime.language_model import Account, LanguageModel, Options, load
 from lowbit.runtime.stored import StoredModel, part_of
+
+Measure = Callable[[Sequence[int], int, int | None, Progress], tuple[Comparison, tuple[Account, Account]]]
+"""Of the tokens of a text, the tokens of a window, the mark of the beginning, and what is told of the progress."""
 
 BY_FORMULAS = Options(step="formulas", by_layer=True)
 
@@ -43,6 +48,7 @@ def compare_models(
     most_tokens: int,
     window: int,
     report: Report = silent,
+    elsewhere: Measure | None = None,
 ) -> Compared:
     """Compare two models on the beginning of a text.
 
@@ -53,6 +59,7 @@ def compare_models(
         most_tokens: how many tokens of the text are used, if it has as many.
         window: tokens of a window.
         report: called while models are read and compared.
+        elsewhere: measures all windows in place of this process, which then reads no weights.
 
     Raises:
         LowbitError: models that make other tokens of the text; a wrong window; too little memory.
@@ -60,9 +67,12 @@ def compare_models(
     ids = shared_tokens(models, text)[:most_tokens]
     bos = models[0].tokenizer.bos
     check_window(models, len(ids), window)
+    if elsewhere is not None:
+        found, accounts = elsewhere(ids, window, bos, part_of(report, "comparing"))
+        return Compared(found, len(ids), accounts)
     with ExitStack() as opened:
         a, b = (opened.enter_context(load(model, backend, BY_FORMULAS, report)) for model in models)
-        found = compare(_decoders(a, b), ids, window, bos=bos, progress=part_of(report, "comparing"))
+        found = compare(decoders_of(a, b), ids, window, bos=bos, progress=part_of(report, "comparing"))
         return Compared(found, len(ids), (a.account(), b.account()))
 
 
@@ -96,7 +106,8 @@ def check_window(models: tuple[StoredModel, StoredModel], tokens: int, window: i
         raise ArgumentError("number of tokens", tokens, f"at least {shortest}")
 
 
-def _decoders(*models: LanguageModel) -> Pair:
+def decoders_of(*models: LanguageModel) -> Pair:
+    """The decoders of two models that run by `BY_FORMULAS`."""
     a, b = (model.decoder for model in models)
     assert isinstance(a, Decoder) and isinstance(b, Decoder)  # that is how BY_FORMULAS runs a model
     return a, b

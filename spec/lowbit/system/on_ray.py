@@ -17,6 +17,7 @@ from typing import Any
 
 from lowbit.errors import LowbitError, UnavailableError
 from lowbit.system.tasks import MOST_LOSSES, Executor, Item, Result, Results, Work, lost_too_often
+from lowbit.system.threads import worker_environment
 
 SECONDS_TO_ANSWER = 20
 AHEAD = 2
@@ -42,7 +43,8 @@ class OnRay(Executor):
         running = dict[Any, Item]()
         try:
             threads, slots = self._divided(len(items))
-            call = ray.remote(num_cpus=threads, max_retries=MOST_LOSSES - 1)(_called)
+            variables = {"env_vars": worker_environment(threads)}
+            call = ray.remote(num_cpus=threads, max_retries=MOST_LOSSES - 1, runtime_env=variables)(_called)
             sent, own, waiting = ray.put(work), version("lowbit"), deque(items)
             while waiting or running:
                 while waiting and len(running) < AHEAD * slots:

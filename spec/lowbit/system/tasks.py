@@ -13,17 +13,20 @@ The work gets an item and the number of threads that it may use; its result must
 
 import os
 import signal
+import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
+from pathlib import Path
 from threading import Thread
 from typing import TypeVar
 
 from lowbit.errors import UnavailableError
-from lowbit.system.threads import usable_processors
+from lowbit.system.threads import usable_processors, worker_environment
+from lowbit.text import quoted
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -81,7 +84,8 @@ class Processes(Executor):
     def _until_lost(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
         threads = max(1, usable_processors() // self._processes)
         waiting, running = deque(items), dict[Future[Result], Item]()
-        pool = ProcessPoolExecutor(self._processes, get_context("spawn"), _begun)
+        environment = (worker_environment(threads),)
+        pool = ProcessPoolExecutor(self._processes, get_context("spawn"), _begun, environment)
         try:
             while waiting or running:
                 while waiting and len(running) <= self._processes:  # one more, so that no process waits for the caller
@@ -91,6 +95,17 @@ class Processes(Executor):
                     yield running.pop(future), future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def check_there(path: Path) -> None:
+    """Refuse work on files that the machine of a task does not have.
+
+    Raises:
+        UnavailableError: nothing is there.
+    """
+    if not path.exists():
+        reason = f"nothing is there on machine {socket.gethostname()}, which has a part of the work"
+        raise UnavailableError(quoted(str(path)), reason, "put it under the same path on every machine")
 
 
 def lost_too_often(what: str, item: object) -> UnavailableError:
@@ -104,8 +119,9 @@ def lost_too_often(what: str, item: object) -> UnavailableError:
     return UnavailableError("the result", reason, "use fewer processes at a time")
 
 
-def _begun() -> None:
+def _begun(environment: dict[str, str]) -> None:
     """In a process of its own: end with the process that began it, and at an interrupt without a traceback."""
+    os.environ |= environment
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     Thread(target=_end_with_parent, daemon=True).start()
 

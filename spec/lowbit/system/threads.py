@@ -24,6 +24,26 @@ def usable_processors() -> int:
     return os.cpu_count() or 1
 
 
+BLAS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""The variables that limit the threads of numpy's products."""
+OPENMP = "OMP_NUM_THREADS"
+"""The variable that limits those of backends, and of numpy's products where none of `BLAS` does."""
+
+
+def worker_environment(threads: int) -> dict[str, str]:
+    """The variables of a process that does a part of this process's work.
+
+    numpy's float32 products round in an order that depends on the number of their threads. So a worker has as many for
+    them as this process, and its results are those that this process would have.
+
+    Args:
+        threads: of backends.
+    """
+    given = [os.environ[name] for name in (*BLAS, OPENMP) if os.environ.get(name)]
+    own = given[0] if given else str(usable_processors())
+    return {**dict.fromkeys(BLAS, own), OPENMP: str(threads)}
+
+
 def side_by_side(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
     """The results of some work on each of the items, in their order.
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from lowbit.system.threads import side_by_side, usable_processors
+from lowbit.system.threads import BLAS, OPENMP, side_by_side, usable_processors, worker_environment
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
@@ -67,3 +67,23 @@ def test_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("os.sched_getaffinity")
     monkeypatch.setattr("os.cpu_count", lambda: None)
     assert usable_processors() == 1
+
+
+GIVEN = [
+    ({}, str(usable_processors())),
+    ({"OMP_NUM_THREADS": "3"}, "3"),
+    ({"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2"}, "2"),
+]
+
+
+@pytest.mark.parametrize(("given", "products"), GIVEN)
+def test_a_worker_multiplies_on_as_many_threads_as_its_caller(
+    given: dict[str, str], products: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Because float32 sums depend on it; its backends get their part of the processors."""
+    for name in (*BLAS, OPENMP):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    found = worker_environment(5)
+    assert found == {"OPENBLAS_NUM_THREADS": products, "MKL_NUM_THREADS": products, "OMP_NUM_THREADS": "5"}

@@ -3,31 +3,32 @@
 ``python -m kills.soak --out FILE`` runs ``lowbit conformance`` portion by portion and keeps the result of each. A
 portion that was done with the same suite is not done again. A failure of one of these backends, which
 are held to be right, is a false alarm of the suite or a defect of the backend; either makes the exit status 1.
+
+With ``--processes`` or ``--cluster`` a portion is a task (`lowbit.system.tasks`). The file is then the same but for
+dates and seconds. Backends get as many threads as a task may use.
 """
 
 import json
-import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from kills.portions import PORTION, Entry, Portion, Running
 from kills.resumed import earlier, not_ours
 from lowbit.cli import answered
-from lowbit.system.interpreters import python_command, python_environment
+from lowbit.cli.executors import executor_of
 from lowbit.system.storage import write_whole
+from lowbit.system.threads import usable_processors
 from lowbit.text import one_line
 from lowbit_conformance.report.gather import machine, suite
 
 SCHEMA = "lowbit-soak-1"
 BACKENDS = ("reference", "numpy", "cppyy")
-PORTION = 20
-
-Entry = dict[str, Any]
 
 
 class Soak:
@@ -38,7 +39,7 @@ class Soak:
     """
 
     def __init__(self, file: Path) -> None:
-        self._file = file
+        self._file, self._order = file, list[str]()
         self.content: Entry = {"schema": SCHEMA, "suite": suite().sha256, "version": suite().version}
         self.content |= {"machine": vars(machine()), "date": "", "backends": {}}
         before = earlier(file, SCHEMA)
@@ -51,14 +52,21 @@ class Soak:
         else:
             raise not_ours(file, "with other fields")
 
-    def missing(self, backends: list[str], seeds: int) -> list[tuple[str, int]]:
-        """The portions left to do: backend and first seed, one backend after another in turns."""
-        portions = [(name, first) for first in range(0, seeds, PORTION) for name in backends]
-        return [part for part in portions if str(part[1]) not in self.content["backends"].get(part[0], {})]
+    def missing(self, backends: list[str], seeds: int) -> list[Portion]:
+        """The portions left to do, one backend after another in turns."""
+        self._order, done = backends, self.content["backends"]
+        portions = [
+            Portion(name, first, min(PORTION, seeds - first)) for first in range(0, seeds, PORTION) for name in backends
+        ]
+        return [part for part in portions if str(part.first) not in done.get(part.backend, {})]
 
     def add(self, name: str, first: int, entry: Entry) -> None:
-        """Note a portion, and write the file, under a temporary name first."""
-        self.content["backends"].setdefault(name, {})[str(first)] = entry
+        """Note a portion, in its place whenever it comes, and write the file, under a temporary name first."""
+        backends = self.content["backends"]
+        portions = {**backends.get(name, {}), str(first): entry}
+        backends[name] = {each: portions[each] for each in sorted(portions, key=int)}
+        names = [*(each for each in self._order if each in backends), *backends]
+        self.content["backends"] = {each: backends[each] for each in names}
         self.content["date"] = datetime.now(UTC).date().isoformat()
         self._file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.content, indent=1, ensure_ascii=False) + "\n"
@@ -81,36 +89,25 @@ def is_sound(backends: object) -> bool:
     return all(isinstance(each, list) and all(isinstance(line, str) for line in each) for each in lists)
 
 
-def portion(name: str, first: int, count: int) -> Entry:
-    """Run one portion."""
-    command = python_command("-m", "lowbit", "conformance", name, "--json")
-    command += ["--first-seed", str(first), "--seeds", str(count)]
-    done = subprocess.run(command, env=python_environment(), capture_output=True, text=True, check=False)
-    if not done.stdout:
-        return {"seeds": count, "counts": {}, "failures": [done.stderr.strip()[-400:] or "no answer"], "seconds": 0.0}
-    try:
-        report = json.loads(done.stdout)
-    except ValueError:
-        return {"seeds": count, "counts": {}, "failures": ["an answer that is not JSON"], "seconds": 0.0}
-    failures = [f"{failure['verdict']} in {failure['id']}" for failure in report["failures"]]
-    return {"seeds": count, "counts": report["counts"], "failures": failures, "seconds": report["seconds"]}
-
-
 def main(
     out: Annotated[Path, typer.Option(help="The file, as JSON; what it holds already is not done again.")],
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of the random tier.")] = 1000,
     backend: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Number of portions that run at a time; one by default.")
+    ] = None,
+    cluster: Annotated[str | None, typer.Option(help="Run portions on a Ray cluster: HOST:PORT or auto.")] = None,
 ) -> None:
     """Run many seeds of the backends that are held to be right."""
-    soak = Soak(out)
+    executor, soak = executor_of(processes, cluster), Soak(out)
+    missing, work = soak.missing(backend or list(BACKENDS), seeds), Running(soak.content["suite"])
+    here = ((part, work(part, usable_processors())) for part in missing)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
-        missing = soak.missing(backend or list(BACKENDS), seeds)
         task = progress.add_task("soak", total=len(missing))
-        for name, first in missing:
-            progress.update(task, description=f"{name}, seeds {first} and on")
-            soak.add(name, first, portion(name, first, min(PORTION, seeds - first)))
-            progress.advance(task)
+        for part, entry in here if executor is None else executor.run(work, missing):
+            soak.add(part.backend, part.first, entry)
+            progress.update(task, description=f"after {part}", advance=1)
     failures = list(soak.failures())
     for line in failures:
         typer.echo(one_line(line))
