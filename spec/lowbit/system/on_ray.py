@@ -10,8 +10,10 @@ Source: the documentation of Ray, on tasks and their fault tolerance.
 """
 
 import socket
+import sys
 from collections import deque
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib.metadata import version
 from typing import Any
 
@@ -38,9 +40,16 @@ class OnRay(Executor):
         self._address, self._ray = address, _imported()
 
     def run(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
-        ray = self._ray
-        self._connect()
-        running = dict[Any, Item]()
+        with redirect_stdout(sys.stderr):  # Ray prints that a machine was lost, and standard output holds only answers
+            try:
+                self._connect()
+                yield from self._done(work, items)
+            finally:
+                self._ray.shutdown()
+
+    def _done(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
+        """The results of a cluster that this process has joined."""
+        ray, running = self._ray, dict[Any, Item]()
         try:
             threads, slots = self._divided(len(items))
             variables = {"env_vars": worker_environment(threads)}
@@ -57,7 +66,6 @@ class OnRay(Executor):
         finally:
             for reference in running:
                 ray.cancel(reference, force=True)
-            ray.shutdown()
 
     def _connect(self) -> None:
         """Join the cluster.
