@@ -1,10 +1,11 @@
-"""What quantising apart costs beside the work: measured here, as JSON for the page on several machines.
+"""What tasks on processes and machines cost beside the work: measured here, as JSON for the page on several machines.
 
 Usage: ``python bench/cluster_costs.py [--address HOST:PORT]``. With an address the tasks also run on that Ray cluster.
 
 - *a task*: seconds that each of many tasks that do nothing takes, once the processes are there;
 - *a byte*: seconds for each byte of a result, from another process to this one;
 - *to keep a byte*: of a part that the journal writes, digests and records;
+- *to keep a window*: its numbers, when those of a thousand windows are kept already;
 - *a weight*: seconds of one processor to quantise a weight, for each method, and to check it in the end.
 """
 
@@ -24,6 +25,7 @@ from lowbit.rewriting.journal import journal
 from lowbit.rewriting.layouts import LAYOUTS
 from lowbit.rewriting.methods import Rounding
 from lowbit.system.on_ray import OnRay
+from lowbit.system.records import Kept
 from lowbit.system.tasks import Executor, Processes
 
 TASKS, RESULTS, MEGABYTES = 400, 12, 64
@@ -66,6 +68,17 @@ def of_keeping() -> float:
     return seconds / tensors["part"].nbytes
 
 
+def of_record() -> float:
+    """Seconds for each window whose numbers are kept, on the disk, behind those of a thousand others."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Kept(Path(folder) / "kept", {})
+        kept.results |= {f"before {number}": [117.33498765432101] * 8 for number in range(1000)}
+        begun = time.perf_counter()
+        for number in range(RESULTS):
+            kept.add(str(number), [117.33498765432101] * 8)
+        return (time.perf_counter() - begun) / RESULTS
+
+
 def of_weights() -> dict[str, float]:
     """Seconds for each weight: of the methods with all that makes a part, and of the final check."""
     weights, found = np.random.default_rng(0).standard_normal(SHAPE, np.float32) / np.float32(64), {}
@@ -86,7 +99,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--address", help="of a Ray cluster")
     given = parser.parse_args()
-    costs: dict[str, Any] = {"keep": of_keeping(), "weight": of_weights(), "processes": of_executor(Processes(2))}
+    costs: dict[str, Any] = {"keep": of_keeping(), "window": of_record(), "weight": of_weights()}
+    costs["processes"] = of_executor(Processes(2))
     if given.address:
         costs["ray"] = of_executor(OnRay(given.address))
     json.dump(costs, sys.stdout, indent=1)

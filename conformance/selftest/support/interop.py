@@ -201,11 +201,11 @@ def run(*arguments: object) -> None:
     """Run ``lowbit``.
 
     Raises:
-        RuntimeError: it failed; the message is what it printed.
+        RuntimeError: it failed; the message says why.
     """
     result = CliRunner().invoke(app, [str(each) for each in arguments])
     if result.exit_code:
-        raise RuntimeError(result.output.strip().splitlines()[-1])
+        raise RuntimeError(f"lowbit {arguments[0]}: {result.exception}") from result.exception
 
 
 def written(source: Path, folder: Path, chosen: list[str]) -> Iterator[tuple[str, str, Path]]:

@@ -31,7 +31,7 @@ from lowbit.system.on_ray import OnRay
 pytest.importorskip("ray", reason="ray is not installed: `nox -s cluster` installs it and runs these tests")
 
 LAYERS, GROUP = 12, ["--group-size", 32]
-LONG = 300
+LONG = 900
 """Seconds after which what must happen is taken not to happen."""
 
 
