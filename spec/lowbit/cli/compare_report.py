@@ -8,8 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from lowbit.cli.demo_report import STYLE, can_draw, table
-from lowbit.system.storage import write_whole
+from lowbit.cli.demo_report import document, table, write_files
 from lowbit.text import one_line, shortened
 
 WIDTH, LABEL, NUMBER, A_LINE = 80, 26, 12, 4
@@ -79,19 +78,12 @@ def counted(answer: dict[str, Any]) -> str:
 
 def write_report(answer: dict[str, Any], folder: Path) -> dict[str, str]:
     """Write the page, and the plot where matplotlib is installed; where they are, by what they are."""
-    files = {"report": str(folder / PAGE)}
-    if can_draw():
-        draw(answer, folder / PLOT)
-        files["plot"] = str(folder / PLOT)
-    write_whole(folder / PAGE, page(answer, plot="plot" in files).encode())
-    return files
+    return write_files(answer, folder / PAGE, page, folder / PLOT, draw)
 
 
 def page(answer: dict[str, Any], *, plot: bool) -> str:
     """The HTML page."""
     a, b = (escape(one_line(model["model"])) for model in answer["models"])
-    title = f"lowbit compare: {a} and {b}"
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
     cells = [[escape(cell) for cell in row] for row in rows(answer)]
     parts = [table(["", f"A: {a}", f"B: {b}", "B against A"], cells, texts=1), f"<p>{escape(counted(answer))}</p>"]
     if answer["difference"]["standard_error"] is None:
@@ -103,12 +95,11 @@ def page(answer: dict[str, Any], *, plot: bool) -> str:
         parts += [f"<h2>{BY_LAYER}</h2>", table(["layer", "error"], of_layers, texts=0)]
     if plot:
         parts.append(f'<p><img src="{PLOT}" alt="{escape(PLOT_TEXT)}"></p>')
-    body = "\n".join(parts)
-    return f'<!doctype html>\n<html lang="en">{head}<style>{STYLE}</style>\n<h1>{title}</h1>\n{body}\n</html>\n'
+    return document(f"lowbit compare: {a} and {b}", parts)
 
 
 def draw(answer: dict[str, Any], path: Path) -> None:
-    """Draw errors by layer and losses by window into a PNG file; matplotlib must be installed (`can_draw`)."""
+    """Draw errors by layer and losses by window into a PNG file; matplotlib must be installed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained", dpi=120)

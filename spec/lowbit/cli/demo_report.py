@@ -1,9 +1,9 @@
-"""The files that ``lowbit demo`` writes: a page that needs no network, and a plot.
+"""The files that ``lowbit demo`` writes: a page that needs no network, and a plot; and how any command writes such.
 
 Both are made from the demo's JSON answer, so that they agree with it. Texts of models and backends are escaped.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,7 +134,11 @@ def page(answer: dict[str, Any], *, plot: bool) -> str:
     """The HTML page: verdicts, texts, perplexities, the plot, and links to the conformance reports."""
     title = f"lowbit demo: {escape(one_line(answer['model']))}"
     picture = f'<p><img src="{PLOT}" alt="{escape(PLOT_TEXT)}"></p>' if plot else ""
-    parts = [*conformance_part(answer), *generation_part(answer), *perplexity_part(answer), picture]
+    return document(title, [*conformance_part(answer), *generation_part(answer), *perplexity_part(answer), picture])
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """An HTML page with a title. The title and the parts are HTML."""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
     body = "\n".join(parts)
     return f'<!doctype html>\n<html lang="en">{head}<style>{STYLE}</style>\n<h1>{title}</h1>\n{body}\n</html>\n'
@@ -195,9 +199,16 @@ def table(columns: Sequence[str], rows: Iterable[list[str]], *, texts: int) -> s
 
 def write_report(answer: dict[str, Any], folder: Path) -> dict[str, str]:
     """Write the page, and the plot where matplotlib is installed; where they are, by what they are."""
-    files = {"report": str(folder / PAGE)}
+    return write_files(answer, folder / PAGE, page, folder / PLOT, draw)
+
+
+def write_files(
+    answer: dict[str, Any], report: Path, page: Callable[..., str], plot: Path, draw: Callable[..., None]
+) -> dict[str, str]:
+    """Write a page to `report`, and a plot to `plot` where matplotlib is installed; where they are, by these names."""
+    files = {"report": str(report)}
     if can_draw():
-        draw(answer, folder / PLOT)
-        files["plot"] = str(folder / PLOT)
-    write_whole(folder / PAGE, page(answer, plot="plot" in files).encode())
+        draw(answer, plot)
+        files["plot"] = str(plot)
+    write_whole(report, page(answer, plot="plot" in files).encode())
     return files

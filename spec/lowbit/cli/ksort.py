@@ -24,17 +24,17 @@ import numpy as np
 import typer
 
 from lowbit.backend.whole_model import spoken_bytes
-from lowbit.cli.options import DEFAULT_TOKENS, DEFAULT_WINDOW, GPTQOption, JsonOption
-from lowbit.cli.progress import changing_bar, note
+from lowbit.cli.options import DEFAULT_TOKENS, DEFAULT_WINDOW, GPTQOption, JsonOption, check_needless
+from lowbit.cli.progress import changing_bar
 from lowbit.cli.quantize import (
     OutOption,
     SourceArgument,
     calibration_of,
     interrupts_told,
     opened_source,
+    resumed_told,
 )
 from lowbit.contract.checks import check_choice, check_integer, spoken
-from lowbit.errors import ArgumentError
 from lowbit.formats.fetch import DEFAULT_TEXT, TABLE
 from lowbit.quantization.coded import digest
 from lowbit.rewriting.changing import write_floats
@@ -73,7 +73,11 @@ def ksort(
 ) -> None:
     """Sort the key channels of a model, as the K-sort paper does; after an interrupt the same command resumes."""
     by = check_choice("--key", key, KEYS)
-    _check_calibration(by, calibration, calibration_tokens, window)
+    given = {"--calibration": calibration, "--calibration-tokens": calibration_tokens, "--window": window}
+    check_needless(given, by == CALIBRATED, f"--key {CALIBRATED}")
+    for option, number in (("--calibration-tokens", calibration_tokens), ("--window", window)):
+        if number is not None:
+            check_integer(option, number, least=1)
     check_destination(out)
     opened, request, text = opened_source(source, gptq_version), Sorting(by), None
     if by == CALIBRATED:
@@ -97,18 +101,6 @@ def ksort(
     _print(answer, as_json)
 
 
-def _check_calibration(key: str, text: Path | None, tokens: int | None, window: int | None) -> None:
-    """Refuse options of calibration that do not apply, and numbers below 1."""
-    for option, value in {"--calibration": text, "--calibration-tokens": tokens, "--window": window}.items():
-        if value is None:
-            continue
-        if key != CALIBRATED:
-            sentence = f"{option} applies only to --key {CALIBRATED}"
-            raise ArgumentError(option, value, f"only with --key {CALIBRATED}", sentence)
-        if isinstance(value, int):
-            check_integer(option, value, least=1)
-
-
 def _print(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(answer))
@@ -119,5 +111,4 @@ def _print(answer: dict[str, Any], as_json: bool) -> None:
             f"{answer['directory']}: {spoken_bytes(answer['bytes'])}; key channels sorted by {answer['key']}, {orders}"
         )
     )
-    if answer["resumed"]:
-        note(f"{answer['resumed']} blocks were there from an interrupted run")
+    resumed_told(answer["resumed"])

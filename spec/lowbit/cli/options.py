@@ -1,6 +1,7 @@
 """The options of every command on a model, and what they ask for."""
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -240,6 +241,13 @@ def asked_version(gptq_version: str | None) -> Version | None:
 # **What they ask for.**
 
 
+def check_needless(given: Mapping[str, object], holds: bool, condition: str) -> None:
+    """Refuse options that were given although their condition, such as ``--method gptq``, does not hold."""
+    for option, value in given.items():
+        if value is not None and not holds:
+            raise ArgumentError(option, value, f"only with {condition}", f"{option} applies only to {condition}")
+
+
 def chosen(
     bits: int | None,
     group_size: int | None,
@@ -298,10 +306,8 @@ class CalibrationOptions:
     tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for option, given in (("--calibration", self.text), ("--calibration-tokens", self.tokens)):
-            if given is not None and not self.is_needed:
-                sentence = f"{option} applies only to --method gptq"
-                raise ArgumentError(option, given, "only with --method gptq", sentence)
+        given = {"--calibration": self.text, "--calibration-tokens": self.tokens}
+        check_needless(given, self.is_needed, "--method gptq")
         if self.tokens is not None:
             check_integer("--calibration-tokens", self.tokens, least=1)
 

@@ -24,8 +24,8 @@ import typer
 
 from lowbit.backend.whole_model import spoken_bytes
 from lowbit.cli.options import GPTQOption, JsonOption
-from lowbit.cli.progress import changing_bar, note
-from lowbit.cli.quantize import OutOption, SourceArgument, interrupts_told, opened_source
+from lowbit.cli.progress import changing_bar
+from lowbit.cli.quantize import OutOption, SourceArgument, interrupts_told, opened_source, resumed_told
 from lowbit.contract.checks import check_choice, spoken
 from lowbit.rewriting.changing import write_floats
 from lowbit.rewriting.journal import check_destination
@@ -80,5 +80,4 @@ def _print(answer: dict[str, Any], as_json: bool) -> None:
             f"to {sizes['after']} bytes a token, {whole['before']} to {whole['after']} for {context} tokens"
         )
     )
-    if answer["resumed"]:
-        note(f"{answer['resumed']} blocks were there from an interrupted run")
+    resumed_told(answer["resumed"])

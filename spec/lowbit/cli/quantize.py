@@ -40,6 +40,7 @@ from lowbit.cli.options import (
     GPTQOption,
     JsonOption,
     asked_version,
+    check_needless,
     first_tokens,
 )
 from lowbit.cli.progress import changing_bar, note
@@ -153,10 +154,7 @@ class Calibration:
         self, method: str, text: Path | None, tokens: int | None, window: int | None, damping: float | None
     ) -> None:
         given = {"--calibration": text, "--calibration-tokens": tokens, "--window": window, "--damping": damping}
-        for option, value in given.items():
-            if value is not None and method != "gptq":
-                sentence = f"{option} applies only to --method gptq"
-                raise ArgumentError(option, value, "only with --method gptq", sentence)
+        check_needless(given, method == "gptq", "--method gptq")
         for option, number in (("--calibration-tokens", tokens), ("--window", window)):
             if number is not None:
                 check_integer(option, number, least=1)
