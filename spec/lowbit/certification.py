@@ -11,7 +11,7 @@ from typing import Any
 from lowbit.contract.checks import check_integer, check_number
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, UnavailableError
-from lowbit.system.entries import entries, loaded
+from lowbit.system.entries import entries, loaded, single
 from lowbit.text import kind_of
 
 CERTIFY = "lowbit.certify"
@@ -113,10 +113,7 @@ def certify(
     found, what = entries(CERTIFY), "the conformance suite"
     if not found:
         raise UnavailableError(what, "no installed package offers it", "install lowbit[conformance]")
-    if len(found) > 1:
-        reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
-        raise UnavailableError(what, reason, "uninstall all of them but one")
-    suite: Any = loaded(found[0], what)
+    suite: Any = loaded(single(found, what), what)
     answer: Certification = suite(request)
     return answer
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError, UnavailableError
-from lowbit.system.entries import entries, loaded
+from lowbit.system.entries import entries, loaded, single
 
 UPTRAIN = "lowbit.uptrain"
 """The group of the entry point by which a package offers training: a function of model, out, texts, course, report."""
@@ -86,10 +86,7 @@ def uptrain(
     found = entries(UPTRAIN)
     if not found or find_spec("torch") is None:
         raise UnavailableError(WHAT, "torch is not installed", "pip install 'lowbit[torch]'")
-    if len(found) > 1:
-        reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
-        raise UnavailableError(WHAT, reason, "uninstall all of them but one")
-    train: Any = loaded(found[0], WHAT)
+    train: Any = loaded(single(found, WHAT), WHAT)
     given = (texts,) if isinstance(texts, str) else tuple(texts)
     told: dict[str, Any] = train(model, out, given, course, report or (lambda what, done, total: None))
     return told

@@ -20,7 +20,7 @@ from typing import Any
 from lowbit.backend.base import Backend
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, UnavailableError
-from lowbit.system.entries import entries, loaded
+from lowbit.system.entries import entries, loaded, single
 
 ENTRY_POINTS = "lowbit.backends"
 DEFAULT_ORDER = ("cppyy", "numpy", "reference")
@@ -55,12 +55,10 @@ def find(name: str) -> Backend:
     found = [entry for entry in entries(ENTRY_POINTS) if entry.name == name]
     if DIRECT.fullmatch(name):
         found = [_direct(name, "class")]
-    if len(found) > 1:
-        reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
-        raise UnavailableError(f"backend {name}", reason, "uninstall all of them but one")
-    backend = loaded(found[0], f"backend {name}", lambda made: made())
+    entry = single(found, f"backend {name}")
+    backend = loaded(entry, f"backend {name}", lambda made: made())
     if not isinstance(backend, Backend):
-        reason = f"{found[0].value} is not a lowbit.backend.Backend"
+        reason = f"{entry.value} is not a lowbit.backend.Backend"
         raise UnavailableError(f"backend {name}", reason, "derive it from that class")
     return backend
 

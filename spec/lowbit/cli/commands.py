@@ -21,7 +21,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from lowbit.errors import UnavailableError, words_of
-from lowbit.system.entries import loaded, read
+from lowbit.system.entries import loaded, read, single
 from lowbit.system.memory import check_address_space
 from lowbit.system.threads import usable_processors
 from lowbit.text import one_line, quoted
@@ -83,10 +83,7 @@ class Lazy(TyperCommand):
             UnavailableError: its package is broken.
         """
         what = f"command {quoted(self._asked)}"
-        if len(self._offers) > 1:
-            reason = f"several packages offer it: {', '.join(entry.value for entry in self._offers)}"
-            raise UnavailableError(what, reason, "uninstall all of them but one")
-        (entry,) = self._offers
+        entry = single(self._offers, what)
         check_address_space("lowbit", IMPORT_BYTES + IMPORT_BYTES_A_THREAD * usable_processors())
         found = loaded(entry, what)
         remedy = "repair or reinstall its package"
@@ -96,9 +93,9 @@ class Lazy(TyperCommand):
         try:
             if isinstance(found, typer.Typer):
                 return typer.main.get_group(found)
-            single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            single.command(entry.name)(found)
-            return typer.main.get_command(single)
+            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            alone.command(entry.name)(found)
+            return typer.main.get_command(alone)
         except Exception as error:
             reason = f"{entry.value} is not a command: {words_of(error)}"
             raise UnavailableError(what, reason, remedy) from error

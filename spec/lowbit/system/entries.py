@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
@@ -139,6 +139,18 @@ def _name(distribution: Distribution) -> str:
     else:
         name = os.path.splitext(os.path.basename(str(folder).rstrip("/")))[0].partition("-")[0]
     return re.sub("[-_.]+", "-", name).lower()
+
+
+def single(found: Sequence[EntryPoint], what: str) -> EntryPoint:
+    """The one entry of `found`, which is not empty; `what` is for the error, as in `loaded`.
+
+    Raises:
+        UnavailableError: there are several.
+    """
+    if len(found) > 1:
+        reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
+        raise UnavailableError(what, reason, "uninstall all of them but one")
+    return found[0]
 
 
 def loaded(entry: EntryPoint, what: str, use: Callable[[Any], object] = lambda found: found) -> object:
