@@ -55,6 +55,7 @@ from lowbit.kernels.vector_integer import (
     permute,
     srai,
 )
+from lowbit.quantization.bfp_dot import add_rounded_once
 
 # **Memory.** An address is a view of the L elements that begin there. A register has a copy of its own, so that a later
 # write to memory does not change it.
@@ -124,9 +125,7 @@ def cvt_int_float(a: U32) -> F32:
 def fmadd(a: F32, b: F32, c: F32) -> F32:
     """``a * b + c`` rounded once to float32, which numpy does not offer.
 
-    The product is exact in float64. The sum is not always; rounding it to float64 and then to float32 would round
-    twice. So where the float64 sum is inexact and even, it is moved to its odd neighbour on the side of the exact value
-    (rounding to odd), from where the second rounding is the right one.
+    The product is exact in float64. The sum is not always, so `lowbit.quantization.bfp_dot.add_rounded_once` takes it.
 
     >>> a, c = np.float32([1 + 2**-12]), np.float32([2.0**-60])
     >>> fmadd(a, a, c) == np.float32(1 + 2**-11 + 2**-23)  # the exact sum lies just above the midpoint
@@ -141,15 +140,7 @@ def fmadd(a: F32, b: F32, c: F32) -> F32:
     fused: Callable[[F32, F32], F32] | None = getattr(a, "fused_multiply_add", None)
     if fused is not None:
         return fused(b, c)
-    product = a.astype(np.float64) * b.astype(np.float64)
-    addend = c.astype(np.float64)
-    total = product + addend
-    part = total - product
-    error = (product - (total - part)) + (addend - part)  # exactly, by Knuth's two-sum; NaN where total is not finite
-    even = total.view(np.int64) & 1 == 0
-    odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
-    inexact = np.isfinite(total) & (error != 0) & even
-    return np.where(inexact, odd, total).astype(np.float32)
+    return add_rounded_once(c, a.astype(np.float64) * b.astype(np.float64))
 
 
 def multiply_then_add(a: F32, b: F32, c: F32) -> F32:

@@ -136,7 +136,7 @@ def total(blocks: BlockSums) -> F32:
 # and lies on the same side of every tie as the exact sum, so the conversion rounds as if it had seen the exact sum.
 
 
-def add_rounded_once(y: F32, term: F64) -> F32:
+def add_rounded_once(y: F32 | np.float32, term: F64) -> F32:
     """The exact sum of a float32 and a float64, rounded once to float32.
 
     A sum just above the tie between 1 and its successor goes up; rounded to float64 first, it would be the tie, and
@@ -147,11 +147,11 @@ def add_rounded_once(y: F32, term: F64) -> F32:
     (True, 1.0)
 
     Args:
-        y: float32.
-        term: float64, of the same shape, finite.
+        y: float32, of the shape of `term`, or one number.
+        term: float64.
 
     Returns:
-        float32, of the same shape.
+        float32, of the shape of `term`.
 
     Source: Boldo and Melquiond, Emulation of FMA and correctly rounded sums (IEEE TC 57, 2008); Knuth's TwoSum.
     """

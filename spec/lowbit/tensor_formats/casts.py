@@ -12,9 +12,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import F32, F64, Array
+from lowbit.arrays import F32, Array
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS, Name, rounded
+from lowbit.quantization.bfp_dot import add_rounded_once
 from lowbit.tensor_formats.table import Encode
 
 Ties = Literal["away", "even"]
@@ -75,23 +76,8 @@ def in_groups(lines: F32, size: int) -> F32:
 def multiply_add(x: F32, factor: F32, added: F32 | np.float32, *, fused: bool) -> F32:
     """``x * factor + added`` in float32, with two roundings, or with one if fused."""
     if fused:
-        return sum_rounded_once(x.astype(np.float64) * factor, added)
+        return add_rounded_once(added, x.astype(np.float64) * factor)
     return x * factor + added
-
-
-def sum_rounded_once(x: F64, added: F32 | np.float32) -> F32:
-    """The float32 nearest to a sum.
-
-    Where the float64 sum is not exact, its neighbour with an odd last bit stands for it, so that rounding it to float32
-    gives what rounding the exact sum would.
-    """
-    total = np.asarray(x + added)
-    part = total - x
-    error = (x - (total - part)) + (added - part)
-    neighbour = np.nextafter(total, np.copysign(np.inf, error))
-    even = total.view(np.int64) % 2 == 0
-    once: F32 = np.where((error != 0) & even, neighbour, total).astype(np.float32)
-    return once
 
 
 def choices(encode: Callable[..., dict[str, Array]], *sets: tuple[str, ...]) -> Mapping[str, Encode]:
