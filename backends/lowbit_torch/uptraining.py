@@ -37,7 +37,7 @@ from lowbit.model.weights import Embedding, LayerWeights, LlamaWeights, Progress
 from lowbit.numbers.floats import FLOATS
 from lowbit.rewriting.changing import write_floats
 from lowbit.rewriting.journal import check_destination
-from lowbit.rewriting.source import Source, open_source, smallest
+from lowbit.rewriting.source import Derived, Source, open_source, smallest
 from lowbit.system.interrupts import deferred
 from lowbit.system.storage import written
 from lowbit.uptraining import Course
@@ -177,10 +177,9 @@ def _deterministic() -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained(Source):
+class Trained(Derived):
     """A source with trained weights in the place of its own."""
 
-    original: Source
     weights: LlamaWeights
 
     @classmethod
@@ -208,15 +207,6 @@ class Trained(Source):
 
     def rows(self) -> F32 | Embedding:
         return self.weights.embedding
-
-    def described(self) -> dict[str, Any]:
-        return self.original.described()
-
-    def files(self) -> dict[str, bytes]:
-        return self.original.files()
-
-    def identity(self) -> str:
-        return self.original.identity()
 
 
 def uptrain(

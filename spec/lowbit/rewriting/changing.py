@@ -19,7 +19,7 @@ from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import Embedding, LayerWeights, Matrix, to_float
 from lowbit.rewriting.journal import check_destination, journal
 from lowbit.rewriting.layouts import FLOATS
-from lowbit.rewriting.source import Source, smallest
+from lowbit.rewriting.source import Derived, Source, smallest
 from lowbit.rewriting.to_directory import ToDirectory, commit_floats
 from lowbit.rewriting.writing import check_room, commit_ends, finish, shard_of
 from lowbit.runtime.stored import part_of
@@ -55,17 +55,15 @@ class Change:
 
 
 @dataclass(frozen=True, eq=False)
-class Changed(Source):
+class Changed(Derived):
     """A source whose blocks are changed.
 
     Attributes:
-        original: what it was made from.
         change: from the number of a block, and the block, to how it is changed.
         fields: what ``config.json`` says otherwise.
         made: the changes of the blocks that were read.
     """
 
-    original: Source
     change: Callable[[int, LayerWeights], Change]
     fields: Mapping[str, Any]
     made: dict[int, Change] = field(default_factory=dict)
@@ -107,13 +105,7 @@ class Changed(Source):
         return self.original.rows()
 
     def described(self) -> dict[str, Any]:
-        return self.original.described() | dict(self.fields)
-
-    def files(self) -> dict[str, bytes]:
-        return self.original.files()
-
-    def identity(self) -> str:
-        return self.original.identity()
+        return super().described() | dict(self.fields)
 
 
 def write_floats(

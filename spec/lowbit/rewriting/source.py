@@ -127,6 +127,26 @@ class Source(ABC):
         """A digest of which files these are, in hexadecimal digits; it changes when they do."""
 
 
+@dataclass(frozen=True, eq=False)
+class Derived(Source):
+    """A source that is made from another one, whose files it has.
+
+    Attributes:
+        original: what it is made from.
+    """
+
+    original: Source
+
+    def described(self) -> dict[str, Any]:
+        return self.original.described()
+
+    def files(self) -> dict[str, bytes]:
+        return self.original.files()
+
+    def identity(self) -> str:
+        return self.original.identity()
+
+
 def smallest(numbers: F32) -> Array:
     """The same numbers in float16 or bfloat16 where one of them holds them exactly.
 
