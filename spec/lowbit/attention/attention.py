@@ -45,8 +45,13 @@ MOST_CHANNELS = 2**20
 
 
 def check_grouping(queries: F32 | F64, keys: F32 | F64, *others: object) -> None:
-    """Refuse query heads that key-value heads do not divide, and more queries than keys."""
+    """`check_sizes` of queries, T × H × d_h, and keys, G × S × d_h."""
     (tokens, heads, _), (kv_heads, length, _) = queries.shape, keys.shape
+    check_sizes(tokens, heads, kv_heads, length)
+
+
+def check_sizes(tokens: int, heads: int, kv_heads: int, length: int) -> None:
+    """Refuse query heads that key-value heads do not divide, and more queries than keys."""
     if heads % kv_heads != 0:
         raise ArgumentError("query heads", heads, f"a multiple of the {kv_heads} key-value heads")
     if tokens > length:

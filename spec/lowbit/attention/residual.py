@@ -21,13 +21,12 @@ from typing import Annotated, Any
 import numpy as np
 
 from lowbit.arrays import F64, Activations
-from lowbit.attention.attention import attended
-from lowbit.attention.stored import EXACTLY, FORMS, Numbers, bound_over, in_heads, numbers_of
+from lowbit.attention.attention import attended, check_sizes
+from lowbit.attention.stored import Numbers, bound_over, in_heads, numbers_of
 from lowbit.contract.operation import BOUNDED, Parameters, operation
 from lowbit.contract.rounding import Arithmetic, Bound
 from lowbit.contract.signature import FINITE, ONE_TYPE, Shape, checked
 from lowbit.errors import ArgumentError
-from lowbit.linear.propagation import REFERENCE, declared
 from lowbit.tensor_formats.stored import Stored
 
 
@@ -43,10 +42,7 @@ def _check_parts(
     if length != values.columns + len(newest_values):
         given = f"{length} and {values.columns + len(newest_values)}"
         raise ArgumentError("tokens of keys and values", given, "the same number, stored and new together")
-    if heads % newest_keys.shape[1]:
-        raise ArgumentError("query heads", heads, f"a multiple of the {newest_keys.shape[1]} key-value heads")
-    if tokens > length:
-        raise ArgumentError("query tokens", tokens, f"at most the {length} tokens of the keys")
+    check_sizes(tokens, heads, newest_keys.shape[1], length)
 
 
 @checked(also=_check_parts)
@@ -112,13 +108,11 @@ def attend_residual_bound(
     Raises:
         ArgumentError: a form that stored numbers do not have; an arithmetic that would allow more than a tenth.
     """
-    if arithmetic.form not in FORMS:
-        raise ArgumentError("form of attention over a stored cache", repr(arithmetic.form), " or ".join(FORMS))
-    kernels = [
-        (steps, _numbers(keys, newest_keys, each), _numbers(values, newest_values, each))
-        for steps, each in ((declared(arithmetic, queries.dtype.name), arithmetic), (REFERENCE, EXACTLY))
-    ]
-    return bound_over(queries, kernels, arithmetic, exact)
+
+    def read(by: Arithmetic) -> tuple[Numbers, Numbers]:
+        return _numbers(keys, newest_keys, by), _numbers(values, newest_values, by)
+
+    return bound_over(queries, read, arithmetic, exact)
 
 
 def _numbers(stored: Stored, newest: Activations, arithmetic: Arithmetic) -> Numbers:

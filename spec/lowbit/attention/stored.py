@@ -25,13 +25,14 @@ Source: vLLM's attention with quantised caches; KIVI (arXiv 2402.02750) §3.2; l
 formats name their owners.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 
 from lowbit.arrays import F64, Activations
-from lowbit.attention.attention import attended
+from lowbit.attention.attention import attended, check_sizes
 from lowbit.attention.bounds import SCALE_ROUNDINGS
 from lowbit.contract.operation import BOUNDED, Parameters, operation
 from lowbit.contract.rounding import (
@@ -64,11 +65,7 @@ def _check_cache(queries: Activations, keys: Stored, values: Stored, window: int
         raise ArgumentError("sizes of keys and values", given, "the same channels and tokens")
     if keys.rows % head_dim:
         raise ArgumentError("rows of keys", keys.rows, f"a multiple of {head_dim}, the channels of a head")
-    if heads % (keys.rows // head_dim):
-        allowed = f"a multiple of the {keys.rows // head_dim} key-value heads"
-        raise ArgumentError("query heads", heads, allowed)
-    if tokens > keys.columns:
-        raise ArgumentError("query tokens", tokens, f"at most the {keys.columns} tokens of the keys")
+    check_sizes(tokens, heads, keys.rows // head_dim, keys.columns)
 
 
 @checked(also=_check_cache)
@@ -166,24 +163,32 @@ def attend_stored_bound(
     Raises:
         ArgumentError: a form that stored numbers do not have; an arithmetic that would allow more than a tenth.
     """
-    if arithmetic.form not in FORMS:
-        raise ArgumentError("form of attention over a stored cache", repr(arithmetic.form), " or ".join(FORMS))
-    head_dim, inputs = queries.shape[2], queries.dtype.name
-    kernels = [
-        (steps, numbers_of(keys, head_dim, each), numbers_of(values, head_dim, each))
-        for steps, each in ((declared(arithmetic, inputs), arithmetic), (REFERENCE, EXACTLY))
-    ]
-    return bound_over(queries, kernels, arithmetic, exact, window)
+    head_dim = queries.shape[2]
+
+    def read(by: Arithmetic) -> tuple[Numbers, Numbers]:
+        return numbers_of(keys, head_dim, by), numbers_of(values, head_dim, by)
+
+    return bound_over(queries, read, arithmetic, exact, window)
 
 
 def bound_over(
     queries: Activations,
-    kernels: list[tuple[Steps, Numbers, Numbers]],
+    read_by: Callable[[Arithmetic], tuple[Numbers, Numbers]],
     arithmetic: Arithmetic,
     exact: F64,
     window: int | None = None,
 ) -> Bound:
-    """The bound of attention over keys and values as the declared kernel reads them, and then as the reference does."""
+    """The bound of attention over keys and values as a kernel of an arithmetic reads them.
+
+    Raises:
+        ArgumentError: a form that stored numbers do not have; an arithmetic that would allow more than a tenth.
+    """
+    if arithmetic.form not in FORMS:
+        raise ArgumentError("form of attention over a stored cache", repr(arithmetic.form), " or ".join(FORMS))
+    kernels = [
+        (steps, *read_by(by))
+        for steps, by in ((declared(arithmetic, queries.dtype.name), arithmetic), (REFERENCE, EXACTLY))
+    ]
     tokens, heads, _ = queries.shape
     read = kernels[-1][2].values
     kv_heads, length, _ = read.shape
