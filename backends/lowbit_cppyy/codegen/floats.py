@@ -7,20 +7,9 @@ Source: QIGen §3, algorithms 2 and 3.
 """
 
 from collections.abc import Iterator
-from itertools import chain
 
-from lowbit.kernels.program import Address, Advance, Comment, Element, Instruction, Loop, Step
-from lowbit_cppyy.codegen.steps import (
-    TABLE,
-    advance,
-    combined,
-    epilogue,
-    load_words,
-    prefetched,
-    words_of,
-    x_elements,
-    zero,
-)
+from lowbit.kernels.program import Address, Comment, Element, Instruction, Loop, Step
+from lowbit_cppyy.codegen.steps import TABLE, combined, epilogue, iteration, words_of, zero
 from lowbit_cppyy.codegen.unpacking import unpack
 from lowbit_cppyy.recipe import Recipe
 
@@ -34,20 +23,10 @@ def _group(recipe: Recipe, lanes: int) -> Iterator[Step]:
     for r, j in recipe.places:
         for c in range(recipe.chains):
             yield zero(f"acc_{r}_{j}_{c}")
-    yield Loop("u", Element("turns", "g"), tuple(_iteration(recipe, lanes)))
+    products = _looked_up if recipe.method == "sums" else _multiplied
+    yield Loop("u", Element("turns", "g"), tuple(iteration(recipe, lanes, products)))
     yield from combined(recipe)
     yield from epilogue(recipe, lanes)
-
-
-def _iteration(recipe: Recipe, lanes: int) -> Iterator[Step]:
-    """The units of one loop iteration."""
-    products = _looked_up if recipe.method == "sums" else _multiplied
-    elements = recipe.unit_words * recipe.panel
-    for number in range(recipe.unroll):
-        unit = chain(load_words(recipe, lanes, number), products(recipe, number))
-        yield from prefetched(recipe, unit, number * elements, elements)
-    yield from advance(recipe.unroll * elements)
-    yield Advance("x", x_elements(recipe) * recipe.unroll * recipe.rows)
 
 
 def _multiplied(recipe: Recipe, number: int) -> Iterator[Step]:

@@ -19,10 +19,9 @@ of at most 4 bits and 8-bit mantissas are small enough to add the eight sums of 
 """
 
 from collections.abc import Iterator
-from itertools import chain
 
 from lowbit.kernels.program import Address, Advance, Comment, Element, Instruction, Loop, Step
-from lowbit_cppyy.codegen.steps import advance, epilogue, load_words, prefetched, words_of, x_elements, zero
+from lowbit_cppyy.codegen.steps import advance, epilogue, iteration, words_of, zero
 from lowbit_cppyy.codegen.unpacking import four_codes
 from lowbit_cppyy.recipe import Recipe
 
@@ -33,22 +32,12 @@ def segments_loop(recipe: Recipe, lanes: int) -> Loop:
     """All segments; where a segment ends a group, the epilogue follows it."""
     tile = recipe.places
     steps: list[Step] = [Instruction("broadcast_int", f"d_{r}_{j}", (0,)) for r, j in tile]
-    steps.append(Loop("u", Element("turns", "i"), tuple(_iteration(recipe, lanes))))
+    steps.append(Loop("u", Element("turns", "i"), tuple(iteration(recipe, lanes, _multiplied))))
     steps += _scaled(recipe)
     steps.append(Loop("b", Element("back", "i"), tuple(advance(-recipe.unit_words * recipe.panel))))
     end = [*epilogue(recipe, lanes), *(zero(f"acc_{r}_{j}_0") for r, j in tile)]
     steps.append(Loop("e", Element("ends", "i"), tuple(end)))
     return Loop("i", "segments", tuple(steps))
-
-
-def _iteration(recipe: Recipe, lanes: int) -> Iterator[Step]:
-    """The units of one loop iteration."""
-    elements = recipe.unit_words * recipe.panel
-    for number in range(recipe.unroll):
-        unit = chain(load_words(recipe, lanes, number), _multiplied(recipe, number))
-        yield from prefetched(recipe, unit, number * elements, elements)
-    yield from advance(recipe.unroll * elements)
-    yield Advance("x", recipe.unroll * x_elements(recipe) * recipe.rows)
 
 
 def _multiplied(recipe: Recipe, number: int) -> Iterator[Step]:

@@ -4,7 +4,8 @@
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from lowbit.kernels.program import Address, Advance, Comment, Instruction, Step
 from lowbit_cppyy.layout.panels import LINE, row_elements
@@ -23,10 +24,10 @@ def added_to_results(tile: Tile, lanes: int, body: Iterable[Step]) -> list[Step]
 
 def combined(tile: Tile) -> Iterator[Step]:
     """The chains of each sum ``acc_{r}_{j}``, added up in the first: four and four, then the sums of these."""
-    fours = [(chain - chain % 4, chain) for chain in range(tile.chains) if chain % 4]
-    for to, chain in (*fours, *((0, chain) for chain in range(4, tile.chains, 4))):
+    fours = [(own - own % 4, own) for own in range(tile.chains) if own % 4]
+    for to, own in (*fours, *((0, own) for own in range(4, tile.chains, 4))):
         for r, j in tile.places:
-            yield Instruction("add", f"acc_{r}_{j}_{to}", (f"acc_{r}_{j}_{to}", f"acc_{r}_{j}_{chain}"))
+            yield Instruction("add", f"acc_{r}_{j}_{to}", (f"acc_{r}_{j}_{to}", f"acc_{r}_{j}_{own}"))
 
 
 def zero(register: str) -> Instruction:
@@ -88,6 +89,16 @@ def prefetched(tile: Tile, steps: Iterable[Step], first: int, elements: int) -> 
         for line in due[place]:
             yield Instruction(word, "", (Address("w", line + tile.ahead),))
         yield step
+
+
+def iteration(recipe: Recipe, lanes: int, products: Callable[[Recipe, int], Iterator[Step]]) -> Iterator[Step]:
+    """The units of one loop iteration; `products` gives the steps of one unit, whose words are loaded."""
+    elements = recipe.unit_words * recipe.panel
+    for number in range(recipe.unroll):
+        unit = chain(load_words(recipe, lanes, number), products(recipe, number))
+        yield from prefetched(recipe, unit, number * elements, elements)
+    yield from advance(recipe.unroll * elements)
+    yield Advance("x", x_elements(recipe) * recipe.unroll * recipe.rows)
 
 
 # **The epilogue** of a group: its sums are scaled and offset, and added to y.
