@@ -106,32 +106,27 @@ def phases_of(program: Program, config: LlamaConfig) -> list[Phase]:
     found: list[Phase] = []
     lines = list(program)
     while lines:
-        line = lines[0]
-        if line.kind == "product":
-            count = _leading(lines, partial(_multiplies, line.inputs))
-            found.append(_multiply(lines[:count], lines[count:], program))
-            del lines[: len(lines_of(found[-1]))]
-            continue
-        if _all_heads(config, line):
-            count = _leading(lines, partial(_all_heads, config))
-            found.append(AllHeads(tuple(lines[:count])))
-            del lines[:count]
-            continue
-        if _per_head(config, line):
-            count = _leading(lines, partial(_per_head, config))
-            found.append(PerHead(tuple(lines[:count])))
-            del lines[:count]
-            continue
-        if line.kind == "gate":
-            count = 1 + _leading(lines[1:], lambda other: other.parameter == "router_bias") + 1
-            found.append(Experts(tuple(lines[:count])))
-            del lines[:count]
-            continue
-        if line.kind not in ALONE:
-            raise NotDeclaredError("cppyy", f"a compiled step with {line.kind}")
-        found.append(ALONE[line.kind](line))
-        del lines[0]
+        found.append(_first_phase(lines, program, config))
+        del lines[: len(lines_of(found[-1]))]
     return found
+
+
+def _first_phase(lines: Sequence[Line], program: Program, config: LlamaConfig) -> Phase:
+    """The phase with which the rest of a program begins."""
+    line = lines[0]
+    if line.kind == "product":
+        count = _leading(lines, partial(_multiplies, line.inputs))
+        return _multiply(lines[:count], lines[count:], program)
+    if _all_heads(config, line):
+        return AllHeads(tuple(lines[: _leading(lines, partial(_all_heads, config))]))
+    if _per_head(config, line):
+        return PerHead(tuple(lines[: _leading(lines, partial(_per_head, config))]))
+    if line.kind == "gate":
+        count = 1 + _leading(lines[1:], lambda other: other.parameter == "router_bias") + 1
+        return Experts(tuple(lines[:count]))
+    if line.kind not in ALONE:
+        raise NotDeclaredError("cppyy", f"a compiled step with {line.kind}")
+    return ALONE[line.kind](line)
 
 
 def _leading(lines: Sequence[Line], alike: Callable[[Line], bool]) -> int:
