@@ -46,6 +46,22 @@ def row_elements(columns: int, dtype: npt.DTypeLike) -> int:
     return -(-columns * np.dtype(dtype).itemsize // ALIGNMENT) * LINE
 
 
+def write_rows(part: Words, values: Array, panel: int) -> None:
+    """Write rows of N numbers, … × rows × N, cut into panels; the rest of each row of a panel is zeros.
+
+    Args:
+        part: panels × … × elements, a view of a stream.
+        values: of any type of 1, 2 or 4 bytes.
+        panel: columns of a panel.
+    """
+    *outer, columns = values.shape
+    padded = np.zeros((*outer, len(part) * panel), values.dtype)
+    padded[..., :columns] = values
+    to = part.view(values.dtype).reshape(len(part), *outer, -1)
+    to[..., :panel] = np.moveaxis(padded.reshape(*outer, len(part), panel), -2, 0)
+    to[..., panel:] = 0
+
+
 @dataclass(frozen=True)
 class PanelLayout:
     """The layout of a K × N matrix of `bits`-bit codes in groups of `group_size`.
@@ -199,9 +215,9 @@ class PanelLayout:
             of_codes, of_scales, of_zeros = self._parts(panels, group)
             first = self._first_rows[group]
             rows = words[first : first + of_codes.shape[1] // self.panel]
-            self._write(of_codes, interleave(rows, self.bits))
-            self._write(of_scales, matrix.scales[group : group + 1])
-            self._write(of_zeros, matrix.zeros[group : group + 1])
+            write_rows(of_codes, interleave(rows, self.bits), self.panel)
+            write_rows(of_scales, matrix.scales[group : group + 1], self.panel)
+            write_rows(of_zeros, matrix.zeros[group : group + 1], self.panel)
         return stream
 
     def _parts(self, panels: Words, group: int) -> tuple[Words, Words, Words]:
@@ -210,15 +226,6 @@ class PanelLayout:
         scales = stop - self.zero_elements - self.scale_elements
         zeros = stop - self.zero_elements
         return panels[:, start:scales], panels[:, scales:zeros], panels[:, zeros:stop]
-
-    def _write(self, part: Words, values: Array) -> None:
-        """Write rows of N numbers, cut into panels; the rest of each row of a panel is zeros."""
-        rows = len(values)
-        padded = np.zeros((rows, self.panels * self.panel), values.dtype)
-        padded[:, : self.columns] = values
-        to = part.view(values.dtype).reshape(self.panels, rows, -1)
-        to[:, :, : self.panel] = padded.reshape(rows, self.panels, self.panel).swapaxes(0, 1)
-        to[:, :, self.panel :] = 0
 
     # Groups whose size is not a whole number of units.
 

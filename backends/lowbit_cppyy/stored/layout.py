@@ -28,7 +28,7 @@ from lowbit.arrays import I64, U8, U32, Array
 from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.layout.interleaving import fields
 from lowbit_cppyy.layout.memory import aligned
-from lowbit_cppyy.layout.panels import BLOCK_ROWS, row_elements
+from lowbit_cppyy.layout.panels import BLOCK_ROWS, row_elements, write_rows
 from lowbit_cppyy.stored.parts import UNIT, Parts, Structure
 
 SIGN = np.uint8(128)
@@ -188,14 +188,9 @@ class StoredLayout:
 
     def _write(self, to: U32, start: int, values: Array) -> int:
         """Write rows of N numbers, … × rows × N, into panels × … × elements; returns where they end."""
-        rows, each = values.shape[-2], row_elements(self.panel, values.dtype)
-        padded = np.zeros((*values.shape[:-1], self.panels * self.panel), values.dtype)
-        padded[..., : self.columns] = values
-        cut = np.moveaxis(padded.reshape(*values.shape[:-1], self.panels, self.panel), -2, 0)
-        part = np.zeros((*cut.shape[:-1], each * 4 // values.dtype.itemsize), values.dtype)
-        part[..., : self.panel] = cut
-        to[..., start : start + rows * each] = part.view(np.uint32).reshape(*cut.shape[:-2], -1)
-        return int(start + rows * each)
+        end: int = start + values.shape[-2] * row_elements(self.panel, values.dtype)
+        write_rows(to[..., start:end], values, self.panel)
+        return end
 
 
 def layout_of(parts: Parts, panel: int) -> StoredLayout:
