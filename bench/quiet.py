@@ -4,19 +4,17 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from limits import MemoryReader
 
-TASKS, STAT = Path("/proc/self/task"), Path("/proc/stat")
+from lowbit_bench.rounds import BUSY, moment, others_share
+
+TASKS = Path("/proc/self/task")
 STEP, PATIENCE = 0.0005, 0.12  # seconds; ggml's and OpenBLAS's threads watch for work for up to a tenth of a second
 FREE = 0.85
 """Of the speed that a spin had at its best: below this a round is busy."""
-SLACK = 0.02  # seconds: two ticks of the machine's clock
-OTHERS = 0.05
-"""Of the machine's time: more of it in other hands, and a round is busy."""
 STEPS = 50_000  # of a spin, some 100 µs
 
 
@@ -49,40 +47,6 @@ def settle(processes: Sequence[int] = ()) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Moment:
-    """What the clocks of the machine and of this process show."""
-
-    wall: float
-    machine: float  # seconds of all processors together, those among them that another machine was given
-    process: float
-
-
-def moment() -> Moment:
-    """Now."""
-    return Moment(time.perf_counter(), busy_seconds(STAT.read_text()), time.process_time())
-
-
-def busy_seconds(stat: str) -> float:
-    """Seconds that the processors were busy or taken away, from the first line of /proc/stat.
-
-    >>> busy_seconds("cpu  100 20 30 9999 9999 1 2 7 0 0") * os.sysconf("SC_CLK_TCK")
-    160.0
-    """
-    user, nice, system, _, _, irq, soft, stolen = map(int, stat.split()[1:9])
-    return (user + nice + system + irq + soft + stolen) / os.sysconf("SC_CLK_TCK")
-
-
-def others_share(before: Moment, after: Moment, processors: int) -> float:
-    """The share of the machine's time that went to others than this process, less what the clocks' ticks may feign.
-
-    >>> round(others_share(Moment(0, 0, 0), Moment(1, 1.52, 1), 2), 3)
-    0.25
-    """
-    taken = (after.machine - before.machine) - (after.process - before.process)
-    return max(taken - SLACK, 0.0) / (processors * (after.wall - before.wall))
-
-
 class Watch:
     """Says of each round whether the cores were free.
 
@@ -94,7 +58,7 @@ class Watch:
     def __init__(self, reader: MemoryReader) -> None:
         self._reader = reader
         self._best = min(reader.spin(STEPS) for _ in range(10))
-        self._before = moment() if STAT.is_file() else None
+        self._before = moment()
 
     def free(self) -> bool:
         """Whether the cores have been free since the last question."""
@@ -104,7 +68,5 @@ class Watch:
         return self._alone() and self._best / median(times) >= FREE
 
     def _alone(self) -> bool:
-        if self._before is None:
-            return True
         before, self._before = self._before, moment()
-        return others_share(before, self._before, os.cpu_count() or 1) <= OTHERS
+        return others_share(before, self._before, os.cpu_count() or 1) <= BUSY

@@ -7,11 +7,10 @@ process, compare.py knows which contestant it was and goes on without it.
 """
 
 import json
-import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,14 +19,15 @@ from accuracy import class_of, error
 from contests import BURST, Contest, between
 from limits import MemoryReader
 from measure import Rounds, measure
-from peers.base import AbsentError, Contestant, Plan, Weights
+from peers.base import Contestant, Plan, Weights
 from peers.registry import Entry
 from quiet import Watch
 
 from lowbit.arrays import F32
+from lowbit.system.memory import available_bytes
 from lowbit_bench.intervals import interval, ratios
+from lowbit_bench.worker import Say, in_words, sayer
 
-Say = Callable[..., None]
 SLOW = 0.5  # seconds; thirty pairs of what is slower would take as long as everything else
 SUSPECT = 4  # rows of activations whose error is looked at; those of more rows are alike
 
@@ -42,17 +42,6 @@ def main() -> None:
     say("machine", ceilings=reader.ceilings())
     for fields in given["contests"]:
         hold(Contest(**fields | {"batches": tuple(fields["batches"])}), given, reader, say)
-
-
-def sayer() -> Say:
-    """What writes an event to the standard output of this process, which libraries then can no longer reach."""
-    channel = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-
-    def say(event: str, **fields: Any) -> None:
-        channel.write(json.dumps({"event": event, **fields}) + "\n")
-
-    return say
 
 
 def hold(contest: Contest, given: dict[str, Any], reader: MemoryReader, say: Say) -> None:
@@ -100,7 +89,8 @@ def built(
 ) -> Iterator[list[tuple[Entry, Contestant]]]:
     """All contestants that can be built, closed in the end; `missing` gets the others, each with its reason."""
     weights = Weights(contest.rows, contest.columns, contest.group_size)
-    rotation = contest.rotation(available_memory(), entries, given["rotation"])
+    available = available_bytes() or 2**31  # where the system does not say
+    rotation = contest.rotation(available, entries, given["rotation"])
     plan, present = Plan(given["threads"], rotation, BURST), list[tuple[Entry, Contestant]]()
     try:
         for number, entry in enumerate(entries):
@@ -120,21 +110,6 @@ def built(
 
 def reason_of_missing(reason: str) -> str:
     return reason if " " in reason else f"{reason} is not installed"
-
-
-def in_words(failure: Exception) -> str:
-    """A failure in one line."""
-    text = " ".join(str(failure).split())[:300]
-    return text if isinstance(failure, AbsentError) else f"{type(failure).__name__}: {text}"
-
-
-def available_memory() -> int:
-    """Bytes that can be taken without swapping."""
-    try:
-        with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def problem(

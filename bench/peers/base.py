@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F32, F64, Array
+from lowbit.errors import LowbitError
 from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype, quantize
 
 TILE = 512
@@ -20,7 +21,7 @@ DEVIATION = 0.02
 Item = TypeVar("Item")
 
 
-class AbsentError(Exception):
+class AbsentError(LowbitError):
     """A contestant that cannot take part, and why."""
 
 
