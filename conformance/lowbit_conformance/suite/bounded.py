@@ -1,6 +1,6 @@
 """One call of an operation, and three ways to judge its result: by its bits, by a lattice, and by a bound."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from lowbit_conformance.suite.compare import (
     assert_equal_values,
     assert_exact,
     assert_kind,
+    assert_same_bits,
     assert_within,
 )
 from lowbit_conformance.suite.marking import Record
@@ -72,6 +73,18 @@ def assert_on_lattice(backend: Remote, case: Case, *arguments: Any) -> None:
     __tracebackhide__ = True
     given = run(backend, case, *arguments)
     assert_equal_values(given, OPERATIONS[case.operation].compute(*arguments))
+
+
+def assert_by_elements(backend: Remote, case: Case, arrays: Sequence[F32], *limit: float) -> None:
+    """The same call on arrays of one shape gives the same bits, and no element depends on another."""
+    __tracebackhide__ = True
+    shape = arrays[0].shape
+    first = run_bounded(backend, case, shape, *arrays, *limit)
+    assert_same_bits(first, run_bounded(backend, case, shape, *arrays, *limit), "the same call again")
+    kept = case.generator().random(shape) < 0.3
+    others = (np.where(kept, part, part * np.float32(-9) + 1) for part in arrays)
+    again = run_bounded(backend, case, shape, *others, *limit)
+    assert_same_bits(first[kept], again[kept], "elements that stayed, when others changed")
 
 
 def share_used(backend: Remote, case: Case, given: object, *arguments: Any, **options: Any) -> float:

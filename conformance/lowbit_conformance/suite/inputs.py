@@ -9,6 +9,8 @@ A product that is zero could be dropped unseen, so the *dense* lattice keeps eve
 difference of code and zero away from zero; the *full* lattice uses all codes.
 """
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
 from lowbit.arrays import F32, F64, I64
@@ -161,3 +163,12 @@ def _with(
 
 
 NON_FINITE = {"nan": np.nan, "infinity": np.inf, "minus-infinity": -np.inf}
+
+
+def in_turn(shape: tuple[int, ...], rows: Sequence[tuple[float, ...]]) -> Iterator[list[F32]]:
+    """Arrays of a shape through which rows of numbers go in turn, one number of a row in each: so they stand in what a
+    kernel does with whole registers, and in what is left over."""
+    size, width = int(np.prod(shape)), len(rows[0])
+    for first in range(0, len(rows), max(1, size // 2)):
+        some = np.resize(np.array([*rows[first:], *rows[:first]], np.float32), (size, width))
+        yield [np.ascontiguousarray(part).reshape(shape) for part in some.T]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F32
+from lowbit.arrays import F32, F64, Array
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import assert_bounded, run_bounded
 from lowbit_conformance.suite.cases import Case
@@ -191,19 +191,23 @@ def test_one_score_above_all(backend: Remote, case: AttendCase) -> None:
 
     A query head that reads another key-value head, a token too many or too few, or a wrong scale shows.
     """
-    rng = case.generator()
+    arrays, expected, won = one_above_all(case, 1000 * np.sqrt(case.head_dim))
+    assert_equal_values(attended(backend, case, *arrays)[won], expected[won])
+
+
+def one_above_all(case: AttendCase, height: float) -> tuple[tuple[F32, F32, F32], F64, Array]:
+    """Inputs in which one key of each head is `height` in one channel, and all others are 0; the results of its value;
+    and T × H: which tokens see it."""
     queries, keys, values = inputs(case)
     queries[...], keys[...] = 0, 0
     group = case.heads // case.kv_heads
-    winners = rng.integers(0, case.length, case.kv_heads)
-    keys[np.arange(case.kv_heads), winners, 0] = 1000 * np.sqrt(case.head_dim)
+    winners = case.generator().integers(0, case.length, case.kv_heads)
+    keys[np.arange(case.kv_heads), winners, 0] = height
     queries[:, :, 0] = 1
-    given = attended(backend, case, queries, keys, values)
-    expected = np.empty(queries.shape)
-    for token in range(case.tokens):
-        expected[token] = values[np.arange(case.heads) // group, np.repeat(winners, group)]
-    won = np.array([np.isin(np.repeat(winners, group), seen(case, token)) for token in range(case.tokens)])
-    assert_equal_values(given[won], expected[won])
+    own = np.repeat(winners, group)
+    expected = np.broadcast_to(values[np.arange(case.heads) // group, own], queries.shape).astype(np.float64)
+    won = np.array([np.isin(own, seen(case, token)) for token in range(case.tokens)])
+    return (queries, keys, values), expected, won
 
 
 @checks("attention.attend/C3", shapes)
@@ -215,12 +219,19 @@ def test_attention_within_the_bound(backend: Remote, case: AttendCase, record_pr
 @checks("attention.attend/C4", shapes)
 def test_what_is_not_seen_changes_nothing(backend: Remote, case: AttendCase) -> None:
     """Other keys and values where the first token does not look: its result keeps its bits."""
+    assert_sees_no_more(attended, backend, case)
+
+
+def assert_sees_no_more(attended: Callable[..., F32], backend: Remote, case: AttendCase) -> F32:
+    """Other keys and values where the first token does not look change no bit of its result, which is returned."""
+    __tracebackhide__ = True
     queries, keys, values = inputs(case)
-    first = attended(backend, case, queries, keys, values)[0]
+    first: F32 = attended(backend, case, queries, keys, values)[0]
     hidden = np.setdiff1d(np.arange(case.length), np.array(seen(case, 0)))
     keys[:, hidden] += 5
     values[:, hidden] -= 7
     assert_same_bits(first, attended(backend, case, queries, keys, values)[0], "what it does not see was changed")
+    return first
 
 
 ATTEND_MISTAKES: dict[str, Callable[[F32, F32, F32], tuple[F32, F32, F32]]] = {

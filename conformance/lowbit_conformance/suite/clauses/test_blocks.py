@@ -15,10 +15,17 @@ from lowbit.model import layers as blocks
 from lowbit.model.bounds import rms_norm_bound
 from lowbit.model.layers import LEAST_EPSILON
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import arithmetic, assert_bounded, assert_on_lattice, limit_of, run_bounded
+from lowbit_conformance.suite.bounded import (
+    arithmetic,
+    assert_bounded,
+    assert_by_elements,
+    assert_on_lattice,
+    limit_of,
+    run_bounded,
+)
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits, assert_within, refuses
-from lowbit_conformance.suite.inputs import NON_FINITE
+from lowbit_conformance.suite.inputs import NON_FINITE, in_turn
 from lowbit_conformance.suite.marking import Generator, Record, Settings, chained, checks, grid
 
 
@@ -263,29 +270,16 @@ UPS = (0.0, -0.0, 1, -3, 2.0**-149, 2.0**-126, 1e-20, 1e9, -1e30, 3.4e38)
 
 @checks(("blocks.geglu/C3", "blocks.swiglu/C3"), cases("edge", tuple(EXTREMES), ((1, 1), (1, 8), (1, 13), (7, 9))))
 def test_gated_of_extremes(backend: Remote, case: RowsCase, record_property: Record) -> None:
-    """Gates at which exponentials overflow, vanish or are 1, with all sizes of up, as far as their product is finite.
-
-    They stand one after another in every column of the arrays, so that each goes through what a kernel does with
-    whole registers and with what is left over.
-    """
+    """Gates at which exponentials overflow, vanish or are 1, with all sizes of up, where their product is finite."""
     pairs = [(a, b) for a in EXTREMES[case.variant] for b in UPS if abs(a * b) < 3e38]
-    size = case.tokens * case.columns
-    for first in range(0, len(pairs), max(1, size // 2)):
-        some = np.resize(np.array(pairs[first:] + pairs[:first], np.float32), (size, 2))
-        gate, up = (np.ascontiguousarray(part).reshape(case.shape) for part in some.T)
+    for gate, up in in_turn(case.shape, pairs):
         assert_bounded(backend, case, record_property, gate, up)
 
 
 @checks(("blocks.geglu/C4", "blocks.swiglu/C4"), cases("random", ("",), MANY))
 def test_gated_goes_by_elements(backend: Remote, case: RowsCase) -> None:
     """The same call gives the same bits, and no element depends on another's gate or up."""
-    gate, up = random_gates(case)
-    first = run_bounded(backend, case, case.shape, gate, up)
-    assert_same_bits(first, run_bounded(backend, case, case.shape, gate, up), "the same call again")
-    kept = case.generator().random(case.shape) < 0.3
-    others = (np.where(kept, part, part * np.float32(-9) + 1) for part in (gate, up))
-    again = run_bounded(backend, case, case.shape, *others)
-    assert_same_bits(first[kept], again[kept], "elements that stayed, when others changed")
+    assert_by_elements(backend, case, random_gates(case))
 
 
 @checks(("blocks.geglu/C5", "blocks.swiglu/C5"), cases("edge", tuple(NON_FINITE), EDGES))

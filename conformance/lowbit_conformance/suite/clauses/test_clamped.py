@@ -11,11 +11,11 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import assert_bounded, assert_on_lattice, run_bounded
+from lowbit_conformance.suite.bounded import assert_bounded, assert_by_elements, assert_on_lattice, run_bounded
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.clauses.test_blocks import EDGES, EXTREMES, MANY, SHAPES, UPS, WIDE, RowsCase
 from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits
-from lowbit_conformance.suite.inputs import NON_FINITE
+from lowbit_conformance.suite.inputs import NON_FINITE, in_turn
 from lowbit_conformance.suite.marking import Generator, Record, Settings, chained, checks
 
 
@@ -131,11 +131,7 @@ def test_clamped_of_every_number(backend: Remote, case: LimitedCase, record_prop
 )
 def test_clamped_of_extremes(backend: Remote, case: LimitedCase, record_property: Record) -> None:
     """Gates at which exponentials overflow, vanish or are 1, with all sizes of up."""
-    pairs = [(a, b) for a in EXTREMES[case.variant] for b in UPS]
-    size = case.tokens * case.columns
-    for first in range(0, len(pairs), max(1, size // 2)):
-        some = np.resize(np.array(pairs[first:] + pairs[:first], np.float32), (size, 2))
-        gate, up = (np.ascontiguousarray(part).reshape(case.shape) for part in some.T)
+    for gate, up in in_turn(case.shape, [(a, b) for a in EXTREMES[case.variant] for b in UPS]):
         assert_bounded(backend, case, record_property, gate, up, case.limit)
 
 
@@ -143,12 +139,7 @@ def test_clamped_of_extremes(backend: Remote, case: LimitedCase, record_property
 def test_clamped_goes_by_elements(backend: Remote, case: LimitedCase) -> None:
     """The same call gives the same bits, and no element depends on another's gate or up."""
     gate, up, limit = random_clamped(case)
-    first = run_bounded(backend, case, case.shape, gate, up, limit)
-    assert_same_bits(first, run_bounded(backend, case, case.shape, gate, up, limit), "the same call again")
-    kept = case.generator().random(case.shape) < 0.3
-    others = (np.where(kept, part, part * np.float32(-9) + 1) for part in (gate, up))
-    again = run_bounded(backend, case, case.shape, *others, limit)
-    assert_same_bits(first[kept], again[kept], "elements that stayed, when others changed")
+    assert_by_elements(backend, case, (gate, up), limit)
 
 
 @checks("blocks.clamped_swiglu/C5", every(*NON_FINITE, shapes=EDGES, limits=LIMITS[:2]))
@@ -225,22 +216,14 @@ def test_capped_of_every_number(backend: Remote, case: LimitedCase, record_prope
 @checks("blocks.soft_cap/C3", every(*EXTREMES, shapes=((1, 1), (1, 8), (1, 13), (7, 9)), limits=(30.0, *ENDS)))
 def test_capped_of_extremes(backend: Remote, case: LimitedCase, record_property: Record) -> None:
     """Numbers whose quotient by the cap, or whose exponential, overflows or vanishes."""
-    numbers = EXTREMES[case.variant]
-    size = case.tokens * case.columns
-    for first in range(0, len(numbers), max(1, size // 2)):
-        x = np.resize(np.array(numbers[first:] + numbers[:first], np.float32), case.shape)
+    for (x,) in in_turn(case.shape, [(number,) for number in EXTREMES[case.variant]]):
         assert_bounded(backend, case, record_property, x, case.limit)
 
 
 @checks("blocks.soft_cap/C4", limited("random", ("",), MANY, CAPS))
 def test_capped_goes_by_elements(backend: Remote, case: LimitedCase) -> None:
     """The same call gives the same bits, and no element depends on another."""
-    x = random_numbers(case)
-    first = run_bounded(backend, case, case.shape, x, case.limit)
-    assert_same_bits(first, run_bounded(backend, case, case.shape, x, case.limit), "the same call again")
-    kept = case.generator().random(case.shape) < 0.3
-    again = run_bounded(backend, case, case.shape, np.where(kept, x, x * np.float32(-9) + 1), case.limit)
-    assert_same_bits(first[kept], again[kept], "elements that stayed, when others changed")
+    assert_by_elements(backend, case, (random_numbers(case),), case.limit)
 
 
 @checks("blocks.soft_cap/C5", every(*NON_FINITE, shapes=EDGES, limits=(30.0, 2.0)))

@@ -20,16 +20,15 @@ from lowbit_conformance.suite.clauses.test_stored_attention import (
     CACHES,
     INPUTS,
     StoredCase,
+    assert_winners,
     cache,
     elsewhere,
-    favoured,
     known,
     options_of,
     queries,
-    winners,
 )
 from lowbit_conformance.suite.clauses.test_types import judged
-from lowbit_conformance.suite.compare import assert_array, assert_equal_values, assert_same_bits, assert_within, refuses
+from lowbit_conformance.suite.compare import assert_array, assert_same_bits, assert_within, refuses
 from lowbit_conformance.suite.format_inputs import allows
 from lowbit_conformance.suite.marking import Record, Settings, checks
 
@@ -106,13 +105,7 @@ def lattice(clause: str, settings: Settings) -> Iterator[ResidualCase]:
 def test_one_score_above_all_others(backend: Remote, case: ResidualCase) -> None:
     """The value of the token with the greatest score comes back, whether it is stored or new."""
     _, *cached = call = call_of(case)
-    read, wanted = numbers(call)
-    asked, scores = favoured(case, read)
-    given = backend.run(case.operation, asked, *cached)
-    if not known(case, read, wanted):
-        raise RuntimeError("few tokens of this case win by far; this is a defect of the suite")
-    expected, sure = winners(case, wanted, scores)
-    assert_equal_values(given, expected, case.inputs, sure)
+    assert_winners(backend, case, *numbers(call), *cached)
 
 
 def bounded(clause: str, settings: Settings) -> Iterator[ResidualCase]:

@@ -13,7 +13,17 @@ import numpy as np
 from lowbit.arrays import F32, F64
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import assert_bounded, run_bounded
-from lowbit_conformance.suite.clauses.test_attention import LARGE, MODELS, SHAPES, WINDOWS, AttendCase, inputs, seen
+from lowbit_conformance.suite.clauses.test_attention import (
+    LARGE,
+    MODELS,
+    SHAPES,
+    WINDOWS,
+    AttendCase,
+    assert_sees_no_more,
+    inputs,
+    one_above_all,
+    seen,
+)
 from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits, refuses
 from lowbit_conformance.suite.marking import Generator, Record, Settings, checks, grid
 
@@ -139,19 +149,9 @@ WIDE_CAP = 512.0
 def test_one_score_above_all(backend: Remote, case: ShapedCase) -> None:
     """For each head one token that it may see has a score far above all others and the sink; its value comes back to
     the bit. A cap is as wide as that takes."""
-    rng, group = case.generator(), case.heads // case.kv_heads
-    queries, keys, values = inputs(case)
-    queries[...], keys[...] = 0, 0
-    winners = rng.integers(0, case.length, case.kv_heads)
-    keys[np.arange(case.kv_heads), winners, 0] = 1000 / (case.factor or 1 / np.sqrt(case.head_dim))
-    queries[:, :, 0] = 1
+    arrays, expected, won = one_above_all(case, 1000 / (case.factor or 1 / np.sqrt(case.head_dim)))
     shape = case.factor, None if case.cap is None else WIDE_CAP, sinks_of(case)
-    given = attended(backend, case, queries, keys, values, shape=shape)
-    expected = np.empty(queries.shape)
-    for token in range(case.tokens):
-        expected[token] = values[np.arange(case.heads) // group, np.repeat(winners, group)]
-    won = np.array([np.isin(np.repeat(winners, group), seen(case, token)) for token in range(case.tokens)])
-    assert_equal_values(given[won], expected[won])
+    assert_equal_values(attended(backend, case, *arrays, shape=shape)[won], expected[won])
 
 
 def sunk(variant: str) -> Generator:
@@ -230,17 +230,11 @@ def test_extremes_of_shapes(backend: Remote, case: ShapedCase, record_property: 
 def test_what_is_not_seen_changes_nothing(backend: Remote, case: ShapedCase) -> None:
     """Other keys and values where the first token does not look, and other sinks of other heads: the result keeps its
     bits."""
-    queries, keys, values = inputs(case)
-    first = attended(backend, case, queries, keys, values)[0]
-    hidden = np.setdiff1d(np.arange(case.length), np.array(seen(case, 0)))
-    keys[:, hidden] += 5
-    values[:, hidden] -= 7
-    assert_same_bits(first, attended(backend, case, queries, keys, values)[0], "what it does not see was changed")
-    sinks = sinks_of(case)
+    first, sinks = assert_sees_no_more(attended, backend, case), sinks_of(case)
     if sinks is not None:
         own = case.generator().integers(case.heads)
         others = np.where(np.arange(case.heads) == own, sinks, 3 - sinks).astype(np.float32)
-        again = attended(backend, case, queries, keys, values, shape=(case.factor, case.cap, others))[0]
+        again = attended(backend, case, *inputs(case), shape=(case.factor, case.cap, others))[0]
         assert_same_bits(first[own], again[own], "the sinks of other heads were changed")
 
 

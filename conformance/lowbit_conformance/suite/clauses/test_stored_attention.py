@@ -7,6 +7,7 @@ queries favour the token that the numbers favour, by a factor that makes all oth
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -190,9 +191,15 @@ def known(case: StoredCase, read: F64, wanted: F64) -> bool:
 def test_one_stored_score_above_all(backend: Remote, case: StoredCase) -> None:
     """The value of the token with the greatest score comes back, where the others lie far below."""
     keys, values = caches(case)
-    read, wanted = numbers(case, keys, values)
+    assert_winners(backend, case, *numbers(case, keys, values), keys, values, case.window)
+
+
+def assert_winners(backend: Remote, case: StoredCase, read: F64, wanted: F64, *cached: Any) -> None:
+    """With queries that favour a token of `read`, its value among those `wanted` comes back; `cached` are the other
+    arguments."""
+    __tracebackhide__ = True
     asked, scores = favoured(case, read)
-    given = backend.run(case.operation, asked, keys, values, case.window)
+    given = backend.run(case.operation, asked, *cached)
     if not known(case, read, wanted):
         raise RuntimeError("few tokens of this case win by far; this is a defect of the suite")
     expected, sure = winners(case, wanted, scores)
