@@ -103,6 +103,9 @@ class OnRay(Executor):
             errors.OutOfMemoryError,
         ) as lost:
             raise lost_too_often("a machine", item) from lost
+        except ModuleNotFoundError as lost:
+            reason = f"a machine of it lacks what the work needs: {str(lost).splitlines()[-1]}"
+            raise UnavailableError("the cluster", reason, "put it on PYTHONPATH where Ray is started") from lost
         if error is not None:
             raise error
         return result

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def soaked_in(place: Path) -> str:
 
 
 NARROW = "odd_backends:Narrow"
-SEEDS = 120
+SEEDS = 100
 
 
 @pytest.fixture(scope="module")
@@ -256,6 +257,15 @@ def test_a_machine_without_the_model(cluster: Any, tmp_path: Path) -> None:
         UnavailableError, match=r"elsewhere\.gguf.* nothing is there on machine .* put it under the same"
     ):
         list(OnRay(cluster.address).run(Scoring(models), [Piece(0, (3, 4))]))
+
+
+def test_a_machine_without_a_module(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of the soak: the message names it."""
+    (tmp_path / "only_here.py").write_text("def work(item, threads):\n    return item\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    work = import_module("only_here").work
+    with pytest.raises(UnavailableError, match=r"lacks what the work needs: .*No module named 'only_here'; put it on"):
+        list(OnRay(cluster.address).run(work, [0]))
 
 
 def test_products_have_the_threads_of_this_process(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
