@@ -223,8 +223,9 @@ def written(source: Path, folder: Path, chosen: list[str]) -> Iterator[tuple[str
             if path != first:
                 run("convert", first, "-o", path, "--format", layout)
             yield way, layout, path
-    run("convert", source, "-o", folder / "model.gguf", "--format", "gguf")
-    yield "floats", "gguf", folder / "model.gguf"
+    if source.is_dir():  # a file of GGUF is not converted to another
+        run("convert", source, "-o", folder / "model.gguf", "--format", "gguf")
+        yield "floats", "gguf", folder / "model.gguf"
     shutil.rmtree(folder)
 
 

@@ -103,9 +103,10 @@ class OnRay(Executor):
             errors.OutOfMemoryError,
         ) as lost:
             raise lost_too_often("a machine", item) from lost
-        except ModuleNotFoundError as lost:
-            reason = f"a machine of it lacks what the work needs: {str(lost).splitlines()[-1]}"
-            raise UnavailableError("the cluster", reason, "put it on PYTHONPATH where Ray is started") from lost
+        except errors.RaySystemError as failed:  # a package that the work needs is not there, for example
+            reason = f"a machine of it could not begin the work: {str(failed).strip().splitlines()[-1]}"
+            remedy = "install the same packages there, and start Ray with the same PYTHONPATH"
+            raise UnavailableError("the cluster", reason, remedy) from failed
         if error is not None:
             raise error
         return result

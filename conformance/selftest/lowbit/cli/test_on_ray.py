@@ -264,7 +264,7 @@ def test_a_machine_without_a_module(cluster: Any, tmp_path: Path, monkeypatch: p
     (tmp_path / "only_here.py").write_text("def work(item, threads):\n    return item\n")
     monkeypatch.syspath_prepend(tmp_path)
     work = import_module("only_here").work
-    with pytest.raises(UnavailableError, match=r"lacks what the work needs: .*No module named 'only_here'; put it on"):
+    with pytest.raises(UnavailableError, match=r"could not begin the work: .*No module named 'only_here'; install"):
         list(OnRay(cluster.address).run(work, [0]))
 
 
