@@ -306,7 +306,7 @@ def located(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[D
     least = min((each.size for each in failures), default=0)
     bad = [*failures, *(each for each in passes if each.wrong)]
     solved = of_solved(bad, operation) if least <= MOST_READ else ()
-    seen = chain(of_clamped(bad, operation), of_added(bad, operation), of_unwritten(bad, operation))
+    seen = chain(of_clamped(bad, operation), of_added(bad, operation), of_unwritten(bad, operation, passes))
     last = chain(seen, of_wrong_fields(bad, operation), solved)
     return next(((each,) for each in last if _fitting(_explaining([each], failures), passes)), ())
 
@@ -314,7 +314,7 @@ def located(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[D
 def unwritten(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[Defect, ...]:
     """The places that all wrong elements have in common, if a loop may leave these out."""
     bad = [*failures, *(each for each in passes if each.wrong)]
-    found = of_unwritten(bad, operation) if failures else ()
+    found = of_unwritten(bad, operation, passes) if failures else ()
     return next(((each,) for each in found if _fitting(_explaining([each], failures), passes)), ())
 
 

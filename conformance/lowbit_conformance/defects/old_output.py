@@ -10,14 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F64
+from lowbit.arrays import F64, Array
 from lowbit.numbers.floats import FLOATS
 from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.places import right_answer
 from lowbit_conformance.defects.unwritten import wrong_in
 
+NAME = "result-added-to-old-memory"
 LEAST = 2
 """Elements of each result that are wrong by just that amount."""
+CALLS = 2
+"""Calls whose shapes leave no remainder, so that nothing was read past an end."""
+WHOLE = 64
+"""Rows that tiles of a kernel divide in most cases."""
+NEARLY = 0.5
+"""Of what is right: so near are most of the results to which old numbers are added, and most of them move."""
 NEAR = 2.0**-6
 """Of what was added: how far the error of an element may lie from it, besides what rounding adds."""
 UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
@@ -62,4 +69,35 @@ def of_added(failures: list[Any], operation: str) -> Iterator[Defect]:
     if failures and all(added_to(each) is not None for each in failures):
         cause = "Results are added to what the output held before the call: fresh memory holds anything."
         run = partial(replayed, operation, failures)
-        yield arithmetical("result-added-to-old-memory", cause, "", {operation: run})
+        yield arithmetical(NAME, cause, "", {operation: run})
+
+
+def added_each_time(seen: Any) -> tuple[Array, Array] | None:
+    """Which results of two equal calls are near what is right, and which moved; None where there is one call."""
+    given, again = (getattr(seen.call, name, None) for name in ("given", "again"))
+    if not isinstance(given, np.ndarray) or not isinstance(again, np.ndarray):
+        return None
+    right = np.asarray(seen.exact, np.float64)
+    if not given.shape == again.shape == right.shape or not np.isfinite(right).all():
+        return None
+    first, second = given.astype(np.float64), again.astype(np.float64)
+    with np.errstate(all="ignore"):
+        off = np.stack([np.abs(each - right) for each in (first, second)])
+        return off[:, right != 0] <= NEARLY * np.abs(right[right != 0]), (first != second)
+
+
+def of_moving_sums(failures: list[Any]) -> tuple[Defect, ...]:
+    """The same of results that differ from call to call: most are near what is right, and nearly all differ."""
+    found = [added_each_time(each) for each in failures]
+    rows = [getattr(each.arguments[1], "rows", 1) if len(each.arguments) > 1 else 1 for each in failures]
+    told = [pair for pair, count in zip(found, rows, strict=True) if pair is not None and count % WHOLE == 0]
+    if len(told) < CALLS or None in found:
+        return ()
+    near, moved = (np.concatenate([np.ravel(pair[at]) for pair in told]) for at in (0, 1))
+    if near.mean() < NEARLY or moved.mean() < NEARLY:
+        return ()
+    cause = (
+        "Results are added to what their memory held before the call, in the output or in a sum that is not set to 0: "
+        "they are right but for something that differs from call to call."
+    )
+    return (arithmetical(NAME, cause, "", {}),)

@@ -17,53 +17,66 @@ from lowbit.tensor_formats.table import Terms
 from lowbit_conformance.defects.stored_codes import reread, run_of
 
 Numbers = Callable[[Stored], Terms]
-Size = Callable[[int, int, int, int, int], int]
-"""Of the rows and columns of the array, and of K, N and the number of groups."""
+Size = Callable[[int, int, int, int, int, int], int]
+"""Of the rows and columns of the array, and of K, N, and the number of groups with a short last one and without it."""
 
 STEPS: dict[str, Size] = {
-    "0": lambda i, j, k, n, g: 0,
-    "1": lambda i, j, k, n, g: 1,
-    "2": lambda i, j, k, n, g: 2,
-    "J": lambda i, j, k, n, g: j,
-    "J + 1": lambda i, j, k, n, g: j + 1,
-    "J - 1": lambda i, j, k, n, g: j - 1,
-    "2 J": lambda i, j, k, n, g: 2 * j,
-    "4 J": lambda i, j, k, n, g: 4 * j,
-    "8 J": lambda i, j, k, n, g: 8 * j,
-    "J / 2": lambda i, j, k, n, g: j // 2,
-    "J / 4": lambda i, j, k, n, g: j // 4,
-    "J / 8": lambda i, j, k, n, g: j // 8,
-    "I": lambda i, j, k, n, g: i,
-    "K": lambda i, j, k, n, g: k,
-    "N": lambda i, j, k, n, g: n,
-    "G": lambda i, j, k, n, g: g,
-    "K / 8": lambda i, j, k, n, g: k // 8,
-    "N / 8": lambda i, j, k, n, g: n // 8,
+    "0": lambda i, j, k, n, g, w: 0,
+    "1": lambda i, j, k, n, g, w: 1,
+    "2": lambda i, j, k, n, g, w: 2,
+    "J": lambda i, j, k, n, g, w: j,
+    "J + 1": lambda i, j, k, n, g, w: j + 1,
+    "J - 1": lambda i, j, k, n, g, w: j - 1,
+    "2 J": lambda i, j, k, n, g, w: 2 * j,
+    "4 J": lambda i, j, k, n, g, w: 4 * j,
+    "8 J": lambda i, j, k, n, g, w: 8 * j,
+    "J / 2": lambda i, j, k, n, g, w: j // 2,
+    "J / 4": lambda i, j, k, n, g, w: j // 4,
+    "J / 8": lambda i, j, k, n, g, w: j // 8,
+    "I": lambda i, j, k, n, g, w: i,
+    "K": lambda i, j, k, n, g, w: k,
+    "N": lambda i, j, k, n, g, w: n,
+    "G": lambda i, j, k, n, g, w: g,
+    "K / 8": lambda i, j, k, n, g, w: k // 8,
+    "N / 8": lambda i, j, k, n, g, w: n // 8,
 }
 OF_ROWS = tuple(STEPS)
 
 
-def whole(width: int, up: bool, i: int, j: int, k: int, n: int, g: int) -> int:
+def whole(width: int, up: bool, i: int, j: int, k: int, n: int, g: int, w: int) -> int:
     return -(-j // width) * width if up else j // width * width
 
 
 for _width in (2, 4, 8, 16, 32, 64, 128):
     STEPS[f"J rounded down to {_width}"] = partial(whole, _width, False)
     STEPS[f"J rounded up to {_width}"] = partial(whole, _width, True)
+for _width in (2, 4, 16, 32, 64, 128, 256):
+    STEPS[f"K / {_width}"] = partial(lambda by, i, j, k, n, g, w: k // by, _width)
+    STEPS[f"N / {_width}"] = partial(lambda by, i, j, k, n, g, w: n // by, _width)
+STEPS |= {
+    "the whole groups of K": lambda i, j, k, n, g, w: w,
+    "the whole groups of K and one": lambda i, j, k, n, g, w: w + 1,
+    "G / 8": lambda i, j, k, n, g, w: g // 8,
+    "G / 8, rounded up": lambda i, j, k, n, g, w: -(-g // 8),
+    "J + 2": lambda i, j, k, n, g, w: j + 2,
+    "J - 2": lambda i, j, k, n, g, w: j - 2,
+    "3 J": lambda i, j, k, n, g, w: 3 * j,
+    "16 J": lambda i, j, k, n, g, w: 16 * j,
+}
 WHOLE = tuple(STEPS)[len(OF_ROWS) :]
-"""Steps of rows that have whole tiles of columns."""
+"""Steps of rows that have whole tiles of columns, or of other sizes that are whole numbers."""
 OF_COLUMNS = ("1", "0", "2", "I", "J", "J + 1", "K", "N")
 SHIFTS = (1, -1)
 
 
-def read_at(row: str, column: str, shift: int, array: Array, sizes: tuple[int, int, int]) -> Array:
+def read_at(row: str, column: str, shift: int, array: Array, sizes: tuple[int, ...]) -> Array:
     """The array with its rows and columns read at other addresses; past the end, from the beginning.
 
     Args:
         row, column: the names of the steps.
         shift: what is added to each address.
         array: of rows and columns.
-        sizes: K, N and the number of groups of the matrix.
+        sizes: what `sizes_of` says of the matrix.
 
     Raises:
         ValueError: it has no rows and columns.
@@ -75,9 +88,10 @@ def read_at(row: str, column: str, shift: int, array: Array, sizes: tuple[int, i
     return np.asarray(array.reshape(i * j, *array.shape[2:])[at % (i * j)])
 
 
-def sizes_of(weights: Stored) -> tuple[int, int, int]:
-    """K, N and the number of groups, of which each but the last is whole."""
-    return weights.rows, weights.columns, -(-weights.rows // run_of(weights))
+def sizes_of(weights: Stored) -> tuple[int, ...]:
+    """K, N and the number of groups, of which each but the last is whole; and the number of whole ones."""
+    run = run_of(weights)
+    return weights.rows, weights.columns, -(-weights.rows // run), weights.rows // run
 
 
 def with_array(name: str, row: str, column: str, shift: int, weights: Stored) -> Terms:

@@ -20,6 +20,7 @@ from lowbit_conformance.defects.stored_addresses import read_at, sizes_of, ways,
 from lowbit_conformance.defects.stored_bits import of_blocks
 from lowbit_conformance.defects.stored_carried import of_carried
 from lowbit_conformance.defects.stored_codes import like, numbers_of
+from lowbit_conformance.defects.stored_counted import of_counted
 from lowbit_conformance.defects.stored_fields import of_fields
 from lowbit_conformance.defects.stored_lanes import of_lanes
 from lowbit_conformance.defects.stored_parts import of_parts, of_squares
@@ -89,6 +90,7 @@ def _kinds(formats: tuple[str, ...]) -> Iterator[tuple[str, str, Numbers]]:
             yield from of_words(format)
     yield from of_split()
     yield from of_pieces()
+    yield from of_counted()
 
 
 def _sums() -> Iterator[tuple[str, str, Callable[..., Array]]]:

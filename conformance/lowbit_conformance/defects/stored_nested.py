@@ -57,8 +57,8 @@ def offset_scaled(weights: Stored) -> Terms:
     return reread(weights, {"nested_quant_map": shifted, "nested_offset": np.zeros_like(fields["nested_offset"])})
 
 
-def across_rounded_down(weights: Stored) -> Terms:
-    """Of square blocks only the whole ones of a line count, and as many scales lie in a line.
+def across_rounded_down(least: int, weights: Stored) -> Terms:
+    """Of square blocks only the whole ones of a line count, or the `least`, and as many scales lie in a line.
 
     Raises:
         ValueError: blocks are no squares.
@@ -67,7 +67,7 @@ def across_rounded_down(weights: Stored) -> Terms:
     if square is None:
         raise ValueError("blocks are no squares")
     own = weights.by_name[square.name]
-    across = max(1, weights.rows // SQUARE)
+    across = max(least, weights.rows // SQUARE)
     lines, places = np.indices(own.shape)
     read = own.reshape(-1)[(lines * across + places) % own.size]
     there = np.arange(weights.rows)[:, np.newaxis] < across * SQUARE
@@ -85,4 +85,5 @@ def of_nested() -> Named:
     cause = (
         f"The number of blocks of {SQUARE} rows is rounded down: the last is left out, and lines of scales are shorter."
     )
-    yield "stored-blocks-rounded-down", cause, across_rounded_down
+    for least in (1, 0):
+        yield "stored-blocks-rounded-down", cause, partial(across_rounded_down, least)

@@ -175,6 +175,19 @@ def of_columns(where: Where, size: int, weights: Stored) -> Terms:
     return where(parts, lambda array: np.asarray(np.broadcast_to(array, parts.units.shape)[:, taken]))
 
 
+def of_columns_again(where: Where, size: int, weights: Stored) -> Terms:
+    """Column n takes what belongs to block ``n // size`` of `SQUARE` columns, modulo the number of blocks.
+
+    Raises:
+        ValueError: blocks are no squares.
+    """
+    if not any(f"N//{SQUARE}" in row.shape for row in weights.table.fields):
+        raise ValueError("blocks have no such size")
+    parts, columns = parts_of(weights), np.arange(weights.columns)
+    taken = columns // size % -(-weights.columns // SQUARE) * SQUARE
+    return where(parts, lambda array: np.asarray(np.broadcast_to(array, parts.units.shape)[:, taken]))
+
+
 def halves_interleaved(at: Array, count: int) -> Array:
     return np.asarray(at // 2 + at % 2 * (count // 2))
 
@@ -255,6 +268,10 @@ def of_squares() -> Named:
                 many = f"{size} columns" if size else "N columns over the number of blocks"
                 cause = f"Blocks are taken to have {many}: the {what.replace('-', ' ')}."
                 yield f"stored-{what}-of-{size or 'equal'}-columns", cause, partial(of_columns, where, size)
+            for size in (1, *SIZES) if "codes" not in what else ():
+                words = "n modulo the number of blocks" if size == 1 else f"n / {size} modulo the number of blocks"
+                cause = f"Column n takes what belongs to block {words}: the {what.replace('-', ' ')}."
+                yield f"stored-{what}-of-blocks-again", cause, partial(of_columns_again, where, size)
 
 
 def of_orders() -> Named:

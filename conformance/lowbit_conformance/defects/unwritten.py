@@ -18,6 +18,8 @@ MOST = 0.75
 """Of the elements of each line, which are wrong where nothing was written."""
 HALF = 0.5
 """Of the lines at most, which are said not to be written."""
+FAR = 2.0**16
+"""Times larger than the smallest may the largest magnitude of sums not be; bits of anything else are further apart."""
 
 KINDS: tuple[tuple[str, str, Callable[[Array], Array]], ...] = (
     ("nan", "NaN", np.isnan),
@@ -48,19 +50,41 @@ def outside(kept: Kept, axis: int, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(~there.reshape([-1 if each == axis else 1 for each in range(len(shape))]), shape)
 
 
-def left_out(wrong: list[Array], places: list[Array], axis: int) -> bool:
+def moved_in(seen: Any) -> Array:
+    """Which elements had other bits when the same call was made again."""
+    given, again = getattr(seen.call, "given", None), getattr(seen.call, "again", None)
+    if not isinstance(given, np.ndarray) or not isinstance(again, np.ndarray) or given.shape != again.shape:
+        return np.zeros(np.shape(seen.right), bool)
+    bits = f"u{given.dtype.itemsize}"
+    return np.asarray(np.ascontiguousarray(given).view(bits) != np.ascontiguousarray(again).view(bits))
+
+
+def left_out(wrong: list[Array], places: list[Array], axis: int, moving: bool = False) -> bool:
     """Whether all that is wrong lies in some places, and most of each line of them is wrong.
 
-    At least one result must be right in at least half of its lines.
+    What changes from call to call was not computed, and may be near what is right by chance: then most of all lines
+    together must be wrong. At least one result must be right in at least half of its lines.
     """
     told = False
     for each, place in zip(wrong, places, strict=True):
         lines = np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1).mean(axis=1)
         there = np.moveaxis(place, axis, 0).reshape(each.shape[axis], -1).any(axis=1)
-        if lines[~there].any() or (lines[there] < MOST).any():
+        least = lines[there].mean() if moving and there.any() else lines[there].min(initial=1.0)
+        if lines[~there].any() or least < (HALF if moving else MOST):
             return False
         told |= bool(0 < there.mean() <= HALF)
     return told
+
+
+def never_computed(seen: list[Any], places: list[Array]) -> bool:
+    """Whether what stands in some places is no result of other sums: one number, no numbers, or what memory held."""
+    for each, place in zip(seen, places, strict=True):
+        given = each.given.astype(np.float64)[place]
+        sizes = np.abs(given[np.isfinite(given) & (given != 0)])
+        one = np.isfinite(given).any() and np.ptp(given[np.isfinite(given)]) == 0
+        if given.size and not (one or not sizes.size or moved_in(each)[place].any() or sizes.max() > FAR * sizes.min()):
+            return False
+    return True
 
 
 LARGE = (64, 128, 256, 512)
@@ -121,24 +145,40 @@ def of_clamped(failures: list[Any], operation: str) -> Iterator[Defect]:
     yield arithmetical("result-clamped", cause, "", {operation: partial(clipped, operation, float(sizes[0]))})
 
 
-def of_unwritten(failures: list[Any], operation: str) -> Iterator[Defect]:
-    """The places or kinds that all wrong elements have in common."""
+def spared(kept: Kept, axis: int, passes: list[Any]) -> bool:
+    """Whether no result that was right has numbers in the places that a loop leaves out."""
+    shapes = [np.shape(each.right) for each in passes]
+    found = [outside(kept, axis, shape) for shape in shapes if len(shape) > axis]
+    rights = [np.asarray(each.right) for each in passes if len(np.shape(each.right)) > axis]
+    return not any(right[place].any() for right, place in zip(rights, found, strict=True))
+
+
+def of_unwritten(failures: list[Any], operation: str, passes: list[Any]) -> Iterator[Defect]:
+    """The places or kinds that all wrong elements have in common; first those in which no result was right."""
     if any(not isinstance(each.given, np.ndarray) or np.shape(each.given) != np.shape(each.right) for each in failures):
         return
-    wrong = [wrong_in(each) for each in failures]
+    moved = [moved_in(each) for each in failures]
+    wrong = [wrong_in(each) | other for each, other in zip(failures, moved, strict=True)]
+    moving = all(other.any() for other in moved)
 
     def defect(name: str, cause: str, places: list[Array]) -> Defect:
         return arithmetical(name, cause, "", {operation: partial(replayed, operation, failures, places)})
 
-    for axis in AXES:
-        for name, words, kept in (*DROPPED, *TILES):
+    ways = [(axis, *way) for axis in AXES for way in (*DROPPED, *TILES)]
+    for consistent in (True, False):
+        for axis, name, words, kept in ways:
+            if spared(kept, axis, passes) is not consistent:
+                continue
             try:
                 places = [outside(kept, axis, each.shape) for each in wrong]
             except ValueError:
                 continue
-            if left_out(wrong, places, axis):
-                cause = f"The result is computed {words}, along axis {axis}; what stands there is no such number."
-                yield defect(f"result-{name.replace('dropped', 'not-written')}-along-axis-{axis}", cause, places)
+            if left_out(wrong, places, axis, moving):
+                cause, end = f"The result is computed {words}, along axis {axis}", "not-written"
+                if not never_computed(failures, places):
+                    cause, end = f"The result is right only {words}, along axis {axis}", "wrong"
+                said = f"{cause}; what stands there is no such number."
+                yield defect(f"result-{name.replace('dropped', end)}-along-axis-{axis}", said, places)
     for count in COUNTS:
         if (ends := at_the_end(wrong, count)) is not None:
             cause = f"The result is computed without its last {count} elements, in the order of memory."

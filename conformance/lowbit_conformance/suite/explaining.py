@@ -27,6 +27,7 @@ from lowbit_conformance.defects.diagnosis import (
     sentence,
     unwritten,
 )
+from lowbit_conformance.defects.old_output import of_moving_sums
 from lowbit_conformance.defects.running import of_kept_sums
 from lowbit_conformance.isolation.calls import Call, RemoteLinear, RemoteSession
 
@@ -148,7 +149,8 @@ class Explainer:
         some = _spread([failure for failure in failures if failure.calls], MOST_FAILURES)
         seen = [first for failure in some if (first := _first_wrong(failure, last=True))]
         passes = [Seen.of(each.operation, each) for each in _spread(self._passes[operation], MOST_PASSES)]
-        if found := unwritten(operation, seen, [each for each in passes if each.finite]):
+        found = unwritten(operation, seen, [each for each in passes if each.finite])
+        if found := found or of_moving_sums([Seen.of(failure.calls[-1].operation, failure.calls[-1]) for failure in some]):
             told = Explanation({}, sentence(found), tuple(each.name for each in found))
             yield from ((failure.id, told) for failure in failures)
 
