@@ -192,7 +192,7 @@ class Seen:
             return _gives(wrong, self.given, self.right, self.limits, self.unit)
         if OPERATIONS[self.operation].promise is not Promise.BOUNDED:
             return _identical(wrong, self.given)
-        return nearly(wrong, self.right, self.limits)
+        return nearly(wrong, self.right, self.limits) or (wrong is not None and _identical(self.given, wrong))
 
 
 def all_finite(value: Any) -> bool:

@@ -20,7 +20,9 @@ from lowbit_conformance.defects.stored_addresses import read_at, sizes_of, ways,
 from lowbit_conformance.defects.stored_bits import of_blocks
 from lowbit_conformance.defects.stored_carried import of_carried
 from lowbit_conformance.defects.stored_codes import like, numbers_of
+from lowbit_conformance.defects.stored_constants import of_constants
 from lowbit_conformance.defects.stored_counted import of_counted
+from lowbit_conformance.defects.stored_elsewhere import of_elsewhere
 from lowbit_conformance.defects.stored_fields import of_fields
 from lowbit_conformance.defects.stored_lanes import of_lanes
 from lowbit_conformance.defects.stored_parts import of_parts, of_squares
@@ -88,6 +90,8 @@ def _kinds(formats: tuple[str, ...]) -> Iterator[tuple[str, str, Numbers]]:
             yield from of_fields(format)
             yield from of_blocks(format)
             yield from of_words(format)
+            yield from of_elsewhere(format)
+    yield from of_constants()
     yield from of_split()
     yield from of_pieces()
     yield from of_counted()

@@ -35,6 +35,8 @@ NEAR = 1e-3
 CLEAR = 0.25
 """Of the distance between two codes: what lies nearer to a code is meant to be one."""
 WORD = 32
+CHOICES = 5
+"""Results that are as much as the choice of one of the bits of a word: each result says more than one binary digit."""
 MOST_CODE = 32
 """Times the largest right code: larger numbers are no codes."""
 FAR = 16.0
@@ -263,7 +265,7 @@ def bits_of_words(roles: tuple[str, ...], x: Any, weights: Stored, given: F64) -
     chosen = away.argmin(axis=0)
     results = read[np.tile(chosen, weights.columns // places), :, np.arange(weights.columns)].T
     said = f"bits {', '.join(map(str, chosen))} on for the columns of a word"
-    return Fit(results, given.size - places * WORD, said)
+    return Fit(results, given.size - places * CHOICES, said)
 
 
 # **Codes**, which are integers or numbers of a table: where x is invertible, each of them can be seen.

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.tensor_formats.table import Field, Terms
 from lowbit_conformance.defects.stored_codes import joined, reread, split
@@ -26,8 +27,15 @@ def together(changes: tuple[Numbers, ...], weights: Stored) -> Terms:
     return Terms(codes.products, zeros.offsets)
 
 
-def unmasked(name: str, weights: Stored, signed: bool) -> Terms:
+def unmasked(name: str, weights: Stored, signed: bool, mask: int = -1, own: Array | None = None) -> Terms:
     """Codes with all that lies above them in their word; with its sign where words are signed and shifted so.
+
+    Args:
+        name: of the field.
+        weights: the matrix.
+        signed: whether words are.
+        mask: the bits that are kept of what lies above; all of them if it is -1.
+        own: the words with what is kept of the codes themselves; as they are if it is not given.
 
     Raises:
         ValueError: words hold no whole codes.
@@ -40,19 +48,36 @@ def unmasked(name: str, weights: Stored, signed: bool) -> Terms:
     above = []
     for by in range(1, count):
         moved = np.zeros_like(codes)
-        moved[..., : count - by] = codes[..., by:]
+        moved[..., : count - by] = codes[..., by:] & kept(mask, by, bits)
         above.append((2.0 ** (bits * by), moved))
     for by in range(count) if signed else ():
         sign = np.zeros_like(codes)
         sign[..., count - 1 - by] = codes[..., -1] >> np.uint64(bits - 1)
-        above.append((-(2.0 ** (bits * (by + 1))), sign))
-    terms = weights.terms
+        above += extended(mask, by, bits, sign)
+    terms = weights.terms if own is None else reread(weights, {name: own})
     products, offsets = terms.products, np.broadcast_to(terms.offsets, terms.products.shape)
     for factor, each in above:
-        more = reread(weights, {name: joined(each, words, bits)})
-        products = products + factor * (more.products - none.products)
-        offsets = offsets + factor * (np.asarray(more.offsets) - np.asarray(none.offsets))
+        if each.any():
+            more = reread(weights, {name: joined(each, words, bits)})
+            products = products + factor * (more.products - none.products)
+            offsets = offsets + factor * (np.asarray(more.offsets) - np.asarray(none.offsets))
     return Terms(products, offsets)
+
+
+def kept(mask: int, by: int, bits: int) -> np.uint64:
+    """What a mask keeps of the code that lies `by` places above."""
+    return np.uint64((mask >> bits * by) & ((1 << bits) - 1))
+
+
+def extended(mask: int, by: int, bits: int, sign: Array) -> list[tuple[float, Array]]:
+    """What a mask keeps of the sign of a word above its last code, which lies `by` places above a code.
+
+    Without a mask this is a negative number.
+    """
+    if mask < 0:
+        return [(-(2.0 ** (bits * (by + 1))), sign)]
+    high = mask >> bits * (by + 1)
+    return [(2.0 ** (bits * (by + 1)) * high, sign)] if high else []
 
 
 def straddling(name: str, weights: Stored, way: str) -> Terms:

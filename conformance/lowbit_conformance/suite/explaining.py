@@ -18,6 +18,7 @@ from lowbit.contract.operation import Promise
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.defects.description import describe
 from lowbit_conformance.defects.diagnosis import (
+    MOST_SEARCHED,
     Seen,
     compared,
     known_defects,
@@ -150,7 +151,8 @@ class Explainer:
         seen = [first for failure in some if (first := _first_wrong(failure, last=True))]
         passes = [Seen.of(each.operation, each) for each in _spread(self._passes[operation], MOST_PASSES)]
         found = unwritten(operation, seen, [each for each in passes if each.finite])
-        if found := found or of_moving_sums([Seen.of(failure.calls[-1].operation, failure.calls[-1]) for failure in some]):
+        last = [failure.calls[-1] for failure in some]
+        if found := found or of_moving_sums([Seen.of(each.operation, each) for each in last]):
             told = Explanation({}, sentence(found), tuple(each.name for each in found))
             yield from ((failure.id, told) for failure in failures)
 
@@ -187,13 +189,19 @@ class Explainer:
         for some in (meant, finite, clear if _wrong(finite) < LEAST_WRONG else []):
             if _wrong(some) >= LEAST_WRONG and some not in several:
                 several.append(some)
+        if several and min(each.size for _, each in several[0]) > MOST_SEARCHED:
+            several.insert(0, [pair for pair in seen if pair[1].finite])  # small ones say which of many mistakes it is
         if text := next((text for some in several if (text := _stale(some))), ""):
             return Explanation({}, text)
         passes = [Seen.of(each.operation, each) for each in _spread(self._passes[operation], MOST_PASSES)]
         right = [each for each in passes if each.finite]
-        for find in (known_defects, located):
-            for some in several:
-                if found := find(operation, [each for _, each in some], right):
+        told = [[each for _, each in some] for some in several]
+        if not told and clear:  # what was near enough to pass may say which roundings were made
+            unequal = [each for each in right if each.unequal and not each.wrong]
+            told = [[each for _, each in finite] + unequal] if finite and unequal else []
+        for find in (known_defects, located) if several else (known_defects,):
+            for some in told:
+                if found := find(operation, some, right):
                     return Explanation({}, sentence(found), tuple(each.name for each in found))
         return Explanation()
 
