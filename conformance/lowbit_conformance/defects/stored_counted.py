@@ -42,7 +42,7 @@ def overlapping(count: int, unit: int, tile: int, weights: Stored) -> F64:
     length, rows = length_of(count, unit, True, weights), np.arange(weights.rows)
     wide = -(-length // tile) * tile
     times = [(rows >= part * length) & (rows < part * length + wide) for part in range(-(-weights.rows // length))]
-    return np.sum(times, axis=0, dtype=np.float64)
+    return np.asarray(np.sum(times, axis=0), np.float64)
 
 
 def cut_short(count: int, unit: int, tile: int, weights: Stored) -> F64:

@@ -28,8 +28,9 @@ from lowbit_conformance.defects.stored_lanes import of_lanes
 from lowbit_conformance.defects.stored_parts import of_parts, of_squares
 from lowbit_conformance.defects.stored_rows import of_rows
 from lowbit_conformance.defects.stored_some import of_some
-from lowbit_conformance.defects.stored_split import of_narrow_parts, of_pieces, of_split
+from lowbit_conformance.defects.stored_split import of_choices, of_narrow_parts, of_pieces, of_split
 from lowbit_conformance.defects.stored_sums import of_sums
+from lowbit_conformance.defects.stored_tails import of_tails, of_vectors
 from lowbit_conformance.defects.stored_words import of_words
 
 Numbers = Callable[[Stored], Terms]
@@ -91,9 +92,11 @@ def _kinds(formats: tuple[str, ...]) -> Iterator[tuple[str, str, Numbers]]:
             yield from of_blocks(format)
             yield from of_words(format)
             yield from of_elsewhere(format)
+            yield from of_tails(format)
     yield from of_constants()
     yield from of_split()
     yield from of_pieces()
+    yield from of_choices()
     yield from of_counted()
 
 
@@ -101,6 +104,7 @@ def _sums() -> Iterator[tuple[str, str, Callable[..., Array]]]:
     yield from of_sums()
     yield from of_narrow_parts()
     yield from of_lanes()
+    yield from of_vectors()
 
 
 @cache

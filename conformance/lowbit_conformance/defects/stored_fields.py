@@ -20,6 +20,7 @@ from lowbit_conformance.defects.stored_codes import joined, reread, split
 from lowbit_conformance.defects.stored_kinds import bits_of, inverse, turned, with_fields
 from lowbit_conformance.defects.stored_packed import of_packed
 from lowbit_conformance.defects.stored_parts import QUOTIENTS, parts_of
+from lowbit_conformance.defects.stored_views import of_views
 
 Numbers = Callable[[Stored], Terms]
 Change = Callable[[Array], Array]
@@ -308,6 +309,7 @@ def bias_in_bytes(name: str, weights: Stored) -> Terms:
 def of_field(row: Field, block: bool) -> Iterator[tuple[str, str, Callable[[Field, Array, Stored], Array]]]:
     """Names, words and changes of one field."""
     yield from of_types(row)
+    yield from of_views(row)
     yield from of_bits(row)
     for name, words, kinds, number in NUMBERS:
         if ("f" in kinds or row.numpy_dtype.kind in kinds) and row.role != "index":

@@ -420,6 +420,15 @@ def of_x() -> Named:
 # **Rows of each run that are not summed.**
 
 
+def past_first(count: int, at: Array, places: int) -> Array:
+    return at >= count
+
+
+FIRST: tuple[tuple[str, str, Kept], ...] = tuple(
+    (f"first-{w}-dropped", f"without its first {w} places", partial(past_first, w)) for w in (2, 4, 8, 16)
+)
+
+
 def left_out(kept: Kept, run: int, which: str, weights: Stored) -> Terms:
     """Rows that are left out by their place in a run, of all terms or of one of the two."""
     run = run or run_of(weights)
@@ -433,7 +442,7 @@ def of_rows_inside() -> Named:
     for which, said in (("all", "summed"), ("zeros", "summed for the zeros"), ("codes", "summed for the codes")):
         for run in (0, 8, 16, 32, 64, 128, 256):
             runs = "group" if run == 0 else f"run of {run} rows"
-            for name, words, kept in DROPPED:
+            for name, words, kept in (*DROPPED, *FIRST):
                 cause = f"The rows of each {runs} are {said} {words}."
                 yield f"stored-rows-of-runs-{name}", cause, partial(left_out, kept, run, which)
 

@@ -27,6 +27,7 @@ UNITS: tuple[tuple[int, str], ...] = (
     *((0, "whole groups"), (1, "rows")),
     *((8, "whole words of 8"), (32, "whole runs of 32")),
 )
+BELONGING = ("scale", "zero", "scale-and-zero")
 BLOCK_BITS = 8
 """Binary digits of a place in a run of at most 256 rows."""
 
@@ -182,6 +183,26 @@ def of_pieces() -> Named:
         for which, end in WHICH[:2]:
             cause = f"In each run of {run}, x is taken with {words}{',' + end if end else ''}."
             yield "x-in-pieces", cause, partial(x_in_pieces, order, run, which)
+
+
+def chosen(where: Where, to: int, by: int, wide: int, weights: Stored) -> Terms:
+    """Each row takes what belongs to another run of ``2 ** to`` rows: binary digits from `by` on choose it."""
+    rows, mask = np.arange(weights.rows), (1 << wide) - 1
+    taken = (rows & ~(mask << to)) | (rows >> by & mask) << to
+    return of_rows_like(where, np.minimum(taken, weights.rows - 1), weights)
+
+
+def of_choices() -> Named:
+    """Scales or zeros of a run that other digits of the place of a row choose."""
+    for wide in (1, 2, 3):
+        for to in range(BLOCK_BITS - wide + 1):
+            for by in range(BLOCK_BITS - wide + 1):
+                for what in BELONGING if by != to else ():
+                    for where in PLACED[what]:
+                        right, wrong, runs = 1 << to, 1 << by, 1 << wide
+                        said = f"In each {right * runs} rows, which of {runs} runs of {right} belongs to row i follows"
+                        cause = f"{said} from i / {wrong} where i / {right} is right: the {what.replace('-', ' ')}."
+                        yield f"stored-{what}-of-another-run", cause, partial(chosen, where, to, by, wide)
 
 
 # **Sums of parts in a narrow type.**

@@ -195,15 +195,18 @@ class Explainer:
             return Explanation({}, text)
         passes = [Seen.of(each.operation, each) for each in _spread(self._passes[operation], MOST_PASSES)]
         right = [each for each in passes if each.finite]
-        told = [[each for _, each in some] for some in several]
-        if not told and clear:  # what was near enough to pass may say which roundings were made
-            unequal = [each for each in right if each.unequal and not each.wrong]
-            told = [[each for _, each in finite] + unequal] if finite and unequal else []
-        for find in (known_defects, located) if several else (known_defects,):
-            for some in told:
-                if found := find(operation, some, right):
+        for find in (known_defects, located):
+            for some in several:
+                if found := find(operation, [each for _, each in some], right):
                     return Explanation({}, sentence(found), tuple(each.name for each in found))
-        return Explanation()
+        if several or not finite or operation in self._moving:
+            return Explanation()
+        # What was near enough to pass may say which roundings were made; only one that gives its bits counts.
+        unequal = [each for each in right if each.unequal and not each.wrong]
+        bits = [*(each for _, each in finite), *unequal]
+        known = known_defects(operation, bits, right) if unequal else ()
+        named = tuple(each for each in known if each.wrong)
+        return Explanation({}, sentence(named), tuple(each.name for each in named)) if named else Explanation()
 
 
 def _wrong(pairs: list[tuple[Failure, Seen]]) -> int:
