@@ -96,7 +96,6 @@ def _kinds(formats: tuple[str, ...]) -> Iterator[tuple[str, str, Numbers]]:
     yield from of_constants()
     yield from of_split()
     yield from of_pieces()
-    yield from of_choices()
     yield from of_counted()
 
 
@@ -105,6 +104,14 @@ def _sums() -> Iterator[tuple[str, str, Callable[..., Array]]]:
     yield from of_narrow_parts()
     yield from of_lanes()
     yield from of_vectors()
+
+
+def choices_of(operation: str) -> tuple[Defect, ...]:
+    """Scales and zeros of other runs, last: sums of x that meet zeros of other runs give the same."""
+    function = dequantized if operation == "formats.dequantize" else multiplied
+    return tuple(
+        arithmetical(name, cause, "", {operation: partial(function, change)}) for name, cause, change in of_choices()
+    )
 
 
 @cache
@@ -126,7 +133,7 @@ def members(operation: str, formats: tuple[str, ...], of_x: tuple[str, ...]) -> 
             cause = f"Element (i, j) of x, which has I x J, is read at {written(row, column, shift)}."
             moved = partial(at_address, row, column, shift)
             found.append(arithmetical("x-of-another-stride", cause, "", {operation: moved}))
-        return tuple(found)
+        return (*found, *choices_of(operation))
     for format in of_x:  # before x itself: where activations carry sums, it is these that a kernel adds up
         found += [arithmetical(name, cause, "", {operation: wrong}) for name, cause, wrong in of_carried(format)]
     for name, cause, change in _kinds(of_x):
@@ -139,7 +146,7 @@ def members(operation: str, formats: tuple[str, ...], of_x: tuple[str, ...]) -> 
         ):
             words = said.removesuffix(".") + end
             found.append(arithmetical(slug, words, "", {operation: partial(with_activations, which, change)}))
-    return tuple(found)
+    return (*found, *choices_of(operation))
 
 
 def of_scales(failures: list[Any], operation: str) -> tuple[Defect, ...]:

@@ -107,3 +107,33 @@ def test_codes_by_the_stored_scale_are_named() -> None:
         tensors = right.table.tensors_of(fields | {"qs": codes}, right.sizes)
         calls.append(((x, "q8_0"), Stored("q8_0", right.rows, right.columns, tensors, right.options)))
     assert names("formats.quantize", calls) == {"cast-inverse-of-rounded-scale"}
+
+
+def test_rows_past_the_last_part_of_k_are_named() -> None:
+    def wrong(x: F64, weights: Stored) -> F64:
+        end = weights.rows // 32 // 5 * 32 * 5
+        return np.asarray(x[:, :end] @ weights.values[:end])
+
+    assert named(wrong, AWQ) == {"stored-rows-past-the-last-part-left-out"}
+
+
+def test_zeros_at_the_place_modulo_seven_are_named() -> None:
+    def wrong(x: F64, weights: Stored) -> F64:
+        codes, step, _ = in_groups(weights)
+        words = weights.by_name["qzeros"].view(np.uint32)
+        n = np.arange(weights.columns)
+        zeros = words[:, n // 8] >> (4 * (n % 7)).astype(np.uint32) & 15
+        return np.asarray(x @ ((codes - np.repeat(zeros, 32, axis=0)) * step))
+
+    matrices = [stored("gptq-v2", rows, ("bits", 4), ("group_size", 32)) for rows in (64, 128)]
+    assert named(wrong, matrices) == {"stored-zero-elsewhere-in-words"}
+
+
+def test_scales_that_the_wrong_digit_of_a_row_chooses_are_named() -> None:
+    def wrong(x: F64, weights: Stored) -> F64:
+        codes, step, base = in_groups(weights)
+        rows = np.arange(weights.rows)
+        taken = rows & ~32 | (rows >> 2 & 1) << 5
+        return np.asarray(x @ (codes * step[taken] + base))
+
+    assert named(wrong, [stored("q4_k", rows) for rows in (256, 512)]) == {"stored-scale-of-another-run"}
