@@ -117,18 +117,6 @@ def test_rows_past_the_last_part_of_k_are_named() -> None:
     assert named(wrong, AWQ) == {"stored-rows-past-the-last-part-left-out"}
 
 
-def test_zeros_at_the_place_modulo_seven_are_named() -> None:
-    def wrong(x: F64, weights: Stored) -> F64:
-        codes, step, _ = in_groups(weights)
-        words = weights.by_name["qzeros"].view(np.uint32)
-        n = np.arange(weights.columns)
-        zeros = words[:, n // 8] >> (4 * (n % 7)).astype(np.uint32) & 15
-        return np.asarray(x @ ((codes - np.repeat(zeros, 32, axis=0)) * step))
-
-    matrices = [stored("gptq-v2", rows, ("bits", 4), ("group_size", 32)) for rows in (64, 128)]
-    assert named(wrong, matrices) == {"stored-zero-elsewhere-in-words"}
-
-
 def test_scales_that_the_wrong_digit_of_a_row_chooses_are_named() -> None:
     def wrong(x: F64, weights: Stored) -> F64:
         codes, step, base = in_groups(weights)
