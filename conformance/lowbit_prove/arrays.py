@@ -35,7 +35,7 @@ from lowbit_cppyy.stored.layout import StoredLayout
 from lowbit_cppyy.stored.parts import UNIT
 from lowbit_cppyy.stored.recipe import HEAD
 from lowbit_prove.accesses import Facts, before, element, total
-from lowbit_prove.setting import smallest
+from lowbit_prove.prepared_setting import smallest
 
 MOST_ROWS, MOST_PANEL = 16, 128
 """Of a tile of results: ``max_rows`` and ``max_panel`` of ``cpp/linear.h``."""

@@ -62,6 +62,15 @@ def stored_kernels() -> Iterator[StoredKernel]:
             yield StoredKernel(recipe, table)
 
 
+def kernel(name: str) -> Kernel | StoredKernel:
+    """The kernel of a name: of a stored matrix one that is listed, or any of the grammar.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    return next((each for each in stored_kernels() if each.name == name), None) or kernel_of(name)
+
+
 def theorems() -> Iterator[Theorem]:
     """All theorems, each once."""
     for chapter in (places, layouts, formats, storage, memory, roundings, instructions, casts, steps, graphs, offload):
@@ -71,6 +80,7 @@ def theorems() -> Iterator[Theorem]:
     yield from (memory.of_kernel(kernel) for kernel in matrices)
     yield from (roundings.of_kernel(kernel) for kernel in matrices)
     stored = {kernel.name: kernel for kernel in stored_kernels()}.values()
+    yield from (products.of_kernel(kernel) for kernel in stored)
     yield from (memory.of_stored(kernel) for kernel in stored)
     yield from (stored_roundings.of_kernel(kernel) for kernel in stored)
 

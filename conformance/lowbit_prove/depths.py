@@ -20,7 +20,7 @@ from lowbit.kernels.interpreter import Machine, Sizes
 from lowbit.kernels.program import Address, Argument, Instruction, Program
 from lowbit.kernels.vector import VOCABULARY, Operand
 from lowbit_cppyy.codegen.steps import x_elements
-from lowbit_prove.setting import Setting
+from lowbit_prove.prepared_setting import PreparedSetting
 from lowbit_prove.terms import UndecidedError
 
 
@@ -166,9 +166,9 @@ def of_table(terms: int) -> Count:
     return Count((-1, 0, 1, 2, 2)[terms])
 
 
-def activations(setting: Setting) -> Iterator[Count]:
+def activations(setting: PreparedSetting) -> Iterator[Count]:
     """The counts of the stream of activations of a prepared matrix."""
-    parts = [[len(meaning.parts) for _, meaning in meanings] for _, meanings in setting.x_elements()]
+    parts = [[len(meaning.parts) for _, meaning in each.numbers] for each in setting.x_elements()]
     yield from [INTEGER] * setting.activations.head
     place, rows = setting.activations.head, setting.recipe.rows
     for codes, sums in _runs(setting):
@@ -183,7 +183,7 @@ def activations(setting: Setting) -> Iterator[Count]:
             place += rows
 
 
-def _runs(setting: Setting) -> Iterator[tuple[int, Count | None]]:
+def _runs(setting: PreparedSetting) -> Iterator[tuple[int, Count | None]]:
     """For each group or segment the elements of a row in front of its scale, and the sum that follows, if one does."""
     stream, each = setting.activations, x_elements(setting.recipe)
     if not setting.recipe.integer:
@@ -198,7 +198,7 @@ def _runs(setting: Setting) -> Iterator[tuple[int, Count | None]]:
         segments = 0 if segment.ends else segments
 
 
-def of_matrix(setting: Setting, *, once: bool) -> int:
+def of_matrix(setting: PreparedSetting, *, once: bool) -> int:
     """D of a kernel for one matrix."""
     y = setting.recipe.rows * setting.recipe.panel
     return depth(setting.program, list(activations(setting)), setting.sizes, y, once=once)

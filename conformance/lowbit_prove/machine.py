@@ -171,7 +171,7 @@ class Prover(Machine):
         key = plain.get_id(), signed
         if key not in self._numbers:
             kind = np.dtype(f"{'i' if signed else 'u'}{plain.size() // 8}")
-            most = 1 << min(terms.magnitude(plain), plain.size() - signed)
+            most = 1 << terms.magnitude(plain if signed else z3.simplify(z3.ZeroExt(1, plain)))
             meaning = partial(_constant, plain, kind)
             self._numbers[key] = Number(plain, (-most if signed else 0, most - 1), meaning)
         return self._numbers[key]

@@ -26,11 +26,15 @@ import z3
 from lowbit.errors import ArgumentError
 from lowbit.kernels.program import Program
 from lowbit_cppyy.codegen.kernels import Kernel
+from lowbit_cppyy.stored.kernel import StoredKernel
+from lowbit_prove import prepared_setting, stored_setting
 from lowbit_prove.demonstration import Demonstration, coefficient, read
 from lowbit_prove.machine import InexactError, Prover
+from lowbit_prove.prepared_setting import PreparedSetting
 from lowbit_prove.reals import sum_of
-from lowbit_prove.setting import MANTISSA, Setting, smallest, variable
+from lowbit_prove.setting import BYTES, Setting, variable
 from lowbit_prove.solver import satisfied
+from lowbit_prove.stored_setting import StoredSetting
 from lowbit_prove.symbols import Symbols
 from lowbit_prove.terms import UndecidedError
 from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided
@@ -41,25 +45,20 @@ RANDOM = 4
 INTEGERS = "; no sum of integers saturates or wraps"
 
 
-def of_kernel(kernel: Kernel) -> Theorem:
-    """The theorem about a generated kernel."""
-    return _of(kernel, lambda: kernel.program)
-
-
-def of_program(kernel: Kernel, program: Program) -> Theorem:
-    """The theorem about a program that stands in the place of a kernel's own."""
-    return _of(kernel, lambda: program)
-
-
-def _of(kernel: Kernel, program: Callable[[], Program]) -> Theorem:
-    """The theorem about a program, which is made when it is needed."""
-
-    def setting() -> Setting:
-        return Setting(kernel.recipe, program(), smallest(kernel.recipe))
-
+def of_kernel(kernel: Kernel | StoredKernel, program: Program | None = None) -> Theorem:
+    """The theorem about a generated kernel, or about a program in the place of its own."""
+    setting = partial(setting_of, kernel, program)
     statement = STATEMENT + (INTEGERS if kernel.recipe.integer else "")
     run = partial(_ran, setting)
     return Theorem("products", kernel.name, statement, lambda: repr(setting()), lambda: decide(setting()), run)
+
+
+def setting_of(kernel: Kernel | StoredKernel, program: Program | None = None) -> Setting:
+    """A small matrix for a kernel, or for a program in the place of its own."""
+    own = program or kernel.program
+    if isinstance(kernel, StoredKernel):
+        return StoredSetting(kernel.recipe, own, stored_setting.smallest(kernel.recipe))
+    return PreparedSetting(kernel.recipe, own, prepared_setting.smallest(kernel.recipe))
 
 
 def _ran(setting: Callable[[], Setting], numbers: Numbers) -> Refutation | None:
@@ -101,7 +100,7 @@ def ran(setting: Setting, numbers: Numbers) -> Refutation | None:
 def _tried(setting: Setting, why: str, numbers: Mapping[str, int] | None = None) -> Outcome:
     """A run that is wrong: on the solver's numbers, on the largest codes and mantissas, or on random ones."""
     places = [r * setting.recipe.panel + setting.first_column for r in range(setting.recipe.rows)]
-    ones = [leaf for _, each in setting.x_elements() for _, meaning in each for key in meaning.parts for leaf in key]
+    ones = [leaf for each in setting.x_elements() for leaf in each.leaves]
     for chosen in [*([numbers] if numbers else []), *_trials(setting)]:
         if (found := Demonstration(setting, chosen, [] if setting.recipe.integer else ones).wrong(places)) is not None:
             return Refutation(why, {**chosen, **found})
@@ -110,14 +109,15 @@ def _tried(setting: Setting, why: str, numbers: Mapping[str, int] | None = None)
 
 def _trials(setting: Setting) -> Iterator[dict[str, int]]:
     """The largest codes with the greatest and the least mantissas, and some random ones."""
-    codes = [str(word) for word in setting.variables(setting.first_column)[0] if str(word).count("_") == 1]
-    names = [str(number) for _, meanings in setting.x_elements() for number, _ in meanings if len(meanings) == 4]
-    for value in MANTISSA:
-        yield {**dict.fromkeys(codes, 2**32 - 1), **dict.fromkeys(names, value & 255)}
+    codes = {str(each): int(each.size()) for each in setting.integers(setting.first_column)}
+    bytes_ = [each for each in setting.x_elements() if each.dtype == BYTES]
+    names = [str(number) for each in bytes_ for number, meaning in each.numbers if meaning.parts]
+    for value in setting.mantissas:
+        yield {**{code: 2**bits - 1 for code, bits in codes.items()}, **dict.fromkeys(names, value & 255)}
     random = Random(1)
     for _ in range(RANDOM):
-        words = {code: random.getrandbits(32) for code in codes}
-        yield words | {name: random.randint(*MANTISSA) & 255 for name in names}
+        words = {code: random.getrandbits(bits) for code, bits in codes.items()}
+        yield words | {name: random.randint(*setting.mantissas) & 255 for name in names}
 
 
 def _rows(setting: Setting, prover: Prover, y: Symbols) -> Refutation | int:
@@ -146,8 +146,8 @@ def _rows(setting: Setting, prover: Prover, y: Symbols) -> Refutation | int:
 
 def _shape(setting: Setting, result: Any, column: int, place: int) -> tuple[Any, Any]:
     """A result with the names of its column's variables left out; equal keys mean equal results."""
-    own, fields = setting.variables(column)
+    own, places = setting.variables(column)
     names = [*own, z3.FP(f"y_{place}", z3.Float32())]
     plain = [z3.Const(f"own_{number}", each.sort()) for number, each in enumerate(names)]
     shape = z3.substitute(result, *zip(names, plain, strict=True))
-    return (shape.get_id(), tuple(fields)), shape
+    return (shape.get_id(), places), shape

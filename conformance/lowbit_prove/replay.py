@@ -6,23 +6,26 @@ kernel of a matrix is besides compiled and called, where this processor has its 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.linear.integer import ACTIVATIONS
 from lowbit.quantization.bfp import Blocks
 from lowbit.text import one_line
 from lowbit_cppyy.codegen.kernels import Kernel
-from lowbit_cppyy.names import kernel_of
+from lowbit_cppyy.stored.kernel import StoredKernel
+from lowbit_cppyy.stored.types import TYPES, as_bytes
 from lowbit_prove import catalogue
 from lowbit_prove.demonstration import Demonstration, read
 from lowbit_prove.probes import lacking
-from lowbit_prove.setting import Setting, smallest
+from lowbit_prove.products import setting_of
 from lowbit_prove.theorem import Numbers, Refutation, Theorem
 
 
@@ -84,7 +87,7 @@ def _run(name: str, numbers: object) -> Run:
     if not isinstance(numbers, dict) or not all(type(each) in (int, float, str) for each in numbers.values()):
         raise ArgumentError("--run", f"the numbers of {name}", "an object of names and numbers")
     theorem = _theorem(name)
-    compiled = on_this_machine(kernel_of(theorem.name), numbers) if theorem.kind == "products" else ""
+    compiled = on_this_machine(catalogue.kernel(theorem.name), numbers) if theorem.kind == "products" else ""
     return Run(theorem, theorem.run(numbers), compiled)
 
 
@@ -98,11 +101,11 @@ def _theorem(name: str) -> Theorem:
     return found[0]
 
 
-def on_this_machine(kernel: Kernel, numbers: Numbers) -> str:
+def on_this_machine(kernel: Kernel | StoredKernel, numbers: Numbers) -> str:
     """In words, what a kernel gives on the numbers of a refutation when it is compiled and called."""
     if missing := lacking(kernel.table):
         return f"not compiled: this processor lacks {', '.join(missing)}"
-    setting = Setting(kernel.recipe, kernel.program, smallest(kernel.recipe))
+    setting = setting_of(kernel)
     shown = Demonstration(setting, *read(numbers))
     try:
         given = compiled(kernel, shown)
@@ -114,20 +117,37 @@ def on_this_machine(kernel: Kernel, numbers: Numbers) -> str:
     return f"compiled and called on this processor, it gives other numbers in {int((~same).sum())} columns"
 
 
-def compiled(kernel: Kernel, shown: Demonstration) -> Any:
+def compiled(kernel: Kernel | StoredKernel, shown: Demonstration) -> Any:
     """The product of a demonstration's activations and matrix, by the compiled kernel: float32, rows × columns."""
-    from lowbit_cppyy.runtime.compiler import Linear, Pool, Route, raise_failure, runtime
+    from lowbit_cppyy.runtime.compiler import Linear, Pool, Route, raise_failure
+    from lowbit_cppyy.stored.linear import functions
 
-    layout, x = shown.setting.layout, shown.x
-    route = Route(kernel, shown.setting.activations)
-    linear = Linear(layout, shown.w, Pool(1))
-    out = np.zeros((len(x), layout.columns), np.float32)
-    if kernel.recipe.integer:
-        blocks = Blocks(x.astype(np.int8), np.zeros((len(x), -(-layout.rows // 32)), np.int16), ACTIVATIONS)
-        arguments = blocks.mantissas.view(np.uint8), blocks.exponents, out, len(x)
-        status = runtime().multiply_blocks(linear.handle, route.handle, *arguments)
-    else:
-        status = runtime().multiply(linear.handle, route.handle, x, out, len(x))
-    if status:
+    setting: Any = shown.setting
+    called = partial(_stored, functions()) if isinstance(kernel, StoredKernel) else _prepared  # before there is a route
+    linear, route = Linear(setting.layout, shown.w, Pool(1)), Route(kernel, setting.activations)
+    out = np.zeros((len(shown.x), setting.layout.columns), np.float32)
+    if status := called(linear.handle, route.handle, shown.x, out, integer=kernel.recipe.integer):
         raise_failure(status)
     return out
+
+
+def _prepared(linear: int, route: int, x: F32, out: F32, *, integer: bool) -> int:
+    """A call with a prepared matrix; mantissas have the exponent 0."""
+    from lowbit_cppyy.runtime.compiler import runtime
+
+    if not integer:
+        return runtime().multiply(linear, route, x, out, len(x))
+    blocks = Blocks(x.astype(np.int8), np.zeros((len(x), -(-x.shape[1] // 32)), np.int16), ACTIVATIONS)
+    return runtime().multiply_blocks(linear, route, blocks.mantissas.view(np.uint8), blocks.exponents, out, len(x))
+
+
+def _stored(functions: tuple[Any, ...], linear: int, route: int, x: F32, out: F32, *, integer: bool) -> int:
+    """A call with a stored matrix; bytes have the scale 1."""
+    multiply: Callable[..., int]
+    multiply_bytes: Callable[..., int]
+    multiply, multiply_bytes = functions
+    kind = TYPES[out.dtype]
+    if not integer:
+        return multiply(linear, route, as_bytes(x), kind, as_bytes(out), kind, len(x))
+    ones = np.ones(len(x), np.float32)
+    return multiply_bytes(linear, route, as_bytes(x.astype(np.int8)), ones, x.shape[1], as_bytes(out), kind, len(x))

@@ -42,7 +42,7 @@ from lowbit_prove import depths
 from lowbit_prove.accesses import Facts
 from lowbit_prove.depths import EXACT, POWER, ZERO, Count, Depths
 from lowbit_prove.formulas import ways
-from lowbit_prove.setting import Setting
+from lowbit_prove.prepared_setting import PreparedSetting
 from lowbit_prove.terms import UndecidedError
 from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided, whole
 
@@ -171,10 +171,10 @@ class Derived:
         recipe = self.kernel.recipe
         return SEGMENT if recipe.integer else lcm(recipe.unit_codes * recipe.unroll, RUNNING)
 
-    def setting(self, rows: int, group_size: int) -> Setting:
+    def setting(self, rows: int, group_size: int) -> PreparedSetting:
         recipe = self.kernel.recipe
         sizes = recipe.bits, rows, recipe.panel, group_size, recipe.scales, recipe.convention, recipe.panel
-        return Setting(recipe, self.program, PanelLayout(*sizes))
+        return PreparedSetting(recipe, self.program, PanelLayout(*sizes))
 
     def depth(self, rows: int, group_size: int) -> int:
         """D for one matrix."""

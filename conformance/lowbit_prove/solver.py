@@ -60,3 +60,9 @@ def variables(expression: Any) -> Iterator[Any]:
         if z3.is_const(node) and node.decl().kind() == z3.Z3_OP_UNINTERPRETED:
             yield node
         pending.extend(reversed(node.children()))
+
+
+def with_numbers(expression: Any, bits: Mapping[str, int]) -> Any:
+    """An expression with numbers in the place of its variables, simplified; those that are missing are 0."""
+    chosen = [(each, z3.BitVecVal(bits.get(str(each), 0), each.size())) for each in variables(expression)]
+    return z3.simplify(z3.substitute(expression, *chosen))

@@ -223,7 +223,7 @@ def _clip(a: Symbols, least: int, most: int) -> Symbols:
     return _where(a < least, a.dtype.type(least), _where(a > most, a.dtype.type(most), a))
 
 
-def _zeros_like(a: Any, dtype: npt.DTypeLike | None = None, shape: Any = None) -> Symbols:
+def _zeros_like(a: Any, dtype: npt.DTypeLike | None = None, order: str = "C", shape: Any = None) -> Symbols:
     kind = np.dtype(dtype if dtype is not None else a.dtype)
     return of(np.zeros(a.shape if shape is None else shape, kind))
 

@@ -150,6 +150,8 @@ def magnitude(number: Any) -> int:
         return int(parts[0].size())
     if kind == z3.Z3_OP_SIGN_EXT:
         return magnitude(parts[0])
+    if kind == z3.Z3_OP_BASHR and z3.is_bv_value(parts[1]):
+        return max(0, magnitude(parts[0]) - int(parts[1].as_long()))
     if kind not in (z3.Z3_OP_BADD, z3.Z3_OP_BMUL, z3.Z3_OP_BOR, z3.Z3_OP_BXOR, z3.Z3_OP_ITE):
         return most
     sizes = [magnitude(each) for each in parts if not z3.is_bool(each)]
@@ -161,7 +163,11 @@ def bits_of(number: Term, dtype: Dtype) -> Term:
     """The bits of a number as an unsigned integer."""
     if known(number):
         return int(np.array(number, dtype).view(f"u{dtype.itemsize}"))
-    return z3.fpToIEEEBV(number) if dtype.kind == "f" else number
+    if dtype.kind != "f":
+        return number
+    if z3.is_app_of(number, z3.Z3_OP_FPA_TO_FP) and number.num_args() == 1:
+        return number.arg(0)  # what it was made from by `from_bits`, also the bits of a NaN
+    return z3.fpToIEEEBV(number)
 
 
 def from_bits(bits: Term, dtype: Dtype) -> Term:

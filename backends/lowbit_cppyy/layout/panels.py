@@ -55,11 +55,12 @@ def write_rows(part: Words, values: Array, panel: int) -> None:
         panel: columns of a panel.
     """
     *outer, columns = values.shape
-    padded = np.zeros((*outer, len(part) * panel), values.dtype)
+    each = 4 * part.shape[-1] // values.dtype.itemsize // outer[-1]
+    padded = np.zeros_like(values, order="C", shape=(*outer, len(part) * panel))
     padded[..., :columns] = values
-    to = part.view(values.dtype).reshape(len(part), *outer, -1)
-    to[..., :panel] = np.moveaxis(padded.reshape(*outer, len(part), panel), -2, 0)
-    to[..., panel:] = 0
+    rows = np.zeros_like(values, order="C", shape=(len(part), *outer, each))
+    rows[..., :panel] = np.moveaxis(padded.reshape(*outer, len(part), panel), -2, 0)
+    part[...] = rows.view(np.uint32).reshape(part.shape)
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,11 @@ class StoredLayout:
     def apply(self, parts: Parts) -> U32:
         """The stream of a matrix, aligned for vectors; uint32, of one dimension."""
         stream = aligned(self.nbytes // 4)
+        self.write(parts, stream)
+        return stream
+
+    def write(self, parts: Parts, stream: U32) -> None:
+        """Write a matrix into a stream of zeros, of as many elements as it takes."""
         panels = stream.reshape(self.panels, -1)
         row = first_unit = 0
         for first, count in self._alike():
@@ -143,7 +148,7 @@ class StoredLayout:
             start, stop = self.group_starts[first], self.group_starts[first + count]
             groups = panels[:, start:stop].reshape(self.panels, count, -1)
             body = groups[..., : units * self.unit_elements].reshape(self.panels, count, units, -1)
-            codes = np.zeros((count, units * UNIT, self.columns), np.uint8)
+            codes = np.zeros_like(parts.codes, order="C", shape=(count, units * UNIT, self.columns))
             codes[:, :length] = parts.codes[row : row + count * length].reshape(count, length, -1)
             words = interleaved(codes.reshape(-1, UNIT, self.columns), self.structure.bits)
             end = self._write(body, 0, words.reshape(count, units, -1, self.columns))
@@ -156,7 +161,6 @@ class StoredLayout:
             for numbers in self._numbers(parts):
                 end = self._write(tail, end, numbers[first : first + count, None])
             row, first_unit = row + count * length, first_unit + count * units
-        return stream
 
     def _alike(self) -> Iterator[tuple[int, int]]:
         """Runs of groups of one length: the first, and how many."""
@@ -203,7 +207,7 @@ def layout_of(parts: Parts, panel: int) -> StoredLayout:
 
 def interleaved(codes: U8, bits: int) -> U32:
     """Units × `UNIT` × N codes as units × bits × N words, by `lowbit_cppyy.layout.interleaving`."""
-    words = np.zeros((len(codes), bits, codes.shape[2]), np.uint32)
+    words = np.zeros_like(codes, np.uint32, order="C", shape=(len(codes), bits, codes.shape[2]))
     for code in range(UNIT):
         for field in fields(bits, code):
             own = codes[:, code] >> np.uint8(field.first) & np.uint8((1 << field.width) - 1)

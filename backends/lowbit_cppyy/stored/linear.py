@@ -78,7 +78,7 @@ class CppyyStored(PreparedStored):
     """A stored matrix in panels. A kernel is compiled when a product first needs it."""
 
     def __init__(self, weights: Stored, table: InstructionSet, pool: Pool, casts: Callable[[], CastCalls]) -> None:
-        multiply, multiply_bytes = _functions()
+        multiply, multiply_bytes = functions()
         self._multiply, self._multiply_bytes, self._casts = multiply, multiply_bytes, casts
         parts = PARTS[weights.format](weights)
         layout = layout_of(parts, PANEL)
@@ -167,7 +167,7 @@ def bytes_of(x: Stored) -> tuple[Array, F32, int]:
     return np.ascontiguousarray(codes).reshape(x.columns, -1), scales.reshape(-1).astype(np.float32), each
 
 
-def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
+def functions() -> tuple[Callable[..., int], Callable[..., int]]:
     """The functions of ``cpp/stored.h``, compiled at the first request with all that cppyy makes of them."""
     compiled = runtime()
     bridge: Any = compiled.bridge

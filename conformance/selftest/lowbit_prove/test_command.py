@@ -157,7 +157,7 @@ def test_other_programs_have_other_certificates() -> None:
         what = theorem.kind, theorem.statement, theorem.subject()
         assert subjects.setdefault(certificates.certificate(theorem).key, what) == what
     theorem, wanted = proved()
-    other = products.of_program(kernel_of(KERNEL), kernel_of(KERNEL.replace("fold", "shift")).program)
+    other = products.of_kernel(kernel_of(KERNEL), kernel_of(KERNEL.replace("fold", "shift")).program)
     assert other.statement == theorem.statement and certificates.certificate(other).key != wanted.key
 
 

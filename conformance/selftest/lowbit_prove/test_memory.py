@@ -26,7 +26,7 @@ from lowbit_prove import accesses, arrays, memory
 from lowbit_prove.accesses import Walk
 from lowbit_prove.arrays import Call, segments_hold
 from lowbit_prove.memory import Subject, decide
-from lowbit_prove.setting import smallest
+from lowbit_prove.prepared_setting import smallest
 from lowbit_prove.terms import UndecidedError
 from lowbit_prove.theorem import Proof, Refutation
 

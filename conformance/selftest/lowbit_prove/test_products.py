@@ -18,7 +18,7 @@ from lowbit_cppyy.names import kernel_of
 from lowbit_cppyy.recipe import Recipe
 from lowbit_prove import machine, products
 from lowbit_prove.machine import exact
-from lowbit_prove.setting import Setting, smallest
+from lowbit_prove.prepared_setting import PreparedSetting, smallest
 from lowbit_prove.theorem import Proof, Refutation
 
 KERNELS = (
@@ -46,7 +46,7 @@ def test_a_mistake_is_refuted(name: str, change: Change) -> None:
     kernel = kernel_of(name)
     found = list(mutants(kernel.program, change))
     for program in {found[0], found[len(found) // 2]} if found else ():
-        outcome = products.of_program(kernel, program).decide()
+        outcome = products.of_kernel(kernel, program).decide()
         assert isinstance(outcome, Refutation), outcome
         leaves = outcome.reason.startswith("the program leaves its memory")
         assert leaves or outcome.numbers["given"] != outcome.numbers["wanted"]
@@ -62,7 +62,7 @@ def test_the_factor_of_another_method_is_refuted() -> None:
     """A kernel that shifts, with activations laid out for one that does not."""
     kernel = kernel_of("gemv_f32_u4_s16z_fold_1x1c1t1_p64a0_avx2")
     program = micro_kernel(replace(kernel.recipe, method="shift"), 8)
-    assert isinstance(products.of_program(kernel, program).decide(), Refutation)
+    assert isinstance(products.of_kernel(kernel, program).decide(), Refutation)
 
 
 def test_products_of_bytes_in_16_bits_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_products_of_bytes_in_16_bits_are_refuted(monkeypatch: pytest.MonkeyPatc
     recipe = replace(kernel_of("gemv_bfp16_u8_s16z_dot4_1x1c1t1_p64a0_avx2").recipe, method="pairs")
     assert "saturate" in recipe.fits(8)
     monkeypatch.setattr(Recipe, "fits", lambda self, lanes: "")
-    outcome = products.decide(Setting(recipe, micro_kernel(recipe, 8), smallest(recipe)))
+    outcome = products.decide(PreparedSetting(recipe, micro_kernel(recipe, 8), smallest(recipe)))
     assert isinstance(outcome, Refutation) and "saturates" in outcome.reason
     assert outcome.numbers["given"] != outcome.numbers["wanted"]
 

@@ -42,8 +42,8 @@ from lowbit_prove import (
     steps,
 )
 from lowbit_prove.demonstration import Demonstration, read
+from lowbit_prove.prepared_setting import PreparedSetting, smallest
 from lowbit_prove.replay import compiled, on_this_machine, runs
-from lowbit_prove.setting import Setting, smallest
 from lowbit_prove.theorem import Outcome, Refutation, Theorem
 
 FLOATS = "gemv_f32_u4_s16z_fold_1x1c1t1_p64a0_avx2"
@@ -72,7 +72,7 @@ def refuted(outcome: Outcome) -> Refutation:
 )
 def test_products(name: str, change: Change) -> None:
     kernel = kernel_of(name)
-    theorem = products.of_program(kernel, next(mutants(kernel.program, change)))
+    theorem = products.of_kernel(kernel, next(mutants(kernel.program, change)))
     numbers = refuted(theorem.decide()).numbers
     wrong = theorem.run(numbers)
     assert wrong is not None and wrong.numbers["given"] != wrong.numbers["wanted"]
@@ -261,10 +261,10 @@ class Mutant(Kernel):
 def test_a_kernel_that_is_refuted_is_wrong_when_it_is_compiled(name: str) -> None:
     kernel = kernel_of(name)
     wrong = Mutant(kernel.recipe, kernel.table)
-    numbers = refuted(products.of_program(kernel, wrong.program).decide()).numbers
+    numbers = refuted(products.of_kernel(kernel, wrong.program).decide()).numbers
     for each in (kernel, wrong):
         assert on_this_machine(each, numbers) == "compiled and called on this processor, it gives the same"
-    setting = Setting(kernel.recipe, kernel.program, smallest(kernel.recipe))
+    setting = PreparedSetting(kernel.recipe, kernel.program, smallest(kernel.recipe))
     shown = Demonstration(setting, *read(numbers))
     right, given = compiled(kernel, shown), compiled(wrong, shown)
     place = divmod(int(numbers["place"]), kernel.recipe.panel)
