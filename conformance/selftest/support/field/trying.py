@@ -29,6 +29,9 @@ from field.held_out_sixth import SIXTH
 from field.held_out_tenth import TENTH_KERNELS
 from field.held_out_tenth_blocks import TENTH_BLOCKS
 from field.held_out_tenth_words import TENTH_WORDS
+from field.held_out_twelfth import TWELFTH_KERNELS, TWELFTH_WORDS
+from field.held_out_twelfth_blocks import TWELFTH_BLOCKS
+from field.held_out_twelfth_bytes import TWELFTH_FP8
 from field.judging import Judgement, judge
 from field.mended import MENDED, MENDED_KERNELS
 from field.mistakes import HELD_OUT, KERNELS, MISTAKES, Mistake
@@ -41,7 +44,8 @@ SOURCES = (
     *("cpp_kernels.py", "kernels.cpp", "more_cpp.py", "more.cpp", "rust_kernels.py", "kernels.rs"),
     *("tiles_cpp.py", "tiles.cpp", "words_rs.py", "words.rs", "torch_blocks.py"),
     *("strips_cpp.py", "strips.cpp", "split_kernels.py", "torch_groups.py"),
-    "magic_kernels.py",
+    *("magic_kernels.py", "planes_kernels.py", "torch_tiles.py"),
+    *("lanes_cpp.py", "lanes.cpp", "panels_cpp.py", "panels.cpp"),
 )
 COMPILERS = {
     "kernels.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "kernels.so"),
@@ -50,21 +54,25 @@ COMPILERS = {
     "tiles.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "tiles.so"),
     "strips.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "strips.so"),
     "words.rs": ("rustc", "-O", "--crate-type", "cdylib", "-o", "words.so"),
+    "lanes.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "lanes.so"),
+    "panels.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "panels.so"),
 }
 MODULES = {
     **{"kernels.cpp": "cpp_kernels", "more.cpp": "more_cpp", "tiles.cpp": "tiles_cpp"},
     **{"kernels.rs": "rust_kernels", "words.rs": "words_rs", "strips.cpp": "strips_cpp"},
+    **{"lanes.cpp": "lanes_cpp", "panels.cpp": "panels_cpp"},
 }
 LIBRARIES: dict[str, Library] = {
     **{"torch_kernels.py": "torch", "torch_blocks.py": "torch", "triton_kernels.py": "torch"},
-    **{"torch_groups.py": "torch"},
+    **{"torch_groups.py": "torch", "torch_tiles.py": "torch"},
 }
 
 LISTS = {
     **{"mistakes": MISTAKES, "first": HELD_OUT, "second": SECOND, "third": THIRD, "fourth": FOURTH},
     **{"fifth": FIFTH, "sixth": SIXTH, "seventh": SEVENTH, "eighth": EIGHTH_WORDS + EIGHTH_BLOCKS},
     **{"ninth": NINTH_WORDS + NINTH_BLOCKS, "tenth": TENTH_WORDS + TENTH_BLOCKS},
-    **{"eleventh": ELEVENTH_WORDS + ELEVENTH_BLOCKS, "mended": MENDED},
+    **{"eleventh": ELEVENTH_WORDS + ELEVENTH_BLOCKS, "twelfth": TWELFTH_WORDS + TWELFTH_BLOCKS + TWELFTH_FP8},
+    "mended": MENDED,
 }
 """All lists by name; all but the first and the last were held out."""
 
@@ -114,7 +122,7 @@ def module_of(mistake: Mistake) -> str:
 def claim_of(file: str, kernel: str) -> Claim:
     """What a kernel is certified for."""
     known = MORE_KERNELS | SEVENTH_KERNELS | EIGHTH_KERNELS | NINTH_KERNELS | TENTH_KERNELS | ELEVENTH_KERNELS
-    known |= MENDED_KERNELS
+    known |= TWELFTH_KERNELS | MENDED_KERNELS
     operation, limits = known.get((file, kernel)) or KERNELS[kernel]
     return Claim(operation, limits, arrays=LIBRARIES.get(file, "numpy"))
 
