@@ -3,10 +3,12 @@
 Sixty mistakes, twelve in each of GPTQ, AWQ, Q4_K, MXFP4 and FP8, with activations in float16, bfloat16 and 8 bits, and
 in the casts to Q8_K and Q8_0. Those in GPTQ and AWQ are here, the others in `held_out_twelfth_blocks` and
 `held_out_twelfth_bytes`. A comment says which public project had a mistake like it. The right answers are sentences
-that were chosen before any mistake was tried.
+that were chosen before any mistake was tried; `held_out_twelfth_names` has the names that the diagnosis has for the
+same.
 """
 
 from field.held_out_eighth import GPTQ, Kind, Planted
+from field.held_out_twelfth_names import NAMES
 from field.mistakes import HALF
 
 BRAIN: dict[str, object] = {"activations": "bfloat16", "result": "bfloat16"}
@@ -43,7 +45,7 @@ AWQ_WARP, AWQ_LOOKUP = ("lanes.cpp", "awq_warp"), ("lanes.cpp", "awq_lookup")
 
 def held(id: str, kind: Kind, place: tuple[str, str], what: str, old: str, new: str, *answers: str) -> Planted:
     """A mistake in a kernel, which is given by its file and its name."""
-    return Planted(*place, what, old, new, answers, id, kind)
+    return Planted(*place, what, old, new, (*answers, *NAMES.get(id, ())), id, kind)
 
 
 TWELFTH_GPTQ: tuple[Planted, ...] = (
