@@ -43,6 +43,9 @@ class Nearest {
   std::int64_t count_, i_ = 0;
 };
 
+// Numbers of a block beside its largest.
+constexpr std::int64_t beside = lowbit::activation_block - 1;
+
 bool is_nan(std::uint32_t bits) { return (bits & 0x7FFFFFFFu) > 0x7F800000u; }
 
 // Types of 16 bits, whose last value is infinity.
@@ -120,19 +123,41 @@ std::int64_t wrong_format(const double*, std::int64_t count, Range range) {
   });
 }
 
-// x beside the largest number of a block, for every exponent of a block; those of one exponent are one in `step`.
-std::int64_t wrong_scaled(const double*, std::int64_t, Range range) {
-  for (int e = -127; e <= 120; ++e) {
-    const float L = std::ldexp(127.0f, e);
-    const std::int64_t wrong = first_wrong(range, [&](std::uint32_t bits) {
-      const float pair[2] = {L, lowbit::from_bits(bits)};
-      if (!(std::fabs(pair[1]) <= L)) return true;
-      std::int8_t mantissas[2];
+// x beside the largest number L of a block, for every exponent e of a block: an activation, or with `count` bits of
+// mantissas the operation. Only |x| >= 2^(e-2), and the number below, are cast. That one gives 0, and so does what is
+// nearer to 0, since rounded products and sums of positive numbers do not fall where a factor grows.
+std::int64_t wrong_scaled(const double*, std::int64_t count, Range range) {
+  const int mantissa = count == 0 ? 8 : static_cast<int>(count), top = (1 << (mantissa - 1)) - 1;
+  for (int e = -127; e <= 129 - mantissa; ++e) {
+    const float L = std::ldexp(static_cast<float>(top), e);
+    const double inverse = std::ldexp(1.0, -e);
+    const auto cast_wrongly = [&](std::uint64_t first, std::uint64_t n) -> std::int64_t {
+      float block[beside + 1] = {L};
+      std::int8_t mantissas[beside + 1];
       std::int16_t exponent;
-      lowbit::cast_blocks(pair, 2, mantissas, &exponent);
-      return exponent == block_exponent(L, 8, 127) && right_mantissa(pair[1], exponent, 127, mantissas[1]);
-    });
-    if (wrong >= 0) return wrong;
+      for (std::uint64_t k = 0; k < n; ++k)
+        block[k + 1] = lowbit::from_bits(static_cast<std::uint32_t>(first + k * range.step));
+      if (count == 0)
+        lowbit::cast_blocks(block, static_cast<std::int64_t>(n) + 1, mantissas, &exponent);
+      else
+        lowbit::cast_row(block, static_cast<std::int64_t>(n) + 1, lowbit::Format{beside + 1, count, 127}, mantissas,
+                         &exponent);
+      for (std::uint64_t k = 0; k < n; ++k) {
+        const double exact = std::min(std::max(std::nearbyint(block[k + 1] * inverse), -1.0 * top), 1.0 * top);
+        if (exponent != e || mantissas[k + 1] != exact) return static_cast<std::int64_t>(first + k * range.step);
+      }
+      return -1;
+    };
+    for (const std::uint64_t sign : {std::uint64_t{0}, std::uint64_t{1} << 31}) {
+      const std::uint64_t least = sign | (lowbit::to_bits(std::ldexp(0.25f, e)) - 1), end = (sign | lowbit::to_bits(L)) + 1;
+      const std::uint64_t before = least <= range.first ? 0 : (least - range.first + range.step - 1) / range.step;
+      for (std::uint64_t bits = range.first + before * range.step; bits < std::min(end, range.end);) {
+        const std::uint64_t left = (std::min(end, range.end) - bits + range.step - 1) / range.step;
+        const std::uint64_t n = std::min<std::uint64_t>(left, beside);
+        if (const std::int64_t wrong = cast_wrongly(bits, n); wrong >= 0) return wrong;
+        bits += n * range.step;
+      }
+    }
   }
   return -1;
 }

@@ -6,8 +6,7 @@ in float64, which holds every number that occurs (``casts.cpp``). So these are p
 
 - to float16 and bfloat16: the nearest value, of two the even one, infinity from the middle to it on;
 - to blocks: the exponent of the largest element, and :math:`\mathrm{rint}(x / 2^e)` within the mantissa's range, for
-  every x as the largest of its block and for every x beside a largest element with :math:`e = 0`. For the other
-  exponents, :math:`x\,2^{-e}` is exact or far below one half, and one x in 257 is compared;
+  every x as the largest of its block, and for every x and every e beside a largest element;
 - to 8-bit codes: the integer nearest to a product, from -128 to 128.
 
 FP8 is cast by the specification only (`lowbit.numbers.floats.round_to`), on numpy's arrays. Its results go to compiled
@@ -34,8 +33,6 @@ from lowbit_cppyy.kept.libraries import LIBRARY, compiler, kept_library
 from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided, whole
 
 PATTERNS = 2**32
-OTHERS = 257
-"""Where the largest element has another exponent, one pattern in this many is compared; the number is an odd prime."""
 AT_ONCE = 2**26
 """Patterns of a range, which one thread takes."""
 TOGETHER = 2**14
@@ -49,6 +46,8 @@ COMPILED: dict[str, tuple[str, Name | None, int]] = {
     "products-to-8-bits": ("wrong_products", None, 0),
 }
 """For each cast its function of ``casts.cpp``, the type that it searches, or a number that it is given."""
+BESIDE = {"bfp16-exponents": 0, "bfp16-operation-exponents": 8, "bfp12-exponents": 4}
+"""Casts to blocks whose largest element is another: the bits of a mantissa, and 0 for those of activations."""
 NUMPY: tuple[Name, ...] = ("float8_e4m3fn", "float8_e5m2")
 
 
@@ -58,8 +57,10 @@ def theorems() -> Iterator[Theorem]:
         statement = "the exact rounding, for all 2^32 float32"
         run = partial(ran, partial(decide, name))
         yield Theorem("casts", name, statement, partial(_text, name), partial(decide, name), run)
-    statement = f"the exact rounding with every exponent of a block, for one float32 in {OTHERS}"
-    yield Theorem("casts", "bfp16-exponents", statement, partial(_text, "exponents"), scaled, partial(ran, scaled))
+    for name in BESIDE:
+        statement = "the exact rounding with every exponent of a block, for all 2^32 float32"
+        run = partial(ran, partial(scaled, name))
+        yield Theorem("casts", name, statement, partial(_text, name), partial(scaled, name), run)
     for kind in NUMPY:
         subject = partial("{}\n{}".format, kind, getsource(floats))
         statement = "round_to is the exact rounding, for all 2^32 float32"
@@ -133,9 +134,9 @@ def decide(name: str, step: int = 1, text: str | None = None, among: list[Range]
     return _compared(function, table, len(table) + 1 if kind else number, among or ranges(step), text)
 
 
-def scaled(step: int = OTHERS, text: str | None = None, among: list[Range] | None = None) -> Outcome:
-    """Compare the cast to blocks for every exponent."""
-    return _compared("wrong_scaled", np.zeros(1), 0, among or ranges(step), text)
+def scaled(name: str, step: int = 1, text: str | None = None, among: list[Range] | None = None) -> Outcome:
+    """Compare a cast to blocks for every exponent."""
+    return _compared("wrong_scaled", np.zeros(1), BESIDE[name], among or ranges(step), text)
 
 
 def fp8(kind: Name, step: int = 1, among: list[Range] | None = None) -> Outcome:

@@ -27,8 +27,12 @@ def test_casts_to_fp8_are_exact_roundings(kind: floats.Name) -> None:
     assert isinstance(casts.fp8(kind, 2 * TIES), Proof) and isinstance(casts.fp8(kind, OTHERS), Proof)
 
 
-def test_every_exponent_of_a_block_is_compared() -> None:
-    assert isinstance(casts.scaled(2**20), Proof)
+@pytest.mark.parametrize("name", casts.BESIDE)
+def test_every_exponent_of_a_block_is_compared(name: str) -> None:
+    """Each pattern of a range, and of many ranges one in a number that no power of two divides."""
+    assert isinstance(casts.scaled(name, OTHERS), Proof)
+    most = casts.Range(0x7F000000, 0x7F000000 + 4096, 1)
+    assert casts.scaled(name, among=[most]) == Proof(4096, "enumeration")
 
 
 @pytest.mark.parametrize("step", (1, TIES, OTHERS))
@@ -83,6 +87,22 @@ def test_mistakes_are_refuted(mistakes: tuple[tuple[str, str, str, str, str], ..
     for name, *_ in mistakes:
         found = casts.decide(name, TIES, text)
         assert isinstance(found, Refutation) and 0 <= int(found.numbers["bits"]) < 2**32, name
+
+
+LATE = (
+    ("power_of_two(-e)", "power_of_two(e > 120 ? -120 : -e)"),
+    ("largest >> 23) - 133", "largest >> 23) - (largest > 0x7F000000u ? 134 : 133)"),
+)
+
+
+@pytest.mark.parametrize(("old", "new"), LATE, ids=("inverse", "exponent"))
+def test_a_mistake_at_one_exponent_is_refuted(old: str, new: str) -> None:
+    """One that no block with another exponent shows; its number shows it alone."""
+    text = planted("activations.h", "cast_blocks", old, new, casts.source())
+    found = casts.scaled("bfp16-exponents", OTHERS, text)
+    assert isinstance(found, Refutation)
+    alone = casts.Range(int(found.numbers["bits"]), int(found.numbers["bits"]) + 1, 1)
+    assert isinstance(casts.scaled("bfp16-exponents", text=text, among=[alone]), Refutation)
 
 
 def test_a_cast_to_fp8_that_truncates_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
