@@ -153,4 +153,5 @@ def separate_recipe(structure: Structure, panel: int) -> StoredRecipe:
 
     They are turned into floats. Eight chains round a term no more often than is declared of integers.
     """
-    return StoredRecipe(structure, "shift", registers=1, chains=8, panel=panel)
+    method: Method = "bytes" if structure.values == "table" else "shift"
+    return StoredRecipe(structure, method, registers=1, chains=8, panel=panel)
