@@ -41,6 +41,9 @@ from lowbit_conformance.defects.unwritten import of_clamped, of_unwritten
 
 MOST_NAMED = 2
 NOTHING = "result-taken-as-0"
+POWER = "-times-a-power"
+FACTOR_NEARER = 4096.0
+"""Times smaller must squares of distances be, so that a factor is named in the place of what was found."""
 PART = "-in-part"
 NARROWED = "stored-weights-in-"
 LOST = "subnormals-lost"
@@ -264,6 +267,8 @@ def known_defects(
             found, away = others, further
     if not found and (narrow := _computed_in(failures, passes)):
         return (narrow,)
+    if found and NOTHING not in found and least <= MOST_READ:
+        found = _much_nearer(operation, list(found.values()), failures, passes) or found
     found = plainest(found)
     if found and least <= MOST_READ and (vanishing := _vanishing(operation, failures, passes)):
         nothing = {name: each for name, each in found.items() if name == NOTHING}
@@ -274,6 +279,26 @@ def known_defects(
     if len(found) > most and many:  # they cannot be told apart: one mistake by several names
         return tuple(found.values())[:1]
     return tuple(found.values()) if len(found) <= most else ()
+
+
+def _much_nearer(operation: str, found: list[Defect], failures: list[Seen], passes: list[Seen]) -> dict[str, Defect]:
+    """Factors of what codes or zeros add, where these come much nearer to the results than all that was found.
+
+    Where results are rounded, what a small factor leaves may be within what rounding explains.
+    """
+    others = _fitting(_explaining(of_factors(failures, operation), failures), passes)
+    least = min((_distance(each, failures) for each in found), default=0.0)
+    return {each.name: each for each in others if FACTOR_NEARER * _distance(each, failures) < least}
+
+
+def _distance(defect: Defect, failures: list[Seen]) -> float:
+    """How far the results lie from what a defect gives: the sum of squares; 0 where it gives no array."""
+    outcomes = [(each, each.outcome(defect)) for each in failures]
+    return sum(
+        _squares(each.given, wrong.astype(np.float32), each.right)[0]
+        for each, wrong in outcomes
+        if isinstance(wrong, np.ndarray) and wrong.shape == each.right.shape
+    )
 
 
 def plainest(found: dict[str, Defect]) -> dict[str, Defect]:
@@ -298,7 +323,10 @@ def _vanishing(operation: str, failures: list[Seen], passes: list[Seen]) -> list
             named.setdefault(defect.name, defect)
     fitting = _fitting(list(named.values()), passes)
     narrowed = [each for each in fitting if each.name.startswith(NARROWED)]
-    return narrowed[:1] or (fitting if len(fitting) == 1 else [])  # the widest type goes first
+    rest = [
+        each for each in fitting if not each.name.endswith(POWER)
+    ] or fitting  # any power that is small enough is one
+    return narrowed[:1] or (rest if len(rest) == 1 else [])  # the widest type goes first
 
 
 def located(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[Defect, ...]:

@@ -35,12 +35,15 @@ ONCE_HELD_OUT = [
         ("seventh", "exponent of b forgotten"),
         ("eighth", "codes of activations are truncated"),
         ("eighth", "tokens after the last whole tile of four are not computed"),
-        ("eighth", "the sums of a tile begin with those of the tile before"),
         ("eighth", "weights pass through float16"),
         ("ninth", "the difference of code and zero is kept in 8 bits"),
         ("ninth", "the sums of the parts of K are kept from call to call"),
         ("ninth", "the last two of four tokens read the x of the first two"),
         ("ninth", "zeros follow the order of rows, scales follow g_idx"),
+        ("tenth", "the length of a part of K is rounded down"),
+        ("eleventh", "the scale of Q8_K is read as float16"),
+        ("twelfth", "bytes are signed, so that the upper code of each is shifted down with its sign"),
+        ("twelfth", "the tree of sums begins with 16 of 32 lanes"),
     )
 ]
 SAMPLE = (*MISTAKES[::9], *ONCE_HELD_OUT)
