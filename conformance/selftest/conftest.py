@@ -26,9 +26,10 @@ from lowbit_cppyy.tuning import outcomes
 
 HERE = Path(__file__).parent
 collect_ignore = [  # kernels for libraries that only `nox -s functions` installs
-    f"support/field/{module}.py"
-    for module in ("numba_kernels", "torch_blocks", "torch_groups", "torch_kernels", "triton_kernels")
-    if find_spec(module.partition("_")[0]) is None
+    f"support/field/{path.name}"
+    for library in ("numba", "torch", "triton")
+    for path in (HERE / "support/field").glob(f"{library}_*.py")
+    if find_spec(library) is None
 ]
 collect_ignore += ["support/interop.py", "support/interop_tools.py"]  # programs for what `nox -s interop` installs
 LINES = [line.split() for line in (HERE / "slow.txt").read_text("utf-8").splitlines() if not line.startswith("#")]
