@@ -267,7 +267,7 @@ def known_defects(
             found, away = others, further
     if not found and (narrow := _computed_in(failures, passes)):
         return (narrow,)
-    if found and NOTHING not in found and least <= MOST_READ:
+    if found and least <= MOST_READ:
         found = _much_nearer(operation, list(found.values()), failures, passes) or found
     found = plainest(found)
     if found and least <= MOST_READ and (vanishing := _vanishing(operation, failures, passes)):
@@ -284,8 +284,11 @@ def known_defects(
 def _much_nearer(operation: str, found: list[Defect], failures: list[Seen], passes: list[Seen]) -> dict[str, Defect]:
     """Factors of what codes or zeros add, where these come much nearer to the results than all that was found.
 
-    Where results are rounded, what a small factor leaves may be within what rounding explains.
+    Where results are rounded, what a small factor leaves may be within what rounding explains. Results of 0 say nothing
+    of factors.
     """
+    if not any(isinstance(each.given, np.ndarray) and each.given.any() for each in failures):
+        return {}
     others = _fitting(_explaining(of_factors(failures, operation), failures), passes)
     least = min((_distance(each, failures) for each in found), default=0.0)
     return {each.name: each for each in others if FACTOR_NEARER * _distance(each, failures) < least}
