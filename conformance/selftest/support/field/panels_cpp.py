@@ -35,7 +35,7 @@ def kind(x: Any) -> int:
 
 
 def cast(name: str, x: Any, octets: int, block: int) -> Any:
-    """The blocks of x: so many octets for a block of that many numbers."""
+    """The blocks of x as bytes, a row for each block."""
     wide = np.ascontiguousarray(x.astype(np.float32))
     y = np.empty((len(x), x.shape[1] // block * octets), np.uint8)
     return called(name, [wide], y, *x.shape)
