@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.backend import registry
+from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.model.comparison import Comparison, Measured, Window, measure, pieces, together
 from lowbit.model.config import LlamaConfig, check_meant
@@ -24,11 +25,14 @@ from lowbit.model.weights import Progress
 from lowbit.runtime.comparing import decoders_of
 from lowbit.runtime.language_model import Account, LanguageModel, Options, load
 from lowbit.runtime.stored import open_model
-from lowbit.system.records import Kept
+from lowbit.system.records import ALLOWED, Kept, Parts
 from lowbit.system.tasks import Executor, check_there
+from lowbit.text import quoted
 
 ACCOUNTS = "models"
 """The part of a record that holds how the models were run."""
+MOST = 2**63
+"""Sums over a window are smaller."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,10 @@ class Scoring:
         (model,) = self.models.opened()
         return Found(list(score(model.decoder, piece.tokens, piece.first)), (model.account(),))
 
+    def fits(self, result: Any) -> bool:
+        """Whether JSON has the form of a result."""
+        return _numbers(result) and result != []
+
 
 @dataclass(frozen=True)
 class Measuring:
@@ -148,6 +156,15 @@ class Measuring:
         found = measure(decoders_of(a, b), piece.tokens)
         window = [found.window.count, *found.window.losses, found.window.divergence, found.window.agreed]
         return Found([window, found.streams], (a.account(), b.account()))
+
+    def fits(self, result: Any) -> bool:
+        """Whether JSON has the form of a result."""
+        if not isinstance(result, list) or len(result) != 2 or not _numbers(result[0], 5):
+            return False
+        layers = [] if result[1] is None else result[1]
+        if not isinstance(layers, list) or not all(isinstance(layer, list) for layer in layers):
+            return False
+        return all(_numbers(pair, 2) for layer in layers for pair in layer)
 
 
 @dataclass(frozen=True)
@@ -198,6 +215,8 @@ class Evaluation:
         """The results of all windows in their order, those that were kept and those that are left to find."""
         text = hashlib.sha256(repr([(each.tokens, each.first) for each in parts]).encode()).hexdigest()
         kept = Kept(self.keep, {"command": type(work).__name__.lower(), **self.models.call(), "text": text})
+        if kept.results and not _sound(kept.results, work):
+            raise ArgumentError("--keep", f"{quoted(str(self.keep))}, whose results are damaged", ALLOWED)
         left = [each for each in parts if str(each.number) not in kept.results]
         progress(len(parts) - len(left), len(parts))
         for done, (part, found) in enumerate(self.executor.run(work, left), len(parts) - len(left) + 1):
@@ -206,6 +225,26 @@ class Evaluation:
             progress(done, len(parts))
         accounts = tuple(Account(fields, sentence) for fields, sentence in kept.results[ACCOUNTS])
         return [kept.results[str(each.number)] for each in parts], accounts
+
+
+def _numbers(value: Any, count: int | None = None) -> bool:
+    """Whether JSON is a list of numbers, of a length that may be given."""
+    return (
+        isinstance(value, list)
+        and (count is None or len(value) == count)
+        and all(type(each) in (int, float) and abs(each) < MOST for each in value)  # NaN is not
+    )
+
+
+def _sound(results: Parts, work: Scoring | Measuring) -> bool:
+    """Whether all that a file holds has the form of what is written there: no part of it is believed unchecked."""
+    accounts = results.get(ACCOUNTS)
+    if not isinstance(accounts, list) or len(accounts) != len(work.models.paths):
+        return False
+    for each in accounts:
+        if not (isinstance(each, list) and len(each) == 2 and isinstance(each[0], dict) and isinstance(each[1], str)):
+            return False
+    return all(work.fits(result) for name, result in results.items() if name != ACCOUNTS)
 
 
 def _measured(window: Sequence[Any], streams: Iterable[Iterable[Iterable[float]]] | None) -> Measured:

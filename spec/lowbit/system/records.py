@@ -16,6 +16,7 @@ from lowbit.text import quoted
 
 MOST_BYTES = 2**26
 RESUME = "run the same command again to resume"
+ALLOWED = "a free name, or the file that the same command has kept"
 
 Parts = dict[str, Any]
 """What was noted of each finished part, by its name; JSON."""
@@ -87,10 +88,7 @@ def _earlier(file: Path, call: Mapping[str, Any]) -> Parts:
     try:
         found = read_record(file, call)
     except (ArgumentError, FormatError) as error:
-        raise ArgumentError("--keep", f"{quoted(str(file))}, which is no record", _ALLOWED) from error
+        raise ArgumentError("--keep", f"{quoted(str(file))}, which is no record", ALLOWED) from error
     if found is None:
-        raise ArgumentError("--keep", f"{quoted(str(file))}, the record of another command", _ALLOWED)
+        raise ArgumentError("--keep", f"{quoted(str(file))}, the record of another command", ALLOWED)
     return found
-
-
-_ALLOWED = "a free name, or the file that the same command has kept"

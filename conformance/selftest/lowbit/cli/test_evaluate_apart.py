@@ -107,6 +107,31 @@ def test_what_is_kept_is_not_computed_again(folder: Path, tmp_path: Path) -> Non
     assert answer(folder, "perplexity", "--keep", keep)["nll"] == pytest.approx(first["nll"] + 1.0, rel=1e-12)
 
 
+DAMAGED = {
+    "a word": lambda parts: parts.__setitem__("3", ["many", 1]),
+    "nothing": lambda parts: parts.__setitem__("3", None),
+    "not finite": lambda parts: parts.__setitem__("3", [float("nan"), 1]),
+    "too large": lambda parts: parts.__setitem__("3", [10**400, 1]),
+    "no account": lambda parts: parts.pop("models"),
+    "another account": lambda parts: parts.__setitem__("models", [["cppyy"]]),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+@pytest.mark.parametrize("command", ["perplexity", "compare"])
+def test_a_damaged_result_is_refused(kind: str, command: str, folder: Path, tmp_path: Path) -> None:
+    """In a sentence, before any work; the file is as it was."""
+    keep = tmp_path / "kept"
+    answer(folder, command, "--keep", keep)
+    record = json.loads(keep.read_text())
+    DAMAGED[kind](record["parts"])
+    keep.write_text(json.dumps(record))
+    before = keep.read_bytes()
+    result = run(folder, command, "--keep", keep)
+    assert isinstance(result.exception, ArgumentError) and "--keep is " in str(result.exception), result.exception
+    assert keep.read_bytes() == before
+
+
 REFUSED = {
     "notes": "which is no record; allowed: a free name, or the file that the same command has kept",
     "another text": "the record of another command; allowed: a free name",
