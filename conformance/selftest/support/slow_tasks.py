@@ -1,4 +1,4 @@
-"""Tasks that wait: those of all items but the first two, until a file tells them to go on."""
+"""Tasks that wait: those of all but the first two parts of a job, until a file tells them to go on."""
 
 import os
 import time
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
 
+from lowbit.rewriting.apart import Group
 from lowbit.system.on_ray import OnRay
 from lowbit.system.tasks import Item, Result, Results, Work
 
@@ -18,19 +19,24 @@ class Slow(Generic[Item, Result]):
     Attributes:
         gate: the folder of the notes, and of the file ``open``.
         work: what it does then.
-        free: the items for which it does not wait.
+        free: the parts for whose items it does not wait.
     """
 
     gate: Path
     work: Work[Item, Result]
-    free: tuple[Item, ...]
+    free: tuple[object, ...]
 
     def __call__(self, item: Item, threads: int) -> Result:
-        if item not in self.free:
+        if part_of(item) not in self.free:
             (self.gate / f"waiting-{item}-{os.getpid()}").touch()
             while not (self.gate / "open").exists():
                 time.sleep(0.05)
         return self.work(item, threads)
+
+
+def part_of(item: object) -> object:
+    """The block that a group of matrices is in; other items are parts themselves."""
+    return item.number if isinstance(item, Group) else item
 
 
 def slow_down(gate: Path) -> None:
@@ -38,6 +44,8 @@ def slow_down(gate: Path) -> None:
     run = OnRay.run
 
     def slowly(self: OnRay, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
-        return run(self, Slow(gate, work, tuple(items[:2])), items)
+        first = items[0] if items else None
+        free = (first.number, first.number + 1) if isinstance(first, Group) else tuple(items)[:2]
+        yield from run(self, Slow(gate, work, free), items)
 
     OnRay.run = slowly  # type: ignore[method-assign]  # of a process that does nothing else

@@ -5,8 +5,10 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic
 
 from lowbit.errors import ArgumentError
+from lowbit.system.tasks import Item, Result, Work
 
 
 def square(item: int, threads: int) -> int:
@@ -46,6 +48,27 @@ class Killing:
             (self.folder / f"{time.monotonic_ns()}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return item * item
+
+
+@dataclass(frozen=True)
+class KilledOnce(Generic[Item, Result]):
+    """Other work, whose process is killed when it begins an item for the first time.
+
+    Attributes:
+        work: the other work.
+        folder: gets a file then.
+        item: which one, as a message names it.
+    """
+
+    work: Work[Item, Result]
+    folder: Path
+    item: str
+
+    def __call__(self, item: Item, threads: int) -> Result:
+        if str(item) == self.item and not any(self.folder.iterdir()):
+            (self.folder / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.work(item, threads)
 
 
 @dataclass(frozen=True)

@@ -113,13 +113,14 @@ def quantize(
     processes: Annotated[
         int | None,
         typer.Option(
-            "--processes", help="Number of processes that quantise blocks (rtn and hqq). By default this one does."
+            "--processes",
+            help="Number of processes that quantise blocks, or matrices of one. By default this one does.",
         ),
     ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(
-            "--cluster", help="Quantise blocks on a Ray cluster (rtn and hqq): its address, HOST:PORT or auto."
+            "--cluster", help="Quantise blocks, or parts of one, on a Ray cluster: its address, HOST:PORT or auto."
         ),
     ] = None,
     gptq_version: GPTQOption = None,

@@ -83,6 +83,15 @@ class Seen:
 
     parts: dict[str, list[F32]] = field(default_factory=dict)
 
+    @property
+    def size(self) -> int:
+        """The numbers of all inputs."""
+        return sum(part.size for parts in self.parts.values() for part in parts)
+
+    def of(self, name: str) -> "Seen":
+        """The inputs of one matrix alone."""
+        return Seen({source_of(name): self.parts.get(source_of(name), [])})
+
     def hessian(self, name: str) -> F64 | None:
         """X^T X of a matrix: float64, K × K, symmetric; None where it saw nothing but zeros."""
         found = self.parts.get(source_of(name), [])

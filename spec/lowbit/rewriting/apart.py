@@ -1,31 +1,49 @@
-"""Quantising blocks in other processes, in any order.
+"""Quantising in other processes.
 
-A process opens the model itself, reads the blocks that it is given, and makes the part of each: tensors and notes,
-those that `lowbit.rewriting.quantizing` makes in order. Where it sees the folder of the result, whose name nobody can
-guess, it writes the part there; a machine without that folder sends the tensors. The process that was started notes
-what is finished, so the journal has one writer, and an interrupted job is resumed as any other.
+A process opens the model itself, and reads the blocks that it is given.
 
-GPTQ calibrates a block on what the blocks before it give, so its blocks depend on one another. Rounding to the nearest
-and HQQ need the weights alone.
+**Rounding to the nearest and HQQ** need the weights alone, so blocks are quantised in any order. A process makes the
+part of a block: tensors and notes, those that `lowbit.rewriting.quantizing` makes in order. Where it sees the folder of
+the result, whose name nobody can guess, it writes the part there; a machine without that folder sends the tensors.
+
+**GPTQ** calibrates a block on what the quantised blocks before it give, so blocks come one after the other, and a task
+is a *group*: the matrices of a block that share their inputs, such as query, key and value, or gate and up of an
+expert. The process that was started reads the text: it runs a block on it, sends the inputs of each group, gets the
+codes, and runs the quantised block for the next one. Hessian, its factor and codes are the work of the task.
+
+The process that was started notes what is finished, so the journal has one writer, and an interrupted job is resumed as
+any other.
 """
 
+from collections import deque
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.formats.fetch import Report
+from lowbit.model.calibration import Seen
 from lowbit.model.config import LlamaConfig, check_meant
+from lowbit.model.weights import Matrix
 from lowbit.rewriting.journal import Journal, write_part
 from lowbit.rewriting.layouts import layout_of
 from lowbit.rewriting.methods import Rounding
-from lowbit.rewriting.quantizing import Request, quantized_layer
+from lowbit.rewriting.quantizing import (
+    Block,
+    InOrder,
+    Request,
+    Tensors,
+    groups_of,
+    quantized_group,
+    quantized_layer,
+)
 from lowbit.rewriting.source import Source, open_source
 from lowbit.rewriting.targets import target_of
-from lowbit.rewriting.writing import Part, Target, part_of_layer, shard_of
+from lowbit.rewriting.writing import Packed, Part, Target, part_of_layer, shard_of
 from lowbit.system.tasks import Executor, check_there
 
 
@@ -47,18 +65,18 @@ class Apart:
         """Quantise the blocks that are not finished.
 
         Raises:
-            ArgumentError: a request for GPTQ; weights that cannot be quantised so.
+            ArgumentError: weights that cannot be quantised so.
             FormatError: a damaged model, or another one under the path on another machine.
             UnavailableError: processes or machines are lost again and again.
         """
+        bits = (request.attention_bits, request.experts_bits)
+        model = (self.path.absolute(), self.gptq_version, source.config, request.rounding, request.layout.name, bits)
         if request.tokens:
-            sentence = "--processes and --cluster do not apply to --method gptq, which needs one block for the next"
-            raise ArgumentError("--method", request.rounding.method, "rtn or hqq", sentence)
+            _in_order(self.executor, GroupTask(*model), InOrder(source, target, request, parts, report))
+            return
         layers = source.config.layers
         left = [number for number in range(layers) if parts.note_of(shard_of(number, layers)) is None]
-        bits = (request.attention_bits, request.experts_bits)
-        model = (self.path.absolute(), self.gptq_version, source.config)
-        task = Task(*model, request.rounding, request.layout.name, bits, parts.folder)
+        task = Task(*model, parts.folder)
         report("", layers - len(left), layers)
         for done, (number, part) in enumerate(self.executor.run(task, left), layers - len(left) + 1):
             if isinstance(part, Written):
@@ -82,8 +100,8 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a process has to know to quantise a block.
+class OfModel:
+    """What a process has to know to quantise a part of a model.
 
     Attributes:
         path: of the model.
@@ -92,7 +110,6 @@ class Task:
         rounding: how weights become codes.
         layout: the name of the layout that is written.
         bits: of attention, and of the other matrices.
-        folder: of the result, as the process that was started sees it.
     """
 
     path: Path
@@ -101,6 +118,33 @@ class Task:
     rounding: Rounding
     layout: str
     bits: tuple[int, int]
+
+    @property
+    def request(self) -> Request:
+        """How; without the text of a calibration."""
+        return Request(self.rounding, layout_of(self.layout), *self.bits)
+
+    def opened(self) -> Source:
+        """The model.
+
+        Raises:
+            FormatError: the path has another model here.
+            UnavailableError: the model is not here.
+        """
+        check_there(self.path)
+        source = _opened(self.path, self.gptq_version)
+        check_meant(source.name, source.config, self.config)
+        return source
+
+
+@dataclass(frozen=True)
+class Task(OfModel):
+    """Quantises a block.
+
+    Attributes:
+        folder: of the result, as the process that was started sees it.
+    """
+
     folder: Path
 
     def __call__(self, number: int, threads: int) -> Part | Written:
@@ -111,22 +155,75 @@ class Task:
             threads: that may compute.
 
         Raises:
-            FormatError: the path has another model here.
-            UnavailableError: the model is not here, or the folder cannot be written.
+            FormatError: as `opened`.
+            UnavailableError: as `opened`; the folder cannot be written.
         """
-        check_there(self.path)
-        source = _opened(self.path, self.gptq_version)
-        check_meant(source.name, source.config, self.config)
-        layout = layout_of(self.layout)
-        request, target, layer = Request(self.rounding, layout, *self.bits), target_of(layout), source.layer(number)
-        packed = quantized_layer(source, target, request, number, layer, None, threads)
-        part = part_of_layer(target, source, number, layer, packed)
+        source, request = self.opened(), self.request
+        target, block = target_of(request.layout), Block(number, source.layer(number), None)
+        packed = quantized_layer(source, target, request, block, threads)
+        part = part_of_layer(target, source, number, block.layer, packed)
         if not self.folder.is_dir():
             return part
         return Written(write_part(self.folder / shard_of(number, self.config.layers), part.tensors), part.note)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The matrices of a block that share their inputs.
+
+    Attributes:
+        number: of the block.
+        name: of the matrix of `lowbit.model.calibration.source_of`.
+        tensors: that hold them.
+        seen: their inputs.
+    """
+
+    number: int
+    name: str
+    tensors: Tensors
+    seen: Seen
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        return f"{self.number}.{self.name}"
+
+
+@dataclass(frozen=True)
+class GroupTask(OfModel):
+    """Quantises the matrices of a group by GPTQ."""
+
+    def __call__(self, group: Group, threads: int) -> dict[str, Packed]:
+        """The tensors by name; errors as `opened`. GPTQ's products have the threads of numpy."""
+        linears = _linears(self.opened(), group.number)
+        return quantized_group(self.request, linears, group.name, group.tensors, group.seen)
+
+
+def _in_order(executor: Executor, task: GroupTask, blocks: InOrder) -> None:
+    """Quantise one block after another, the groups of each on an executor; errors as `Apart`."""
+    waiting = deque[Group]()
+    with closing(executor.run(task, waiting)) as results:
+        for block in blocks:
+            tensors = groups_of(blocks.source, blocks.target, block.number)
+            waiting.extend(_groups(block, tensors))
+            found = {group.name: packed for group, packed in islice(results, len(tensors))}
+            blocks.commit(block, {stored: each for name in tensors for stored, each in found[name].items()})
+            del block, found  # so that the next block is not read beside this one
+
+
+def _groups(block: Block, tensors: Mapping[str, Tensors]) -> list[Group]:
+    """The groups of a block, those with the most inputs first, which take longest."""
+    seen = block.seen or Seen()
+    found = [Group(block.number, name, held, seen.of(name)) for name, held in tensors.items()]
+    return sorted(found, key=lambda group: group.seen.size, reverse=True)
 
 
 @lru_cache(maxsize=1)
 def _opened(path: Path, gptq_version: Version | None) -> Source:
     """A model, opened once in each process."""
     return open_source(path, gptq_version)
+
+
+@lru_cache(maxsize=1)
+def _linears(source: Source, number: int) -> Mapping[str, Matrix]:
+    """The matrices of a block, read once in each process."""
+    return source.layer(number).linears()

@@ -18,7 +18,7 @@ from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.formats.fetch import Report, silent
 from lowbit.model.calibration import Seen, Streams, source_of
-from lowbit.model.weights import LayerWeights, linear_shapes, to_float
+from lowbit.model.weights import LayerWeights, Matrix, linear_shapes, to_float
 from lowbit.quantization.coded import digest
 from lowbit.quantization.packing import BITS
 from lowbit.rewriting.journal import Journal, check_destination, journal, read_windows
@@ -36,6 +36,7 @@ from lowbit.rewriting.writing import (
     commit_layer,
     finish,
     shard_of,
+    shards_of,
 )
 from lowbit.runtime.stored import part_of
 from lowbit.system.threads import side_by_side, usable_processors
@@ -185,6 +186,8 @@ def quantize(
     target = target_of(request.layout)
     with writing(source, destination, target, request.call(source), room(source, request)) as parts:
         layers = source.config.layers
+        if request.tokens:
+            _check_streams(parts, layers)
         resumed = sum(parts.note_of(shard_of(number, layers)) is not None for number in range(layers))
         (blocks or _quantize_layers)(source, target, request, parts, part_report(report, f"quantising {source.name}"))
         commit_ends(parts, target, source)
@@ -230,23 +233,89 @@ def room(source: Source, request: Request) -> int:
     return int(config.layers * codes) + 4 * config.vocabulary * config.hidden + streams
 
 
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A block that is to be quantised.
+
+    Attributes:
+        number: of the block.
+        layer: its weights.
+        seen: the inputs of its matrices, with a calibration text.
+    """
+
+    number: int
+    layer: LayerWeights
+    seen: Seen | None
+
+
+@dataclass(eq=False)
+class InOrder:
+    """The blocks that are not finished, in their order.
+
+    With a calibration text a block is read only when the one before it is committed, since it is calibrated on what the
+    quantised blocks before it give.
+
+    Attributes:
+        source: the model.
+        target: what is written.
+        request: how.
+        parts: of the result.
+        report: called with each block.
+    """
+
+    source: Source
+    target: Target
+    request: Request
+    parts: Journal
+    report: Report
+    _streams: Streams | None = None
+
+    def __iter__(self) -> Iterator[Block]:
+        layers = self.source.config.layers
+        for number in range(layers):
+            self.report("", number, layers)
+            if self.parts.note_of(shard_of(number, layers)) is None:
+                yield self._block(number)
+        self.report("", layers, layers)
+
+    def commit(self, block: Block, packed: Mapping[str, Packed]) -> None:
+        """Write the part of a block, and what the next one is calibrated on; `packed` as `quantized_layer` gives it."""
+        number = block.number
+        if self._streams is not None and number + 1 < self.source.config.layers:
+            self._streams = self._streams.through(number, _with_codes(block.layer, packed))
+            self.parts.commit(_state(number + 1), self._streams.tensors(), None)
+        commit_layer(self.parts, self.target, self.source, number, block.layer, packed)
+        self.parts.discard(_state(number))
+
+    def _block(self, number: int) -> Block:
+        layer = self.source.layer(number)
+        if not self.request.tokens:
+            return Block(number, layer, None)
+        if self._streams is None:
+            self._streams = self._begun(number)
+        return Block(number, layer, self._streams.seen(number, layer))
+
+    def _begun(self, number: int) -> Streams:
+        """The streams in front of a block: of the embedding, or as an earlier process kept them."""
+        if number == 0:
+            return Streams.of(self.source.config, self.source.rows(), self.request.tokens, self.request.window)
+        return Streams(self.source.config, read_windows(self.parts.folder / _state(number)))
+
+
+def _check_streams(parts: Journal, layers: int) -> None:
+    """Begin anew where the streams in front of the first block that is left are not there, or damaged."""
+    shards = shards_of(layers)[:-1]
+    first = next((number for number, file in enumerate(shards) if file not in parts.parts), 0)
+    if first > 0 and _state(first) not in parts.parts:
+        for file in shards:
+            parts.discard(file)
+
+
 def _quantize_layers(source: Source, target: Target, request: Request, parts: Journal, report: Report) -> None:
-    layers, streams = source.config.layers, None
-    for number in range(layers):
-        report("", number, layers)
-        if parts.note_of(shard_of(number, layers)) is not None:
-            continue
-        layer, seen = source.layer(number), None
-        if request.tokens:
-            streams = streams or _streams(source, request, parts, number)
-            seen = streams.seen(number, layer)
-        packed = quantized_layer(source, target, request, number, layer, seen)
-        if streams is not None and number + 1 < layers:
-            streams = streams.through(number, _with_codes(layer, packed))
-            parts.commit(_state(number + 1), streams.tensors(), None)
-        commit_layer(parts, target, source, number, layer, packed)
-        parts.discard(_state(number))
-    report("", layers, layers)
+    blocks = InOrder(source, target, request, parts, report)
+    for block in blocks:
+        blocks.commit(block, quantized_layer(source, target, request, block))
+        del block  # so that the next one is not read beside it
 
 
 def _state(number: int) -> str:
@@ -254,26 +323,17 @@ def _state(number: int) -> str:
     return f"streams-{number:05}.safetensors"
 
 
-def _streams(source: Source, request: Request, parts: Journal, number: int) -> Streams:
-    """The streams in front of a block: of the embedding, or as an earlier process kept them."""
-    if number == 0:
-        return Streams.of(source.config, source.rows(), request.tokens, request.window)
-    return Streams(source.config, read_windows(parts.folder / _state(number)))
-
-
 def _with_codes(layer: LayerWeights, packed: Mapping[str, Packed]) -> LayerWeights:
     floats = {name: numbers for each in packed.values() for name, numbers in each.parts()}
     return layer.changed(lambda name, matrix: floats[name])
 
 
+Tensors = tuple[tuple[str, tuple[str, ...]], ...]
+"""Names of tensors, each with the matrices in it."""
+
+
 def quantized_layer(
-    source: Source,
-    target: Target,
-    request: Request,
-    number: int,
-    layer: LayerWeights,
-    seen: Seen | None,
-    threads: int | None = None,
+    source: Source, target: Target, request: Request, block: Block, threads: int | None = None
 ) -> dict[str, Packed]:
     """The matrices of a block, quantised; those with the same inputs one after another, others side by side.
 
@@ -281,31 +341,50 @@ def quantized_layer(
         source: the model.
         target: what is written.
         request: how.
-        number: of the block.
-        layer: its weights.
-        seen: its inputs, for ``gptq``.
+        block: with its inputs, for ``gptq``.
         threads: that may compute; None for one on each usable processor.
     """
-    linears, groups = layer.linears(), dict[str, list[tuple[str, tuple[str, ...]]]]()
-    for stored, names in target.holders(source, number):
-        groups.setdefault(source_of(names[0]), []).append((stored, names))
+    linears, seen = block.layer.linears(), block.seen
 
-    def work(group: tuple[str, list[tuple[str, tuple[str, ...]]]]) -> dict[str, Packed]:
-        name, tensors = group
-        hessian = None if seen is None else seen.hessian(name)
-        inputs = None if hessian is None else request.rounding.of_inputs(hessian)
-        found = {}
-        for stored, names in tensors:
-            weights, ends = columns_together([to_float(linears[name]) for name in names])
-            coded = request.rounding(weights, request.bits_of(names[0]), inputs)
-            matrix, numbers = request.layout.stored(coded, symmetric=request.rounding.symmetric), coded.floats
-            notes: dict[str, Any] = {"bits": coded.bits, "error": _error(weights, numbers)}
-            notes |= {} if seen is None else {"calibrated": bool(inputs)}
-            found[stored] = Packed(names, ends, numbers, matrix, notes)
-        return found
+    def work(group: tuple[str, Tensors]) -> dict[str, Packed]:
+        return quantized_group(request, linears, *group, seen)
 
-    done = side_by_side(work, groups.items(), threads or usable_processors())
+    done = side_by_side(work, groups_of(source, target, block.number).items(), threads or usable_processors())
     return {stored: each for some in done for stored, each in some.items()}
+
+
+def groups_of(source: Source, target: Target, number: int) -> dict[str, Tensors]:
+    """The tensors of a block that share their inputs, by the matrix of `source_of`."""
+    groups = dict[str, Tensors]()
+    for stored, names in target.holders(source, number):
+        name = source_of(names[0])
+        groups[name] = (*groups.get(name, ()), (stored, names))
+    return groups
+
+
+def quantized_group(
+    request: Request, linears: Mapping[str, Matrix], name: str, tensors: Tensors, seen: Seen | None
+) -> dict[str, Packed]:
+    """The matrices that share their inputs, quantised.
+
+    Args:
+        request: how.
+        linears: the matrices of the block, or at least these.
+        name: of the matrix whose inputs they share.
+        tensors: that hold them.
+        seen: the inputs, for ``gptq``.
+    """
+    hessian = None if seen is None else seen.hessian(name)
+    inputs = None if hessian is None else request.rounding.of_inputs(hessian)
+    found = {}
+    for stored, names in tensors:
+        weights, ends = columns_together([to_float(linears[each]) for each in names])
+        coded = request.rounding(weights, request.bits_of(names[0]), inputs)
+        matrix, numbers = request.layout.stored(coded, symmetric=request.rounding.symmetric), coded.floats
+        notes: dict[str, Any] = {"bits": coded.bits, "error": _error(weights, numbers)}
+        notes |= {} if seen is None else {"calibrated": bool(inputs)}
+        found[stored] = Packed(names, ends, numbers, matrix, notes)
+    return found
 
 
 def _error(weights: F32, values: F32) -> float:

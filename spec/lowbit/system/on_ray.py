@@ -11,14 +11,13 @@ Source: the documentation of Ray, on tasks and their fault tolerance.
 
 import socket
 import sys
-from collections import deque
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib.metadata import version
 from typing import Any
 
 from lowbit.errors import LowbitError, UnavailableError
-from lowbit.system.tasks import MOST_LOSSES, Executor, Item, Result, Results, Work, lost_too_often
+from lowbit.system.tasks import MOST_LOSSES, Executor, Item, Result, Results, Work, lost_too_often, queue_of
 from lowbit.system.threads import worker_environment
 
 SECONDS_TO_ANSWER = 20
@@ -49,12 +48,12 @@ class OnRay(Executor):
 
     def _done(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
         """The results of a cluster that this process has joined."""
-        ray, running = self._ray, dict[Any, Item]()
+        ray, running, waiting = self._ray, dict[Any, Item](), queue_of(items)
         try:
-            threads, slots = self._divided(len(items))
+            threads, slots = self._divided(len(waiting))
             variables = {"env_vars": worker_environment(threads)}
             call = ray.remote(num_cpus=threads, max_retries=MOST_LOSSES - 1, runtime_env=variables)(_called)
-            sent, own, waiting = ray.put(work), version("lowbit"), deque(items)
+            sent, own = ray.put(work), version("lowbit")
             while waiting or running:
                 while waiting and len(running) < AHEAD * slots:
                     item = waiting.popleft()

@@ -1,4 +1,4 @@
-"""Tasks: a long job in parts that need nothing of one another, on several processes or machines.
+"""Tasks: a long job in parts that run side by side, on several processes or machines.
 
 The parts of a job are *items*, and one function does the *work* on each of them. An executor calls it elsewhere and
 gives the results as they come, in any order. The caller keeps a result, on disk for example, and asks for the next one.
@@ -49,7 +49,8 @@ class Executor(ABC):
 
         Args:
             work: what is done; it can be pickled.
-            items: all different; they can be pickled.
+            items: they can be pickled. They are taken out of a ``deque`` as they begin, and a caller that has a result
+                may append what it has made possible.
 
         Raises:
             UnavailableError: processes or machines are lost again and again, or there are none.
@@ -68,33 +69,41 @@ class Processes(Executor):
         self._processes = processes
 
     def run(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
-        left, losses = list(items), 0
-        while left:
-            done = []
+        waiting, losses = queue_of(items), 0
+        while waiting:
+            running = dict[Future[Result], Item]()
             try:
-                for item, result in self._until_lost(work, left):
-                    done.append(item)
+                for item, result in self._until_lost(work, waiting, running):
+                    losses = 0
                     yield item, result
-            except BrokenProcessPool:
-                losses = 1 if done else losses + 1
-            left = [item for item in left if item not in done]
-            if left and losses >= MOST_LOSSES:
-                raise lost_too_often("a process", left[0])
+            except BrokenProcessPool as lost:
+                losses += 1
+                waiting.extendleft(reversed(running.values()))
+                if losses >= MOST_LOSSES:
+                    raise lost_too_often("a process", waiting[0]) from lost
 
-    def _until_lost(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
+    def _until_lost(
+        self, work: Work[Item, Result], waiting: deque[Item], running: dict[Future[Result], Item]
+    ) -> Results[Item, Result]:
+        """Results, until all are there or a process is lost; what is left in `running` then has none."""
         threads = max(1, usable_processors() // self._processes)
-        waiting, running = deque(items), dict[Future[Result], Item]()
         environment = (worker_environment(threads),)
         pool = ProcessPoolExecutor(self._processes, get_context("spawn"), _begun, environment)
         try:
             while waiting or running:
                 while waiting and len(running) <= self._processes:  # one more, so that no process waits for the caller
-                    item = waiting.popleft()
-                    running[pool.submit(work, item, threads)] = item
+                    running[pool.submit(work, waiting[0], threads)] = waiting[0]
+                    waiting.popleft()
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(future), future.result()
+                    result = future.result()
+                    yield running.pop(future), result
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def queue_of(items: Sequence[Item]) -> deque[Item]:
+    """The queue that a caller gave, or one of the items."""
+    return items if isinstance(items, deque) else deque(items)
 
 
 def check_there(path: Path) -> None:

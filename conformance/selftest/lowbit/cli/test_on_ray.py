@@ -76,12 +76,14 @@ class Job:
         result: what is in a place when the work is done, but for dates and times.
         kept: how many parts are finished in a place.
         parts: of the whole.
+        tasks: of each part.
     """
 
     words: tuple[object, ...]
     result: Callable[[Path], Any]
     kept: Callable[[Path], int]
     parts: int
+    tasks: int = 1
 
     def program(self, place: Path, *options: object, before: str = "") -> list[str]:
         """The command of a process that does it in a place."""
@@ -117,6 +119,16 @@ def answer_in(place: Path) -> dict[str, Any]:
     return {name: each for name, each in found.items() if name != "seconds"}
 
 
+def written_in(place: Path) -> dict[str, bytes]:
+    """The files of a model."""
+    return contents(place / "out")
+
+
+def blocks_in(place: Path) -> int:
+    """The blocks that are finished of a model that is not."""
+    return len(list(place.glob(f".*{SUFFIX}/model-*.safetensors")))
+
+
 def windows_in(place: Path) -> int:
     """The windows whose results are kept in a place."""
     file = place / "out"
@@ -149,13 +161,11 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     models = [tiny_gguf.write(place / f"{seed}.gguf", tiny_gguf.published(seed)) for seed in (0, 1)]
     (text := place / "text").write_text(rewriting.TEXT)
     read = ("--text", text, "--tokens", 240, "--window", 20, "--backend", "numpy", "--keep", OUT, "--json")
+    words = ("lowbit", "quantize", dense, "-o", OUT, *GROUP)
+    seen = ("--method", "gptq", "--calibration", text, "--window", 32)
     return {
-        "quantize": Job(
-            ("lowbit", "quantize", dense, "-o", OUT, *GROUP),
-            lambda place: contents(place / "out"),
-            lambda place: len(list(place.glob(f".*{SUFFIX}/model-*.safetensors"))),
-            LAYERS,
-        ),
+        "quantize": Job(words, written_in, blocks_in, LAYERS),
+        "gptq": Job((*words, *seen), written_in, blocks_in, LAYERS, tasks=4),
         "perplexity": Job(("lowbit", "perplexity", "--model", models[0], *read), answer_in, windows_in, 12),
         "compare": Job(("lowbit", "compare", *models, *read), answer_in, windows_in, 12),
         "soak": Job(
@@ -167,7 +177,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     }
 
 
-KINDS = ("quantize", "perplexity", "compare", "soak")
+KINDS = ("quantize", "gptq", "perplexity", "compare", "soak")
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +222,7 @@ def test_the_result_is_that_of_one_process(
     """Every byte of it, or every number of the answer."""
     assert jobs[kind].begun(tmp_path, "--cluster", cluster.address).wait(LONG) == 0
     assert jobs[kind].result(tmp_path) == expected(kind)
-    assert kind == "quantize" or jobs[kind].kept(tmp_path) == jobs[kind].parts
+    assert "quantize" in jobs[kind].words or jobs[kind].kept(tmp_path) == jobs[kind].parts
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,7 +256,7 @@ def test_the_driver_is_killed(
     assert resumed.wait(LONG) == 0
     assert job.result(tmp_path) == expected(kind)
     begun = {each.name.split("-")[1] for each in again.glob("waiting-*")}
-    assert len(begun) == job.parts - kept - 2  # the first two of those that are left do not wait
+    assert len(begun) == (job.parts - kept - 2) * job.tasks  # the first two of those that are left do not wait
 
 
 def test_a_machine_without_the_model(cluster: Any, tmp_path: Path) -> None:

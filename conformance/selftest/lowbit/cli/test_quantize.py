@@ -340,17 +340,28 @@ def test_ctrl_c(sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Mo
     assert said.exit_code == 0 and "1 blocks were there from an interrupted run" in said.stderr
 
 
+SEEN = ["--method", "gptq", "--calibration", "TEXT", "--window", 32]
+
+
+@pytest.mark.parametrize(
+    ("file", "options"),
+    [
+        ("model-00001-of-00003.safetensors", []),
+        ("model-00001-of-00003.safetensors", SEEN),
+        ("streams-00001.safetensors", SEEN),
+    ],
+)
 def test_damaged_parts_are_made_again(
-    sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, options: list[object], sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A changed byte in a finished part counts as no part."""
-    left = interrupted(sources, tmp_path, monkeypatch)
-    part = left / "model-00001-of-00003.safetensors"
-    octets = bytearray(part.read_bytes())
+    """A changed byte in a finished part counts as no part; without the streams of a text it is read from the start."""
+    options = [sources["text"] if each == "TEXT" else each for each in options]
+    left = interrupted(sources, tmp_path, monkeypatch, *options)
+    octets = bytearray((left / file).read_bytes())
     octets[-1] ^= 1
-    part.write_bytes(octets)
-    assert answer(sources["gguf"], "-o", tmp_path / "new", *GROUP)["resumed"] == 0
-    answer(sources["gguf"], "-o", tmp_path / "whole", *GROUP)
+    (left / file).write_bytes(octets)
+    assert answer(sources["gguf"], "-o", tmp_path / "new", *GROUP, *options)["resumed"] == 0
+    answer(sources["gguf"], "-o", tmp_path / "whole", *GROUP, *options)
     assert contents(tmp_path / "new") == contents(tmp_path / "whole")
 
 

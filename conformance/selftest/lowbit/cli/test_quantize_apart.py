@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import rewriting
-from rewriting import contents, events_of, killed, sources_in
+from rewriting import TEXT, contents, events_of, fused_in, killed, sources_in
+from task_work import KilledOnce
 
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.rewriting.apart import Apart, Task
@@ -16,22 +17,32 @@ from lowbit.rewriting.layouts import layout_of
 from lowbit.rewriting.methods import Rounding
 from lowbit.rewriting.quantizing import Request, quantize
 from lowbit.rewriting.source import open_source
-from lowbit.system.tasks import Executor, Item, Result, Results, Work
+from lowbit.system.tasks import Executor, Item, Processes, Result, Results, Work
 
 run, answer = partial(rewriting.run, "quantize"), partial(rewriting.answer, "quantize")
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return sources_in(tmp_path_factory.mktemp("sources"))
+    folder = tmp_path_factory.mktemp("sources")
+    return {**sources_in(folder), "fused": fused_in(folder / "fused")}
 
 
+GPTQ = ["--group-size", 32, "--method", "gptq", "--calibration", "TEXT", "--window", 32]
 CASES = [
     ("dense", ["--group-size", 32], "new"),
     ("sparse", ["--group-size", 32, "--bits", 3, "--format", "compressed-tensors"], "new"),
     ("gguf", ["--group-size", 16, "--method", "hqq", "--format", "hqq"], "new"),
     ("dense", ["--group-size", 32, "--format", "gguf"], "new.gguf"),
+    ("dense", [*GPTQ, "--act-order"], "new"),
+    ("sparse", [*GPTQ, "--experts-bits", 3], "new"),
+    ("fused", [*GPTQ, "--format", "awq"], "new"),
 ]
+
+
+def with_text(options: list[object], sources: dict[str, Path]) -> list[object]:
+    """Options with the path of the text."""
+    return [sources["text"] if each == "TEXT" else each for each in options]
 
 
 @pytest.mark.parametrize(("kind", "options", "name"), CASES)
@@ -39,6 +50,7 @@ def test_the_bytes_are_those_of_one_process(
     kind: str, options: list[object], name: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:
     """Of every file, and the answer too."""
+    options = with_text(options, sources)
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     expected = answer(sources[kind], "-o", tmp_path / "one" / name, *options)
@@ -75,9 +87,38 @@ def test_another_model_under_the_path(sources: dict[str, Path], tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_run_is_resumed(sources: dict[str, Path], tmp_path: Path) -> None:
+class Losing(Executor):
+    """Tasks in two processes, of which one kills itself when it has begun an item.
+
+    Args:
+        folder: for a note that it has.
+        item: as a message names it.
+    """
+
+    def __init__(self, folder: Path, item: str) -> None:
+        self.folder, self.item = folder, item
+
+    def run(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
+        return Processes(2).run(KilledOnce(work, self.folder, self.item), items)
+
+
+def test_the_task_of_a_lost_process_is_done_again(sources: dict[str, Path], tmp_path: Path) -> None:
+    """With GPTQ, where the next block waits for it: the bytes are the same."""
+    (noted := tmp_path / "noted").mkdir()
+    source = open_source(sources["sparse"])
+    tokens = tuple(source.tokenizer.encode(TEXT, begin=False))
+    request = Request(Rounding("gptq", 32), layout_of("gptq-v2"), 4, 4, tokens, 32)
+    quantize(source, tmp_path / "expected", request)
+    blocks = Apart(Losing(noted, "0.feed_forward.experts[1].down"), sources["sparse"])
+    quantize(source, tmp_path / "new", request, blocks=blocks)
+    assert contents(tmp_path / "new") == contents(tmp_path / "expected")
+    assert len(list(noted.iterdir())) == 1
+
+
+@pytest.mark.parametrize("more", [["--group-size", 32], GPTQ], ids=["rtn", "gptq"])
+def test_a_killed_run_is_resumed(more: list[object], sources: dict[str, Path], tmp_path: Path) -> None:
     """Wherever it is killed, a run in one process makes what is left."""
-    options = [sources["sparse"], "--group-size", 32]
+    options = [sources["sparse"], *with_text(more, sources)]
     answer(*options, "-o", tmp_path / "expected")
     (tmp_path / "whole").mkdir()
     events = events_of(tmp_path / "whole", "quantize", *options, "-o", tmp_path / "whole/new", "--processes", 2)
@@ -91,21 +132,11 @@ def test_a_killed_run_is_resumed(sources: dict[str, Path], tmp_path: Path) -> No
     assert resumed[-1] > 0
 
 
-REFUSED = [
-    (["--method", "gptq"], "--processes and --cluster do not apply to --method gptq"),
-    (["--cluster", "auto"], "--processes and --cluster are two places for the work"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_what_does_not_go_together(
-    options: list[object], message: str, sources: dict[str, Path], tmp_path: Path
-) -> None:
-    """It is refused, and nothing is left."""
-    text = ["--calibration", sources["text"]] if "gptq" in options else []
-    words = [sources["dense"], "-o", tmp_path / "new", "--group-size", 32, "--processes", 2, *options, *text]
-    result = run(*words)
-    assert isinstance(result.exception, ArgumentError) and message in str(result.exception)
+def test_two_places_for_the_work(sources: dict[str, Path], tmp_path: Path) -> None:
+    """They are refused, and nothing is left."""
+    result = run(sources["dense"], "-o", tmp_path / "new", "--group-size", 32, "--processes", 2, "--cluster", "auto")
+    assert isinstance(result.exception, ArgumentError)
+    assert "--processes and --cluster are two places for the work" in str(result.exception)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -31,6 +32,17 @@ def test_threads_are_divided() -> None:
     """Each of the processes may use its part, and at least one."""
     counts = {number: dict(Processes(number).run(threads_of, [0]))[0] for number in (1, 1000)}
     assert counts == {1: usable_processors(), 1000: 1}
+
+
+def test_a_result_may_make_further_items_possible(tmp_path: Path) -> None:
+    """They are appended to the queue, and done again as others are where a process is lost."""
+    queue, found = deque([1]), []
+    for _, result in Processes(2).run(Killing(tmp_path, (4, 256), 2), queue):
+        found.append(result)
+        if result < 1000:
+            queue.append(result + 1 if result == 1 else result)
+    assert found == [1, 4, 16, 256, 65536]
+    assert len(list(tmp_path.iterdir())) == 2 and not queue
 
 
 def test_what_a_killed_process_had_is_done_again(tmp_path: Path) -> None:
