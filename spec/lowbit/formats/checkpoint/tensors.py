@@ -4,8 +4,9 @@ Large models come in *shards*, safetensors files of a few gigabytes each, with a
 which shard. A safetensors file is eight bytes that give the length of a header, the header, which lists tensors with
 type, shape and position, and the data. The ``safetensors`` library checks that header: it has to be JSON, every shape
 has to fill its range exactly, and the ranges have to cover the file without holes or overlaps. So a tensor's position
-follows from the sizes of those before it. Here the table of all shards is compared with the index, in both directions,
-before any weight is read.
+follows from the sizes of those before it. What the library accepts, a tensor that stands twice in a header, and what it
+does not name, ranges that overlap or end outside the file, is refused first. The table of all shards is compared with
+the index, in both directions, before any weight is read.
 
 **Reading** uses plain reads at that position and not a mapping: if the file shrinks meanwhile, a read gives an error
 and not a fault. numpy has no bfloat16; such weights are the upper halves of float32 numbers and are read as integers.
@@ -34,7 +35,7 @@ from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.known_file import KnownFile, opened
 from lowbit.numbers.floats import FLOATS
-from lowbit.system.json_files import Fields, read_fields
+from lowbit.system.json_files import Fields, parsed, read_fields
 from lowbit.system.memory import check_memory
 from lowbit.system.scratch import workplace
 from lowbit.text import quoted
@@ -125,7 +126,8 @@ def read_table(folder: Path, types: Sequence[str] = tuple(STORED)) -> Table:
     files = sorted(set(listed.values()))
     for file in files:
         if not (folder / file).is_file():
-            raise FormatError(INDEX, "weight_map", quoted(file), "files of the directory")
+            given = "no plain file" if os.path.lexists(folder / file) else "missing"
+            raise FormatError(INDEX, f"shard {quoted(file)}", given, "a file of the directory")
     table: dict[str, Place] = {}
     for file in files:
         found = read_header(folder / file, types).table
@@ -179,6 +181,7 @@ def read_header(path: Path, types: Sequence[str] = tuple(STORED)) -> Header:
             if not 2 <= header <= min(MOST_HEADER_BYTES, status.st_size - LENGTH_BYTES):  # before the library maps it
                 allowed = f"2 to {MOST_HEADER_BYTES} bytes inside the file of {status.st_size}"
                 raise FormatError(path.name, "length of the header", header, allowed)
+            _check_ranges(parsed(path.name, stream.read(header)), status.st_size - LENGTH_BYTES - header)
             with safe_open(path, framework="numpy") as library:
                 slices = {name: library.get_slice(name) for name in library.offset_keys()}
                 claims = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
@@ -198,6 +201,31 @@ def read_header(path: Path, types: Sequence[str] = tuple(STORED)) -> Header:
     if offset != status.st_size:
         raise FormatError(path.name, "size", f"{status.st_size} bytes", f"the {offset} bytes of its tensors")
     return Header(table, metadata)
+
+
+def _check_ranges(header: Fields, nbytes: int) -> None:
+    """Refuse tensors that share bytes or lie outside the file, by name; all else is left to the library.
+
+    Args:
+        header: of a safetensors file, in which no tensor stands twice.
+        nbytes: of the data behind it.
+
+    Raises:
+        FormatError: there are such tensors.
+    """
+    ranges = [(each.get("data_offsets"), name) for name, each in header.values.items() if isinstance(each, dict)]
+    end, before = 0, ""
+    for place, name in sorted((each for each in ranges if _is_range(each[0])), key=lambda each: each[0]):
+        what = f"data_offsets of tensor {quoted(name)}"
+        if place[0] < min(end, place[1]):
+            raise FormatError(header.file, what, str(place), f"{end} or more, behind the data of {quoted(before)}")
+        if place[1] > nbytes:
+            raise FormatError(header.file, what, str(place), f"inside the {nbytes} bytes of data in the file")
+        end, before = max(end, place[1]), name
+
+
+def _is_range(place: object) -> bool:
+    return isinstance(place, list) and len(place) == 2 and all(type(each) is int for each in place)
 
 
 # **Reading.**

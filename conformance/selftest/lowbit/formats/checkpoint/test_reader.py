@@ -361,7 +361,7 @@ INDEXES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "absolute": (lambda m: m | {"model.norm.weight": "/tmp/x.safetensors"}, "allowed: the name of a .safetensors file"),
     "backslash": (lambda m: m | {"model.norm.weight": "..\\x.safetensors"}, "allowed: the name of a .safetensors file"),
     "hidden": (lambda m: m | {"model.norm.weight": ".x.safetensors"}, "allowed: the name of a .safetensors file"),
-    "no file": (lambda m: m | {"model.norm.weight": "model-3.safetensors"}, "allowed: files of the directory"),
+    "no file": (lambda m: m | {"model.norm.weight": "model-3.safetensors"}, "allowed: a file of the directory"),
     "another file": (lambda m: m | {"model.norm.weight": "config.json"}, "allowed: the name of a .safetensors file"),
     "too long": (
         lambda m: m | {"model.norm.weight": 243 * "a" + "ü.safetensors"},
@@ -396,8 +396,12 @@ def test_files_that_are_not_there(folder: Path, tmp_path: Path) -> None:
             open_checkpoint(path)
     path = copied(folder, tmp_path)
     (path / SECOND).unlink()
-    with pytest.raises(FormatError, match=f"weight_map is '{SECOND}'; allowed: files of the directory"):
+    with pytest.raises(FormatError, match=f"shard '{SECOND}' is missing; allowed: a file of the directory"):
         open_checkpoint(path)
+    (path / SECOND).symlink_to(SECOND)
+    with pytest.raises(FormatError, match=f"shard '{SECOND}' is no plain file; allowed: a file of the directory"):
+        open_checkpoint(path)
+    (path / SECOND).unlink()
     (path / INDEX).unlink()
     with pytest.raises(ArgumentError, match=r"a directory that holds model\.safetensors or model\.safetensors\.index"):
         open_checkpoint(path)
@@ -437,6 +441,19 @@ HEADERS = {
     "many dimensions": crafted({"a": entry("F16", [1] * 10_000, 0, 2)}, bytes(2)),
     "an extra tensor": crafted({"a": entry("F16", [0, 7], 0, 0)}),
 }
+TWICE = json.dumps({"a": entry("F16", [2], 0, 4)})[:-1] + ", " + json.dumps({"a": entry("F16", [2], 0, 4)})[1:]
+NAMED = {
+    "a tensor twice": (crafted(TWICE.encode(), bytes(4)), "content is .*'a'.*; allowed: JSON"),
+    "ranges that overlap": (
+        HEADERS["an overlap"],
+        r"tensor 'b' is \[2, 6\]; allowed: 4 or more, behind the data of 'a'",
+    ),
+    "the same range": (
+        crafted({name: entry("F16", [2], 0, 4) for name in "ab"}, bytes(4)),
+        r"tensor 'b' is \[0, 4\]; allowed: 4 or more, behind the data of 'a'",
+    ),
+    "a file that ends": (HEADERS["too little data"], r"tensor 'a' is \[0, 4\]; allowed: inside the 3 bytes of data"),
+}
 
 
 @pytest.mark.parametrize("length", [0, 2**23 + 1, 2**39], ids=str)
@@ -455,6 +472,14 @@ def test_a_shard_that_is_none(name: str, folder: Path, tmp_path: Path) -> None:
         open_checkpoint(copied(folder, tmp_path, {FIRST: HEADERS[name]}))
     assert str(caught.value).startswith(FIRST) and str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_tensors_that_share_bytes_are_named(name: str, folder: Path, tmp_path: Path) -> None:
+    """So is one that stands twice in a header, or whose data the file does not have."""
+    content, message = NAMED[name]
+    with pytest.raises(FormatError, match=f"^{FIRST}: .*{message}"):
+        open_checkpoint(copied(folder, tmp_path, {FIRST: content}))
 
 
 @pytest.mark.parametrize("kind", ["a missing tensor", "an extra tensor", "a transposed tensor", "a vector as a matrix"])
