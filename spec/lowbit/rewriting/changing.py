@@ -17,7 +17,7 @@ from lowbit.formats.checkpoint.names import tensor_shapes, vector_names
 from lowbit.formats.fetch import Report, silent
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import Embedding, LayerWeights, Matrix, to_float
-from lowbit.rewriting.journal import check_destination, journal
+from lowbit.rewriting.journal import journal
 from lowbit.rewriting.layouts import FLOATS
 from lowbit.rewriting.source import Derived, Source, smallest
 from lowbit.rewriting.to_directory import ToDirectory, commit_floats
@@ -127,11 +127,10 @@ def write_floats(
         UnavailableError: too little memory or disk space.
         FormatError: a damaged source; a result that is not what was meant.
     """
-    check_destination(destination)
     shapes = tensor_shapes(source.config, source.tied, source.architecture)
-    check_room(destination, 4 * sum(prod(shape) for _, shape in shapes))
     call = {"version": [VERSION, version_of("lowbit")], "source": source.identity(), **request}
     with journal(destination, call) as parts:
+        check_room(destination, 4 * sum(prod(shape) for _, shape in shapes) - parts.nbytes)
         target, layers, resumed = ToDirectory(FLOATS), source.config.layers, 0
         for number in range(layers):
             report(f"writing {source.name}", number, layers)

@@ -55,6 +55,11 @@ class Journal:
     call: Mapping[str, Any]
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the finished parts."""
+        return sum((self.folder / file).stat().st_size for file in self.parts)
+
     def note_of(self, file: str) -> Any:
         """What was noted of a finished part; None if it is not finished."""
         return self.parts[file]["note"] if file in self.parts else None
@@ -158,7 +163,10 @@ def write_part(path: Path, tensors: Mapping[str, Array]) -> str:
         UnavailableError: it cannot be written.
     """
     contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    write_tensors(path, contiguous, {"format": "pt"})
+    try:
+        write_tensors(path, contiguous, {"format": "pt"})
+    except UnavailableError as error:
+        raise UnavailableError(error.what, error.reason, f"{error.remedy}, and {RESUME}") from error
     return _digest(path)
 
 

@@ -21,7 +21,7 @@ from lowbit.model.calibration import Seen, Streams, source_of
 from lowbit.model.weights import LayerWeights, Matrix, linear_shapes, to_float
 from lowbit.quantization.coded import digest
 from lowbit.quantization.packing import BITS
-from lowbit.rewriting.journal import Journal, check_destination, journal, read_windows
+from lowbit.rewriting.journal import Journal, journal, read_windows
 from lowbit.rewriting.layouts import Description, Layout
 from lowbit.rewriting.methods import METHODS, Rounding
 from lowbit.rewriting.source import Source
@@ -213,9 +213,9 @@ def writing(
         UnavailableError: too little disk space, or a folder that cannot be written.
     """
     is_file = target.layout.is_file
-    check_destination(destination, is_file=is_file)
-    check_room(destination, 2 * needed if is_file else needed)  # a file is put together from its parts
     with journal(destination, call, is_file=is_file) as parts:
+        whole = 2 * needed if is_file else needed  # a file is put together from its parts
+        check_room(destination, whole - parts.nbytes)
         yield parts
 
 

@@ -29,6 +29,8 @@ from lowbit.quantization.hqq import HqqMatrix, dequantize
 from lowbit.quantization.hqq import quantize as by_solver
 from lowbit.rewriting import quantizing, writing
 from lowbit.rewriting.layouts import LAYOUTS, Layout
+from lowbit.rewriting.methods import Rounding
+from lowbit.rewriting.source import open_source
 from lowbit.runtime import open_model
 from lowbit.tensor_formats.stored import Stored
 
@@ -309,6 +311,7 @@ def test_a_disk_that_fills_up(layout: str, most: int, sources: dict[str, Path], 
     arguments = [sources["gguf"], "--format", layout, "--group-size", 32, "-o", tmp_path / "new"]
     status, said = run_counted(tmp_path, "quantize", *arguments, most=most)
     assert status == 2 and "cannot be written" in said and "File too large" in said
+    assert "run the same command again to resume" in said
     assert not (tmp_path / "new").exists()
     found = answer(*arguments)
     assert found["resumed"] == (2 if most > 20000 else 0)
@@ -338,6 +341,21 @@ def test_ctrl_c(sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "new").exists() and left.stat().st_mode & 0o777 == 0o700
     said = run(sources["gguf"], "-o", tmp_path / "new", *GROUP)
     assert said.exit_code == 0 and "1 blocks were there from an interrupted run" in said.stderr
+
+
+def test_a_resumed_run_needs_room_for_what_is_left(
+    sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk has no room for the whole beside the block that is finished, and need not have."""
+    source = open_source(sources["gguf"])
+    request = quantizing.Request(Rounding("rtn", 16), LAYOUTS["gptq-v2"], 4, 4)
+    left = interrupted(sources, tmp_path, monkeypatch)
+    free = quantizing.room(source, request) - (left / "model-00001-of-00003.safetensors").stat().st_size
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": free}))
+    assert answer(sources["gguf"], "-o", tmp_path / "new", *GROUP)["resumed"] == 1
+    result = run(sources["gguf"], "-o", tmp_path / "other", *GROUP)
+    assert isinstance(result.exception, UnavailableError) and "are needed and" in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 SEEN = ["--method", "gptq", "--calibration", "TEXT", "--window", 32]

@@ -213,19 +213,23 @@ def _check_ranges(header: Fields, nbytes: int) -> None:
     Raises:
         FormatError: there are such tensors.
     """
-    ranges = [(each.get("data_offsets"), name) for name, each in header.values.items() if isinstance(each, dict)]
+    tensors = ((name, each) for name, each in header.values.items() if isinstance(each, dict))
+    places = [(*place, name) for name, each in tensors if (place := _range(each)) is not None]
     end, before = 0, ""
-    for place, name in sorted((each for each in ranges if _is_range(each[0])), key=lambda each: each[0]):
-        what = f"data_offsets of tensor {quoted(name)}"
-        if place[0] < min(end, place[1]):
-            raise FormatError(header.file, what, str(place), f"{end} or more, behind the data of {quoted(before)}")
-        if place[1] > nbytes:
-            raise FormatError(header.file, what, str(place), f"inside the {nbytes} bytes of data in the file")
-        end, before = max(end, place[1]), name
+    for begin, stop, name in sorted(places):
+        what, given = f"data_offsets of tensor {quoted(name)}", f"[{begin}, {stop}]"
+        if begin < min(end, stop):
+            raise FormatError(header.file, what, given, f"{end} or more, behind the data of {quoted(before)}")
+        if stop > nbytes:
+            raise FormatError(header.file, what, given, f"inside the {nbytes} bytes of data in the file")
+        end, before = max(end, stop), name
 
 
-def _is_range(place: object) -> bool:
-    return isinstance(place, list) and len(place) == 2 and all(type(each) is int for each in place)
+def _range(tensor: Mapping[str, Any]) -> tuple[int, int] | None:
+    place = tensor.get("data_offsets")
+    if isinstance(place, list) and len(place) == 2 and all(type(each) is int for each in place):
+        return place[0], place[1]
+    return None
 
 
 # **Reading.**
