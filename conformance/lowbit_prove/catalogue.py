@@ -20,6 +20,8 @@ from lowbit_cppyy.stored.recipe import separate_recipe
 from lowbit_cppyy.tuning.choices import PANEL, default_recipe
 from lowbit_prove import (
     casts,
+    elements,
+    encoding,
     formats,
     graphs,
     instructions,
@@ -73,7 +75,8 @@ def kernel(name: str) -> Kernel | StoredKernel:
 
 def theorems() -> Iterator[Theorem]:
     """All theorems, each once."""
-    for chapter in (places, layouts, formats, storage, memory, roundings, instructions, casts, steps, graphs, offload):
+    stored_numbers = formats, elements, storage, encoding
+    for chapter in (places, layouts, *stored_numbers, memory, roundings, instructions, casts, steps, graphs, offload):
         yield from chapter.theorems()
     matrices = {kernel.name: kernel for kernel in kernels()}.values()
     yield from (products.of_kernel(kernel) for kernel in matrices)
@@ -92,7 +95,7 @@ def names_of(theorem: Theorem) -> set[str]:
     ['formats', 'formats/gptq-v2-u4/qzeros', 'gptq-v2', 'gptq-v2-u4', 'gptq-v2-u4/qzeros']
     """
     subject = theorem.name.partition("/")[0]
-    width = re.fullmatch(r"(.+)-u[0-9]", subject) if theorem.kind in ("formats", "storage") else None
+    width = re.fullmatch(r"(.+)-u[0-9]", subject) if theorem.kind in ("formats", "storage", "encoding") else None
     return {theorem.kind, theorem.id, theorem.name, subject, *([width[1]] if width else [])}
 
 

@@ -15,7 +15,7 @@ from lowbit.cli.progress import changing_bar
 from lowbit_prove import catalogue, certificates
 from lowbit_prove.theorem import Outcome, Proof, Theorem
 
-LONGEST = ("casts", "offload", "steps")
+LONGEST = ("casts", "encoding", "offload", "steps")
 """Kinds of theorems that take longest, the longest first."""
 FEW = 8
 """So many theorems are decided by this process alone: others take a second to begin."""

@@ -24,6 +24,7 @@ Kind = Literal[
     "roundings",
     "instructions",
     "casts",
+    "encoding",
     "steps",
     "graphs",
     "offload",
