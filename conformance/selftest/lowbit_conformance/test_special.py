@@ -20,7 +20,7 @@ def test_the_list_is_long_and_its_names_differ() -> None:
     assert len(OPERATIONS) >= 33
 
 
-@pytest.mark.parametrize("operation", thinned(OPERATIONS, 30))
+@pytest.mark.parametrize("operation", thinned(OPERATIONS, 60))
 def test_special_sizes_and_numbers_are_met(operation: str) -> None:
     """No kernel of an operation survives, and a right backend fails no case that it was tried on."""
     left, failures = survivors(operation)

@@ -41,7 +41,7 @@ def test_the_table_has_the_kernels_of_the_sources() -> None:
     assert sum(len(of(name)) for name in MAKERS) == len(cases())
 
 
-@pytest.mark.parametrize("name", thinned(MAKERS, 2))
+@pytest.mark.parametrize("name", thinned(MAKERS, 3))
 def test_a_kernel_computes_what_it_means(watched: Watched, name: str) -> None:
     """Every case of every variant: nothing is found wrong with it, its numbers are those of the meaning, and they have
     the same bits whatever the order of blocks and threads."""
@@ -76,7 +76,7 @@ def test_a_simulated_device_runs_it(name: str) -> None:
     assert not wrong, f"{case}: {wrong}"
 
 
-@pytest.mark.parametrize("name", thinned(MAKERS, 3))
+@pytest.mark.parametrize("name", thinned(MAKERS, 5))
 def test_a_kernel_keeps_to_its_memory(memory: Sanitized, name: str) -> None:
     """Under AddressSanitizer and UndefinedBehaviorSanitizer, in a process of its own, with the same numbers."""
     every = of(name)

@@ -94,7 +94,7 @@ BACK = {"three": "compressed-tensors"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout"), thinned([(kind, layout) for kind, layouts in WAYS for layout in layouts], 3, rows=True)
+    ("kind", "layout"), thinned([(kind, layout) for kind, layouts in WAYS for layout in layouts], 6, rows=True)
 )
 def test_no_number_changes(kind: str, layout: str, sources: dict[str, Path], tmp_path: Path) -> None:
     """There, and back to a layout of the kind that it came from where that holds it."""

@@ -89,7 +89,7 @@ def _calls(mark: Any, case: Any) -> Any:
     return [(case, owner.last)] if owner.last else []
 
 
-@pytest.mark.parametrize("name", thinned(NAMES, 40))
+@pytest.mark.parametrize("name", thinned(NAMES, 80))
 def test_the_diagnosis_names_the_defect(name: str) -> None:
     """The first cases that a defect fails are all explained by it, so it is named, alone or beside its equals."""
     defect = BANK[name]
@@ -193,7 +193,7 @@ def cross_section() -> list[str]:
     return [*chosen, *sorted(by_verdict.values())]
 
 
-@pytest.mark.parametrize("name", thinned(cross_section(), 20))
+@pytest.mark.parametrize("name", thinned(cross_section(), 40))
 def test_the_suite_finds_it_for_its_own_reason(name: str) -> None:
     """The suite fails a backend with the defect, with the verdict that the bank expects."""
     entry = matrix.described(name) | matrix.entry_of(try_out(name, seeds=1))

@@ -364,7 +364,7 @@ def check_sealed(test: Callable[..., None], case: Case, backend: Backend) -> int
 
 @pytest.mark.parametrize(
     "mark",
-    thinned(CHECKS, 7),
+    thinned(CHECKS, 14),
     ids=lambda mark: "-".join(
         (mark.clause, mark.generator.__name__, mark.test.__module__.rpartition(".")[2], mark.test.__name__)
     ),

@@ -48,7 +48,7 @@ def expected(name: str, contract: Contract, table: InstructionSet) -> list[F32]:
         return answers(compiled(backend, operations(backend, model(name), contract)))
 
 
-@pytest.mark.parametrize("threads", (1, 3))
+@pytest.mark.parametrize("threads", thinned((3, 1), 2))
 @pytest.mark.parametrize("each", thinned(STEPS, 8), ids="-".join)
 def test_addresses_and_what_is_undefined(each: tuple[str, Contract], threads: int) -> None:
     """AddressSanitizer and UndefinedBehaviorSanitizer, on the best instruction set of this processor."""
@@ -59,7 +59,7 @@ def test_addresses_and_what_is_undefined(each: tuple[str, Contract], threads: in
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", thinned(EDGES, 2))
+@pytest.mark.parametrize("name", thinned(EDGES, 4))
 def test_addresses_at_the_ends_of_sizes(name: str) -> None:
     """Sizes of one, and sizes that fill no vector and no panel."""
     with CppyyBackend(isa=SLOWEST.name, threads=1) as backend:
