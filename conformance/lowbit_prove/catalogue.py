@@ -30,6 +30,7 @@ from lowbit_prove import (
     offload,
     places,
     products,
+    returning,
     roundings,
     steps,
     storage,
@@ -75,7 +76,7 @@ def kernel(name: str) -> Kernel | StoredKernel:
 
 def theorems() -> Iterator[Theorem]:
     """All theorems, each once."""
-    stored_numbers = formats, elements, storage, encoding
+    stored_numbers = formats, elements, storage, encoding, returning
     for chapter in (places, layouts, *stored_numbers, memory, roundings, instructions, casts, steps, graphs, offload):
         yield from chapter.theorems()
     matrices = {kernel.name: kernel for kernel in kernels()}.values()

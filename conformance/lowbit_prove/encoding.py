@@ -422,11 +422,12 @@ def theorems() -> Iterator[Theorem]:
         width = f"-u{bits}" if bits else ""
         statement = "decode(encode(x)) is the nearest number of the grid, for every largest number and all float32 x"
         yield Theorem(
-            *("encoding", f"{name}{width}/rounding", statement, partial(_subject, name, bits)),
+            *("encoding", f"{name}{width}/rounding", statement, partial(subject, name, bits)),
             *(partial(decide, FORMATS[name], bits, makes), partial(ran, FORMATS[name], bits, makes)),
         )
 
 
-def _subject(name: str, bits: int | None) -> str:
+def subject(name: str, bits: int | None) -> str:
+    """A format, and the chapters that cast to it."""
     chapters = {getattr(each, "func", each).__module__ for each in FORMATS[name].encode.values()}
     return "\n".join([name, str(bits), *(getsource(modules[each]) for each in sorted(chapters))])

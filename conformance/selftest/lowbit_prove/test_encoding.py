@@ -24,8 +24,8 @@ from lowbit.tensor_formats import (
     onnx,
 )
 from lowbit.tensor_formats.stored import FORMATS
-from lowbit_prove import catalogue, elements, encoding, grids
-from lowbit_prove.theorem import Numbers, Proof, Refutation
+from lowbit_prove import catalogue, elements, encoding, grids, returning
+from lowbit_prove.theorem import Numbers, Proof, Refutation, Theorem
 
 ALL = {(name, bits): makes for name, bits, makes in grids.grids()}
 ONE_IN = 499
@@ -179,6 +179,55 @@ def test_numbers_of_no_refutation_are_refused() -> None:
     for numbers in wrong:
         with pytest.raises(ArgumentError):
             theorem.run(numbers)
+
+
+# Bytes that return.
+
+
+@pytest.mark.parametrize("theorem", thinned(list(returning.theorems()), 3), ids=lambda each: each.name)
+def test_bytes_return(theorem: Theorem) -> None:
+    name, _, bits = theorem.name.removesuffix("/bytes").partition("-u")
+    key = name, int(bits) if bits else None
+    assert isinstance(returning.decide(FORMATS[name], key[1], ALL[key], 61), Proof)
+
+
+def test_scales_that_do_not_return_are_counted() -> None:
+    """Of E4M3's, 256, 288, 320, 352, 384 and 416 become 448; the largest returns."""
+    found = returning.decide(FORMATS["gguf-nvfp4"], None, ALL["gguf-nvfp4", None])
+    assert isinstance(found, Proof)
+    cast = encoding.Cast(FORMATS["gguf-nvfp4"], None, "reference", ALL["gguf-nvfp4", None]("reference"))
+    scales, lost = returning.kept_scales(cast, 1.0, 1)
+    assert lost == 6 and list(scales[-2:]) == [240.0, 448.0]
+
+
+def test_bytes_of_compressed_tensors_do_not_return() -> None:
+    """The exception that the chapter names: bfloat16 has no number for 123 times the scale."""
+    d = 135 / 128
+    grid = ALL["ct-int", None]("reference")
+    found = encoding.Cast(FORMATS["ct-int"], None, "reference", grid).encoded(
+        np.array([127 * d]), np.array([[-123 * d]])
+    )
+    assert found.scales[0] == d and found.values[0, 0] == -124 * d
+
+
+RETURNING = {
+    "q8_0 truncates": "encoding/q8_0/bytes",
+    "q8_0 scale": "encoding/q8_0/bytes",
+    "q4_0 order": "encoding/q4_0/bytes",
+    "q4_0 sign": "encoding/q4_0/bytes",
+    "q4_1 code": "encoding/q4_1/bytes",
+}
+
+
+@pytest.mark.parametrize("mistake", RETURNING)
+def test_bytes_that_do_not_return_are_refuted(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, bits, plant = MISTAKES[mistake]
+    (theorem,) = [each for each in returning.theorems() if each.id == RETURNING[mistake]]
+    with monkeypatch.context() as planted:
+        plant(planted)
+        found = returning.decide(FORMATS[name], bits, ALL[name, bits], 61)
+        assert isinstance(found, Refutation) and theorem.run(found.numbers) is not None
+    assert theorem.run(found.numbers) is None
 
 
 # Elements of OCP MX.
