@@ -15,8 +15,9 @@ with d stored as it was. An element depends on its own code and the scale only, 
 - ggml's E4M3 for NVFP4 takes 448 in the place of 256 to 416;
 - KIVI in 16 bits rounds E d to 16 bits before it is divided again.
 
-Scales of float32 are left out: a product of 127 and a scale is rounded, and some scales of int8 return as a neighbour. That their codes return follows from the theorem of rounding. Also left out is compressed-tensors. It divides
-by :math:`(2^b - 1) / 2`, which no code stands for, and computes in bfloat16: beside the code 127 and its scale 135/128,
+Scales of float32 are left out: a product of 127 and a scale is rounded, and some scales of int8 return as a neighbour.
+That their codes return follows from the theorem of rounding. Also left out is compressed-tensors. It divides by
+:math:`(2^b - 1) / 2`, which no code stands for, and computes in bfloat16: beside the code 127 and its scale 135/128,
 the code -123 of 8 bits returns as -124.
 """
 
