@@ -2,6 +2,8 @@
 // same generator, so the same token. Only the list of tokens is put in order as far as it is read, and no further.
 #pragma once
 
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "bridge.h"
@@ -148,6 +150,40 @@ inline std::int32_t choose(const float* logits, std::int64_t count, const Sampli
   std::int64_t place = 0;
   for (std::int64_t before = list.weight(0); before <= drawn; before += list.weight(place)) ++place;
   return list.token(place);
+}
+
+// The likeliest of a run of tokens, of equals the first, and whether the logits of all are finite.
+struct Likeliest {
+  float logit = -std::numeric_limits<float>::infinity();
+  std::int32_t token = 0;
+  bool finite = true;
+
+  void join(const Likeliest& other) {
+    finite = finite && other.finite;
+    if (other.logit > logit || (other.logit == logit && other.token < token)) logit = other.logit, token = other.token;
+  }
+};
+
+inline Likeliest likeliest(const float* logits, std::int32_t first, std::int32_t last) {
+  constexpr std::int32_t lanes = 16;  // each the likeliest of its own tokens, in loops that a compiler turns into vectors
+  float most[lanes];
+  std::int32_t token[lanes], wrong[lanes];
+  for (std::int32_t i = 0; i < lanes; ++i) most[i] = -std::numeric_limits<float>::infinity(), token[i] = first, wrong[i] = 0;
+  std::int32_t n = first;
+  for (; n + lanes <= last; n += lanes)
+    for (std::int32_t i = 0; i < lanes; ++i) {
+      std::int32_t bits;
+      std::memcpy(&bits, logits + n + i, sizeof bits);
+      const bool more = logits[n + i] > most[i];
+      most[i] = more ? logits[n + i] : most[i];
+      token[i] = more ? n + i : token[i];
+      wrong[i] |= (bits & 0x7FFFFFFF) >= 0x7F800000;
+    }
+  Likeliest found;
+  found.token = first;
+  for (std::int32_t i = 0; i < lanes; ++i) found.join({most[i], token[i], wrong[i] == 0});
+  for (; n < last; ++n) found.join({logits[n], n, std::isfinite(logits[n])});
+  return found;
 }
 
 namespace bridge {

@@ -366,7 +366,17 @@ struct Call {
   float *x, *values;           // the residual stream, and the other values that threads share
   const float* const* angles;  // for each base, of each position
   float *hidden, *logits;      // results; no logits where it is nullptr
+  Likeliest* likeliest;        // of the logits of each thread; nullptr where no token is chosen
 };
+
+// How a token is chosen at the end of a step, and the token. At a temperature of 0 it is the likeliest.
+struct Wanted {
+  Sampling how;
+  std::uint64_t seed, position, sequence;
+  std::int32_t token;
+};
+
+constexpr int unchosen = 11;  // status of a step of which a logit is not finite
 
 struct Model {
   Pool* pool;
@@ -380,6 +390,7 @@ struct Model {
   Barrier barrier;
   std::atomic<int> failure{OK};
   std::vector<float> memory;
+  std::vector<Likeliest> likeliest;  // of each thread, where a token is wanted
 
   std::int64_t rotation_floats() const { return 3 * padded_channels(head_dim); }
 };
@@ -535,25 +546,30 @@ inline int run_experts(const Team& team, const Call& call, const Experts& own, c
                           : several_tokens(team, call, own, x, router, room, y);
 }
 
-// Caps this thread's columns of the logits, where the model has a cap for them.
-struct CappedLogits {
+// Caps this thread's columns of the logits, where the model has a cap for them, and looks for the likeliest of a single
+// token's, which lie in the cache now.
+struct Logits {
   const Model* model;
   std::int64_t columns;
   float* logits;
+  Likeliest* found;
 
   void operator()(int, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t last) const {
-    if (model->logit_cap == 0) return;
-    const Cap cap(model->logit_cap);
-    for (std::int64_t t = row; t < row + rows; ++t) {
-      float* const from = logits + t * columns + first;
-      each(model->heads->call[7], cap.numbers, from, nullptr, last - first, from);
+    if (model->logit_cap != 0) {
+      const Cap cap(model->logit_cap);
+      for (std::int64_t t = row; t < row + rows; ++t) {
+        float* const from = logits + t * columns + first;
+        each(model->heads->call[7], cap.numbers, from, nullptr, last - first, from);
+      }
     }
+    if (found) *found = likeliest(logits, static_cast<std::int32_t>(first), static_cast<std::int32_t>(last));
   }
 };
 
 // The logits of hidden states.
 inline int score(const Team& team, const Call& call, const Product* head, const float* hidden) {
-  return multiply_all<false>(team, {head}, hidden, {call.logits}, CappedLogits{call.model, head->columns(), call.logits});
+  Likeliest* const found = call.likeliest ? call.likeliest + team.thread : nullptr;
+  return multiply_all<false>(team, {head}, hidden, {call.logits}, Logits{call.model, head->columns(), call.logits, found});
 }
 
 // The same for those of the call; the head is the last matrix of all.
@@ -603,18 +619,34 @@ struct Room {
   }
 };
 
+// Chooses a token by what the threads found.
+inline int choose_wanted(const std::vector<Likeliest>& found, const float* logits, std::int64_t count, Wanted& wanted) {
+  Likeliest all;
+  for (const Likeliest& each : found) all.join(each);
+  wanted.token = all.token;
+  if (!all.finite) return unchosen;
+  if (wanted.how.temperature == 0) return OK;
+  try {
+    wanted.token = choose(logits, count, wanted.how, random_bits(wanted.seed, wanted.position, wanted.sequence));
+  } catch (const std::bad_alloc&) {
+    return NO_MEMORY;
+  }
+  return OK;
+}
+
 // Runs a step in the threads of its pool. 0, or a status of a cast, of the pool, or TINY: then nothing but the cache
-// behind the tokens was written.
-inline int run_step(Model& model, const Products* const (&tables)[3], Call call) {
+// behind the tokens was written. A token is chosen where one is wanted.
+inline int run_step(Model& model, const Products* const (&tables)[3], Call call, Wanted* wanted) {
   const Room room(model, tables, call);
   const std::size_t floats = static_cast<std::size_t>(room.floats(model.pool->threads())) + 16;
   try {
     if (model.memory.size() < floats) model.memory.assign(floats + floats / 2, 0.0f);
+    model.likeliest.assign(wanted ? model.pool->threads() : 0, Likeliest{});
   } catch (const std::bad_alloc&) {
     return NO_MEMORY;
   }
   float* const memory = model.memory.data() + (64 - reinterpret_cast<std::uintptr_t>(model.memory.data()) % 64) % 64 / 4;
-  call.model = &model, call.values = memory;
+  call.model = &model, call.values = memory, call.likeliest = wanted ? model.likeliest.data() : nullptr;
   for (int n = 0; n < 3; ++n) call.tables[n] = tables[n]->all.data();
   call.products = call.tables[call.tokens == 1 ? 0 : call.tokens <= few_rows ? 1 : 2];
   model.failure.store(OK, std::memory_order_relaxed);
@@ -641,19 +673,21 @@ inline int run_step(Model& model, const Products* const (&tables)[3], Call call)
   const Status status = model.pool->together(body, &context);
   lower_fences(memory, memory + room.floats(model.pool->threads()));
   if (status != OK) return status;
-  return context.tiny != OK ? context.tiny : model.failure.load();
+  if (context.tiny != OK) return context.tiny;
+  if (const int failure = model.failure.load()) return failure;
+  return wanted ? choose_wanted(model.likeliest, call.logits, tables[0]->all.back().columns(), *wanted) : OK;
 }
 
 // The same for addresses that Python gives.
 inline int run_places(std::uintptr_t model, const std::uint64_t* products, const std::vector<Place>& places, float* x,
-                      const std::uint64_t* angles, float* hidden, float* logits) {
+                      const std::uint64_t* angles, float* hidden, float* logits, Wanted* wanted = nullptr) {
   using bridge::at;
   const float* tables[4];
   for (int n = 0; n < 4; ++n) tables[n] = at<float>(angles[n]);
   const Products* const own[] = {at<Products>(products[0]), at<Products>(products[1]), at<Products>(products[2])};
   const Call call{nullptr, {}, nullptr, static_cast<std::int64_t>(places.size()), places.data(), x, nullptr, tables, hidden,
-                  logits};
-  return run_step(*reinterpret_cast<Model*>(model), own, call);
+                  logits, nullptr};
+  return run_step(*reinterpret_cast<Model*>(model), own, call, wanted);
 }
 
 namespace bridge {
@@ -695,14 +729,22 @@ inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint6
 inline void destroy_model(std::uintptr_t model) { delete at<Model>(model); }
 
 // Tokens of one sequence, from a position on. `x` is the residual stream, which is overwritten; `products` are the
-// addresses of three tables, `angles` one for each base. `logits` are written where `scored`.
+// addresses of three tables, `angles` one for each base. `logits` are written where `ends` is 1 or 2. Where it is 2 the
+// token after a single one is chosen: `settings` are temperature, top_p and min_p, and `choice` are top_k, the seed, the
+// position and the sequence, of which the first is replaced by the token.
 inline int run_step(std::uintptr_t model, const std::uint64_t* products, std::int64_t tokens, float* x,
                     const std::uint64_t* angles, float* hidden, std::int64_t position, std::int64_t capacity,
-                    std::uint8_t* keys, std::uint8_t* values, float* logits, bool scored) {
+                    std::uint8_t* keys, std::uint8_t* values, float* logits, int ends, const double* settings,
+                    std::uint64_t* choice) {
   if (tokens == 0) return OK;
   std::vector<Place> places;
   for (std::int64_t t = 0; t < tokens; ++t) places.push_back({position + t, capacity, keys, values});
-  return run_places(model, products, places, x, angles, hidden, scored ? logits : nullptr);
+  if (ends < 2) return run_places(model, products, places, x, angles, hidden, ends ? logits : nullptr);
+  const Sampling how{settings[0], settings[1], settings[2], static_cast<std::int64_t>(choice[0])};
+  Wanted wanted{how, choice[1], choice[2], choice[3], 0};
+  const int status = run_places(model, products, places, x, angles, hidden, logits, &wanted);
+  choice[0] = static_cast<std::uint64_t>(wanted.token);
+  return status;
 }
 
 // A token of each of several sequences: their positions and capacities, and the addresses of their caches.

@@ -206,7 +206,10 @@ def _missing(path: Path) -> None:
 
 I64, U64, POINTER = ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
 RUNS: Mapping[str, tuple[type, ...]] = {
-    "run_step": (U64, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER, ctypes.c_bool),
+    "run_step": (
+        *(U64, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER),
+        *(ctypes.c_int, POINTER, POINTER),
+    ),
     "run_batch": (U64, POINTER, I64, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER),
     "score_rows": (U64, POINTER, I64, POINTER, POINTER),
     "choose_token": (POINTER, I64, POINTER, I64, POINTER),

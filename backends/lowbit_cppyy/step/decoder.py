@@ -24,8 +24,8 @@ from lowbit.errors import ArgumentError
 from lowbit.model.block import check_scores
 from lowbit.model.caches import Keys, beyond_float16, stored_bytes
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import PREFILL_TOKENS, Rows, batch_ids, embedded, token_ids
-from lowbit.model.sampling import Sampling, check_logits, choose
+from lowbit.model.decoder import PREFILL_TOKENS, Rows, Step, batch_ids, embedded, token_ids
+from lowbit.model.sampling import MOST_TOKENS, Sampling, check_logits, choose
 from lowbit.model.weights import Progress
 from lowbit_cppyy.codegen.elementwise import CHUNK
 from lowbit_cppyy.runtime.calls import FLOATS
@@ -38,6 +38,10 @@ UNROUTED = 9
 """Status of a step in which the score of an expert is not finite."""
 UNKEPT = 10
 """Status of a step with a key or value that is finite, and infinite in float16."""
+UNCHOSEN = 11
+"""Status of a step that was to choose a token, and of which a logit is not finite."""
+NO_SETTINGS, NO_CHOICE = np.zeros(3), np.zeros(4, np.uint64)
+"""For a step that chooses no token."""
 MOST_FREQUENCIES = 4
 """Kinds of rotations in one model."""
 
@@ -196,13 +200,31 @@ class CompiledDecoder:
         check_logits(logits)
         check_integer("position", position, 0, 2**64 - 1)
         check_integer("sequence", sequence, 0, 2**64 - 1)
-        settings = np.array([sampling.temperature, sampling.top_p, sampling.min_p])
         place = np.array([sampling.seed, position, sequence], np.uint64)
         row = np.ascontiguousarray(logits, np.float32)
-        token = self.parts.choose(row, len(row), settings, min(sampling.top_k, len(row)), place)
+        token = self.parts.choose(row, len(row), _settings(sampling), min(sampling.top_k, len(row)), place)
         if token < 0:
             raise_failure(NO_MEMORY)
         return token
+
+    def follow(self, token: int, state: State, sampling: Sampling, position: int) -> Step:
+        """As `lowbit.model.decoder.follow`, and the same bits, in one call: the step ends with the choice.
+
+        Raises:
+            ArgumentError: as `hidden` and `choose`; the state stays as it was.
+            UnavailableError: as `hidden`.
+        """
+        self._check_state("state", state)
+        vocabulary = self.config.vocabulary
+        check_integer("number of logits", vocabulary, 1, MOST_TOKENS)
+        check_integer("position", position, 0, 2**64 - 1)
+        ids = token_ids([token], self.config, already=len(state))
+        stream = embedded(self._embedding, ids, self.config.embedding_scale).astype(np.float32)
+        choice = np.array([min(sampling.top_k, vocabulary), sampling.seed, position, 0], np.uint64)
+        logits = np.empty(vocabulary, np.float32)
+        with self._alone():
+            self._run(stream, state, logits, 2, _settings(sampling), choice)
+        return Step(int(choice[0]), logits)
 
     def _alone(self) -> threading.Lock:
         """The lock of the decoder. A child of fork gets an error: a thread that it lacks may have held the lock, and it
@@ -220,14 +242,20 @@ class CompiledDecoder:
 
     def _read(self, stream: F32, state: State) -> F32:
         """The hidden states of tokens with these embeddings; the tokens are added to the state."""
+        single = len(stream) == 1
+        logits = np.empty(self.config.vocabulary, np.float32) if single else FLOATS
+        hidden = self._run(stream, state, logits, int(single), NO_SETTINGS, NO_CHOICE)
+        if single:
+            self._scored = hidden[0].copy(), logits
+        return hidden
+
+    def _run(self, stream: F32, state: State, logits: F32, ends: int, settings: F64, choice: U64) -> F32:
+        """The same with the last arguments of `run_step`: what the step ends with."""
         count = len(stream)
         state.reserve(state.length + count)
-        logits = np.empty(self.config.vocabulary, np.float32) if count == 1 else FLOATS
-        where = state.length, state.keys.shape[2], state.keys, state.values, logits, count == 1
+        where = state.length, state.keys.shape[2], state.keys, state.values, logits, ends, settings, choice
         hidden = self._call(self.parts.run, stream, state.length + count, where)
         state.length += count
-        if count == 1:
-            self._scored = hidden[0].copy(), logits
         return hidden
 
     def _call(self, run: Callable[..., int], stream: F32, positions: int, where: tuple[object, ...]) -> F32:
@@ -250,6 +278,8 @@ class CompiledDecoder:
                 break
         if status == UNROUTED:
             check_scores(np.full(1, np.nan, np.float32))
+        if status == UNCHOSEN:
+            check_scores(np.full(1, np.nan, np.float32), "a logit")
         if status == UNKEPT:
             raise beyond_float16("keys or values")
         if status:
@@ -261,6 +291,11 @@ class CompiledDecoder:
         own = max(each for each in PURPOSES if each <= count)
         purposes = [own] * 3 if self.config.routing is None else [min(each, own) for each in PURPOSES]
         return np.array([self.parts.table_of(each, exact=exact) for each in purposes], np.uint64)
+
+
+def _settings(sampling: Sampling) -> F64:
+    """What the bridge calls settings."""
+    return np.array([sampling.temperature, sampling.top_p, sampling.min_p])
 
 
 class _Angles:

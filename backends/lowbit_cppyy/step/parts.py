@@ -151,7 +151,8 @@ def _functions() -> tuple[Callable[..., int], ...]:
         for _ in range(FIRST_CALLS):
             bridge.destroy_products(bridge.create_products(numbers, 0))
             bridge.destroy_model(bridge.create_model(numbers, addresses, 0))
-            bridge.run_step(0, addresses, 0, *arrays, 0, 0, BYTES.view(np.uint8), BYTES.view(np.uint8), FLOATS, False)
+            caches = BYTES.view(np.uint8), BYTES.view(np.uint8)
+            bridge.run_step(0, addresses, 0, *arrays, 0, 0, *caches, FLOATS, 0, DOUBLES, addresses)
             bridge.run_batch(0, addresses, 0, *arrays, numbers, numbers, addresses, addresses)
             bridge.score_rows(0, addresses, 0, FLOATS, FLOATS)
             bridge.choose_token(FLOATS, 0, DOUBLES, 0, addresses)

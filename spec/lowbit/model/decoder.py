@@ -283,6 +283,26 @@ def choice_of(decoder: AnyDecoder) -> Choose:
     return own
 
 
+def chosen(decoder: AnyDecoder, hidden: F64, sampling: Sampling, position: int) -> Step:
+    """The token after a hidden state (float64, 1 × hidden), and its logits."""
+    logits = decoder.logits(hidden).reshape(-1)
+    return Step(choice_of(decoder)(logits, sampling, position), logits)
+
+
+def follow(decoder: AnyDecoder, token: int, state: Any, sampling: Sampling, position: int) -> Step:
+    """Read a token after those that `state` holds, and choose the one that follows, which has this position.
+
+    A decoder may have a function of this name that does both in one call, and has the same result.
+
+    Raises:
+        ArgumentError: as `hidden`, `logits` and `lowbit.model.sampling.choose`.
+    """
+    own: Callable[[int, Any, Sampling, int], Step] | None = getattr(decoder, "follow", None)
+    if own is not None:
+        return own(token, state, sampling, position)
+    return chosen(decoder, decoder.hidden([token], state), sampling, position)
+
+
 def generate(
     decoder: AnyDecoder,
     prompt: Sequence[int],
@@ -315,14 +335,13 @@ def generate(
     if forced is not None and len(forced) < count - 1:
         raise ArgumentError("number of forced tokens", len(forced), f"at least {count - 1}")
     state = decoder.new_state(max(1, len(prompt) + count - 1))  # so that it never has to grow
-    hidden, choose = decoder.hidden(prompt, state, progress)[-1:], choice_of(decoder)
+    step = chosen(decoder, decoder.hidden(prompt, state, progress)[-1:], sampling, len(prompt))
     for number in range(count):
-        logits = decoder.logits(hidden).reshape(-1)
-        token = choose(logits, sampling, len(prompt) + number)
-        yield Step(token, logits)
-        if token in stop or number == count - 1:
+        yield step
+        if step.token in stop or number == count - 1:
             return
-        hidden = decoder.hidden([token if forced is None else forced[number]], state)
+        token = step.token if forced is None else forced[number]
+        step = follow(decoder, token, state, sampling, len(prompt) + number + 1)
 
 
 class BatchDecoder(AnyDecoder, Protocol):

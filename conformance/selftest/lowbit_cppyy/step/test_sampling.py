@@ -1,16 +1,20 @@
-"""Sampling in C++ draws the tokens of the chapter: every filter, ties, the ends of what is allowed."""
+"""Sampling in C++ draws the tokens of the chapter, alone and at the end of a step: every filter, ties, the ends of what
+is allowed."""
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from step_runs import compiled, edge, model, operations
+from step_runs import EDGES, compiled, edge, model, operations
 
 from lowbit.arrays import F32
 from lowbit.errors import ArgumentError
-from lowbit.model.decoder import generate, generate_batch
+from lowbit.model.decoder import chosen, generate, generate_batch
 from lowbit.model.sampling import GREEDY, Sampling, choose, kept
+from lowbit.model.weights import to_float
+from lowbit.quantization.affine import quantize
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.step.decoder import CompiledDecoder
 
@@ -82,3 +86,54 @@ def test_generation_is_that_of_the_operations() -> None:
         assert tokens[0] == tokens[1] and len(set(tokens[0])) > 3
         batches = [generate_batch(each, [[5], [7, 1]], 6, sampling=how) for each in (own, plain)]
         assert batches[0] == batches[1]
+
+
+HOWS = (GREEDY, Sampling(temperature=1.3, top_k=20, top_p=0.9, min_p=0.01, seed=3), Sampling(temperature=1e-30, seed=9))
+
+
+@pytest.mark.parametrize("name", (*EDGES, "llama", "gemma3", "sparse"))
+def test_a_step_that_ends_with_the_choice_has_the_bits_of_its_parts(name: str) -> None:
+    """On one thread and on three, of which some may have no columns of the head."""
+    weights = edge(name) if name in EDGES else model(name)
+    for threads in (1, 3):
+        with CppyyBackend(threads=threads) as backend:
+            own = compiled(backend, operations(backend, weights))
+            for how in HOWS:
+                states = [own.new_state(), own.new_state()]
+                for token, position in ((0, 2**64 - 1), (weights.config.vocabulary - 1, 7)):
+                    step = own.follow(token, states[0], how, position)
+                    expected = chosen(own, own.hidden([token], states[1]), how, position)
+                    assert step.token == expected.token
+                    np.testing.assert_array_equal(step.logits, expected.logits)
+                assert len(states[0]) == 2
+
+
+@pytest.mark.parametrize("threads", (1, 2, 3, 4))
+def test_of_equal_logits_the_first_is_chosen(threads: int) -> None:
+    """Wherever the columns of threads, and the rows of a vector, begin and end."""
+    weights = model("llama")
+    head, hidden = to_float(weights.head), weights.config.hidden
+    with CppyyBackend(threads=threads) as backend:
+        for likeliest in ([0, 264], [63, 64], [15, 16, 17], [100, 200], [263, 264], [133, 132]):
+            columns = np.zeros_like(head)
+            columns[:, likeliest] = head[:, :1]
+            for sign in (1, -1):  # in one of the two they are above the zeros
+                made = quantize(np.ascontiguousarray(sign * columns), bits=4, group_size=hidden)
+                own = compiled(backend, operations(backend, replace(weights, head=made)))
+                step = own.follow(3, own.new_state(), GREEDY, 1)
+                assert step.token == int(np.argmax(step.logits))
+
+
+def test_a_step_without_a_choice_adds_no_token() -> None:
+    """A token or a position that is refused, or a logit that is not finite: in the words of the parts."""
+    huge = replace(model("llama"), norm=np.full_like(model("llama").norm, 3e38))
+    with CppyyBackend(threads=2) as backend:
+        own = compiled(backend, operations(backend, huge))
+        state = own.new_state()
+        for token, position in ((265, 1), (-1, 1), (1, 2**64)):
+            with pytest.raises(ArgumentError, match=f"(tokens.0.|position) is {max(token, position)}|is -1"):
+                own.follow(token, state, GREEDY, position)
+        for how in HOWS:
+            with pytest.raises(ArgumentError, match="a logit is not finite"):
+                own.follow(1, state, how, 1)
+        assert len(state) == 0
