@@ -39,6 +39,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from email import message_from_bytes
+from functools import partial
 from pathlib import Path
 
 import nox
@@ -67,6 +68,7 @@ PEERS = {
     "ik_llama.cpp": ("ik-llama-cpp-python",),
     "ONNX Runtime GenAI": ("onnxruntime-genai",),
 }
+ONLY_TEXT = "-DLLAVA_BUILD=OFF -DLLAMA_BUILD_COMMON=OFF"  # llama.cpp without images: half the files
 WITH_KILLS = {"PYTHONPATH": str(HERE / "conformance/selftest/support")}  # of programs that import `kills`
 TYPED = [["spec", "backends", "conformance", "docs/_ext", "noxfile.py"], ["bench"]]  # each has a conftest of its own
 PORTABLE = ["backends/lowbit_numpy", "backends/lowbit_cppyy", "backends/lowbit_foreign", *SHIPPED[2:]]
@@ -380,9 +382,10 @@ def install_peers(session: nox.Session) -> dict[str, str]:
         wanted = [line for line in (*extras["adapters"], *extras["peers"]) if re.split(r"[<>=]", line)[0] in packages]
         if marked(session, project, digest(line.encode() for line in wanted)):
             continue
-        answer = session.run("python", "-P", "-m", "pip", "install", *wanted, silent=True, success_codes=range(256))
-        check = session.run("python", "-P", "-m", "pip", "show", *packages, silent=True, success_codes=range(256))
-        if check and all(f"Name: {name}" in check.replace("_", "-") for name in packages):
+        run = partial(session.run_install, "python", "-P", "-m", "pip", silent=True, success_codes=range(256))
+        options = {"CMAKE_ARGS": f"{ONLY_TEXT} {os.environ.get('CMAKE_ARGS', '')}"}
+        answer, check = run("install", *wanted, env=options), str(run("show", *packages))
+        if all(f"Name: {name}" in check.replace("_", "-") for name in packages):
             mark(session, project, digest(line.encode() for line in wanted))
             continue
         failed[project] = ([line for line in str(answer).splitlines() if line.strip()] or ["pip failed"])[-1][:300]
