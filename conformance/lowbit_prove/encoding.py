@@ -39,13 +39,13 @@ from lowbit.tensor_formats.stored import FORMATS
 from lowbit.tensor_formats.table import Format, Sizes
 from lowbit_prove import grids
 from lowbit_prove.grids import Grid
-from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided
+from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided, whole
 
 AT_ONCE = 2**17
 """Numbers that are cast together."""
 BINADE = 1.0
 """Where the runs of m lie, for scales of float32: from here to twice this."""
-WIDTHS = {"nf4": 32, "fp4": 32, "fp8-block": 512, "matmulnbits-symmetric": 128}
+WIDTHS = {"nf4": 32, "fp4": 32, "fp8-block": 512, "matmulnbits": 16, "matmulnbits-symmetric": 128}
 """Numbers with one scale, of formats that are no block formats and not free to choose."""
 POWERS_OF_TWO = np.ldexp(1.0, np.arange(-40, 41))
 """Scales at which ties are met."""
@@ -260,13 +260,13 @@ def decide(table: Format, bits: int | None, makes: grids.Makes, step: int = 1) -
     """Prove every choice of a format, or one run of largest numbers in `step`."""
     total = 0
     for choice in table.encode:
-        grid = makes(choice)
-        for sign in (1.0, -1.0) if grid.signed else (1.0,):
-            cast = Cast(table, bits, choice, grid)
-            found = _decided(cast, sign, *runs(cast, step))
-            if not isinstance(found, Proof):
-                return found
-            total += found.steps
+        for grid in makes(choice).variants:
+            for sign in (1.0, -1.0) if grid.signed else (1.0,):
+                cast = Cast(table, bits, choice, grid)
+                found = _decided(cast, sign, *runs(cast, step))
+                if not isinstance(found, Proof):
+                    return found
+                total += found.steps
     return Proof(total, "enumeration")
 
 
@@ -399,7 +399,8 @@ def _refutation(cast: Cast, m: float, x: float) -> Outcome:
     reason = wrong_at(cast, m, x)
     if reason is None:
         return Undecided(f"{cast.choice}: {x!r} beside {m!r} is right by itself")
-    return Refutation(f"{cast.choice}: {reason}", {"choice": cast.choice, "m": m, "x": x})
+    zero = {} if cast.grid.zero is None else {"zero": cast.grid.zero}
+    return Refutation(f"{cast.choice}: {reason}", {"choice": cast.choice, "m": m, "x": x, **zero})
 
 
 def ran(table: Format, bits: int | None, makes: grids.Makes, numbers: Numbers) -> Refutation | None:
@@ -412,7 +413,9 @@ def ran(table: Format, bits: int | None, makes: grids.Makes, numbers: Numbers) -
     m, x = numbers.get("m"), numbers.get("x")
     if not isinstance(m, float) or not isinstance(x, float):
         raise ArgumentError("numbers", sorted(numbers), "the numbers m and x, and the name of a choice")
-    found = _refutation(Cast(table, bits, choice, makes(choice)), m, x)
+    variants = makes(choice).variants
+    grid = variants[whole(numbers, "zero", len(variants) - 1) if "zero" in numbers else 0]
+    found = _refutation(Cast(table, bits, choice, grid), m, x)
     return found if isinstance(found, Refutation) else None
 
 

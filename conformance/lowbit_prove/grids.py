@@ -73,6 +73,8 @@ class Grid:
         every: whether all scales are decided one by one; else a binade of them stands for the others that are normal.
         of_scale: the relative error of the scale before it is rounded to its type.
         held: the scale of all smaller m, where there is a least one.
+        zeros: how many codes may stand for 0, where the cast chooses that; m is then the span of a block.
+        zero: the code that stands for 0, of those.
     """
 
     levels: F64
@@ -93,6 +95,19 @@ class Grid:
     every: bool = True
     of_scale: float = FLOAT32
     held: float = 0.0
+    zeros: int = 0
+    zero: int | None = None
+
+    @property
+    def variants(self) -> "list[Grid]":
+        """The grid, or where a code is chosen for 0 that of each such code."""
+        if not self.zeros:
+            return [self]
+        most = self.zeros - 1
+        return [
+            replace(self, levels=integers(-each, most - each), begin=partial(around_zero, each, most), zero=each)
+            for each in range(self.zeros)
+        ]
 
     @property
     def lowest(self) -> float:
@@ -258,6 +273,13 @@ def _matmulnbits_symmetric(bits: int, choice: str) -> Grid:
     return replace(grid, scale="float32", relative=WIDE, last=2.0**120)
 
 
+def _matmulnbits(bits: int, choice: str) -> Grid:
+    """The scale is the span over the largest code, and a code is rounded for 0."""
+    most = 2**bits - 1
+    grid = Grid(integers(0, most), most, most, "up", scale="float32", relative=WIDE, absolute=2.0 ** (bits - 24))
+    return replace(grid, zeros=most + 1)
+
+
 def _dense(kind: Name, choice: str) -> Grid:
     top = FLOATS[kind].largest
     return Grid(floats(kind), 1, 1, "even", scale=None, relative=0.0, exact=True, first=top, last=top)
@@ -334,6 +356,7 @@ GRIDS: Mapping[str, Makes] = {
 OF_WIDTHS: Mapping[str, Callable[[int, str], Grid]] = {
     "ct-pack": _compressed,
     "matmulnbits-symmetric": _matmulnbits_symmetric,
+    "matmulnbits": _matmulnbits,
     **{f"kivi-{part}": lambda bits, choice: _kivi(bits, "float16", choice) for part in ("keys", "values")},
     **{f"kivi-{part}-bf16": lambda bits, choice: _kivi(bits, "bfloat16", choice) for part in ("keys", "values")},
 }
@@ -345,6 +368,8 @@ def grids() -> Iterator[tuple[str, int | None, Makes]]:
         yield name, None, makes
     for name, of_width in OF_WIDTHS.items():
         for bits in FORMATS[name].options["bits"] or ():
+            if (name, bits) == ("matmulnbits", 8):  # 256 zeros times 254 middles
+                continue
             yield name, bits, partial(of_width, bits)
 
 
@@ -352,6 +377,6 @@ LEFT_OUT: Mapping[str, str] = {
     "iq4_nl": "its scale is fitted to all numbers of a block by least squares, and not derived from the largest",
     **dict.fromkeys(("nf4-double", "fp4-double"), "absmax is rounded to 8 bits about a mean of all blocks"),
     **dict.fromkeys(("nvfp4", "nvfp4-pack"), "a block's scale is rounded about that of the whole tensor"),
-    **dict.fromkeys(("matmulnbits", "ct-pack-asym"), "the zero is rounded, too"),
+    "ct-pack-asym": "the zero is rounded in bfloat16, and so is what it is added to",
 }
 """Formats with an `encode` and without a theorem, and why."""

@@ -145,6 +145,8 @@ MISTAKES: dict[str, tuple[str, int | None, Plant]] = {
     "nf4 order": ("nf4", None, swapped(bitsandbytes, "join", low_half_first)),
     "kivi scale": ("kivi-keys", 4, swapped(kivi, "kept_in", one_up)),
     "ct-pack truncates": ("ct-pack", 4, swapped(compressed_tensors, "nearest", truncated)),
+    "matmulnbits zero ties": ("matmulnbits", 4, swapped(onnx, "nearest", other_ties)),
+    "matmulnbits zero truncates": ("matmulnbits", 2, swapped(onnx, "nearest", truncated)),
     "matmulnbits ties": ("matmulnbits-symmetric", 4, swapped(onnx, "nearest", other_ties)),
 }
 
