@@ -14,7 +14,8 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 _FUNCTION = {"and": "and_", "or": "or_"}  # keywords of C++; the other words are names of functions
 _REGISTER = {"int": "vint", "float": "vfloat", "none": "void"}
 
-# A table whose `fmadd` rounds twice says so to the compiler, which might fuse it otherwise.
+# A table whose `fmadd` rounds twice says so to the compiler, which might fuse it otherwise. LOWBIT_ONCE is the hint of
+# x86 for what is read once; `lowbit_cppyy.runtime.prefetching` chooses it for this processor.
 _MACROS = """\
 #ifndef LOWBIT_INLINE
 #define LOWBIT_INLINE inline __attribute__((always_inline))
@@ -22,6 +23,9 @@ _MACROS = """\
 #define LOWBIT_ROUND_TWICE _Pragma("clang fp contract(off)")
 #else  // g++ has only the option -ffp-contract=off
 #define LOWBIT_ROUND_TWICE
+#endif
+#ifndef LOWBIT_ONCE
+#define LOWBIT_ONCE _MM_HINT_NTA
 #endif
 namespace lowbit {
 LOWBIT_INLINE std::uint32_t bits(float a) { std::uint32_t d; std::memcpy(&d, &a, sizeof d); return d; }

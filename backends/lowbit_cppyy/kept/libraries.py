@@ -27,6 +27,7 @@ from lowbit.system.storage import kept_code
 from lowbit.system.threads import usable_processors
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import Compilable, prelude
+from lowbit_cppyy.runtime.prefetching import once_hint
 
 CPP = Path(str(files("lowbit_cppyy"))) / "cpp"
 OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-Wno-psabi", f"-I{CPP}")
@@ -90,7 +91,7 @@ class Source:
         entries = "".join(f"  reinterpret_cast<const void*>({address}),\n" for address in addresses)
         parts.append(f'extern "C" {{\nextern const void* const lowbit_table[] = {{\n{entries}}};\n}}\n')
         names = [*functions, *(kernel.name for kernel in kernels)]
-        return cls(prefix, "\n".join(parts), names, table.options)
+        return cls(prefix, "\n".join(parts), names, (*table.options, f"-DLOWBIT_ONCE={once_hint()}"))
 
 
 Names = list[tuple[str, list[str]]]
