@@ -423,7 +423,7 @@ def theorems() -> Iterator[Theorem]:
     """One for each format and width that is decided."""
     for name, bits, makes in grids.grids():
         width = f"-u{bits}" if bits else ""
-        statement = "decode(encode(x)) is the nearest number of the grid, for every largest number and all float32 x"
+        statement = "decode(encode(x)) is the nearest number of the grid, up to ε about middles, for all float32 x"
         yield Theorem(
             *("encoding", f"{name}{width}/rounding", statement, partial(subject, name, bits)),
             *(partial(decide, FORMATS[name], bits, makes), partial(ran, FORMATS[name], bits, makes)),

@@ -60,7 +60,7 @@ def theorems() -> Iterator[Theorem]:
         if scale in (None, "float32") or name in NEVER:
             continue
         width, given = f"-u{bits}" if bits else "", (FORMATS[name], bits, makes)
-        statement = "decode(encode(v)) = v for every block v of numbers of the grid"
+        statement = "decode(encode(v)) = v for numbers v of the grid beside the largest, and the scale returns"
         subject = partial(encoding.subject, name, bits)
         yield Theorem(
             "encoding", f"{name}{width}/bytes", statement, subject, partial(decide, *given), partial(ran, *given)
