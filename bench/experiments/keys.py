@@ -28,10 +28,13 @@ from lowbit.model.weights import LlamaWeights, to_float
 from lowbit.quantization.bfp import Format, bfp12, bfp16, cast, decode
 from lowbit.runtime import BackendLinears
 
+BALANCED = "keys over queries"
 ORDERS = {
-    "before RoPE": ("unsorted", "row norm", "calibrated"),
+    "before RoPE": ("unsorted", "row norm", "calibrated", BALANCED),
     "after RoPE": ("unsorted", "pair norm", "calibrated", "Hadamard"),
 }
+Turn = Callable[[F64, int, int], F64]
+"""Turns keys or queries at positions from a first one on (T × heads × d_h) by their angles times 1 or −1."""
 
 
 def rows(quick: bool) -> list[Row]:
@@ -47,6 +50,8 @@ def _rows(quick: bool) -> Iterator[Row]:
             blocks = (head, head // 2, head // 4) if trained or place == "before RoPE" else (head // 2,)
             for block in blocks[:: 2 if quick else 1]:
                 for order in orders:
+                    if order == BALANCED and block == head:
+                        continue  # one block has the same mantissas in any order, as the other rows show
                     settings: dict[str, str | int] = {"model": model, "part": f"keys {place}", "block": block}
                     yield Row(settings | {"order": order}, partial(measured_keys, model, place, block, order, quick))
         for order in ("unsorted", "column norm") if trained and not quick else ():
@@ -87,13 +92,12 @@ class Keys:
 
     Attributes:
         matrix: for each key head, float64, d_h × d_h: what its channels are multiplied by before they are stored.
-        turned: turns keys at positions from a first one on (T × G × d_h) back and forth; None where they are stored
-            rotated.
+        turned: turns keys back and forth; None where they are stored rotated.
         block: elements of a block.
     """
 
     matrix: F64
-    turned: Callable[[F64, int, int], F64] | None
+    turned: Turn | None
     block: int
 
     def stored(self, keys: F64, start: int) -> F64:
@@ -157,13 +161,13 @@ def measured_keys(model: str, place: str, block: int, order: str, quick: bool) -
     rules = [Keys(matrix, turned, block) for matrix in matrices]
     found = losses(BfpDecoder(it.weights, products(model), rules), it.windows)
     if order != "Hadamard" and order != "unsorted" and block == it.weights.config.head_dim:
-        pairs = zip(keys_of(model, quick), rules, strict=True)
-        apart = [moved(keys if turned is None else turned(keys, 0, -1), rule) for keys, rule in pairs]
+        pairs = zip(calibration(model, quick), rules, strict=True)
+        apart = [moved(stored_of(seen.keys, turned), rule) for seen, rule in pairs]
         found["mantissas_apart"] = sum(apart)
     return found
 
 
-def turner(config: LlamaConfig) -> Callable[[F64, int, int], F64]:
+def turner(config: LlamaConfig) -> Turn:
     """Rotation of keys by the angles of their positions times 1 or −1."""
     layout, (frequencies,) = half_split(config.head_dim), config.frequencies
 
@@ -193,11 +197,11 @@ def mixing(model: str, place: str, order: str, quick: bool) -> list[F64]:
     if order in ("unsorted", "Hadamard"):
         one = np.eye(config.head_dim) if order == "unsorted" else hadamard(config.head_dim)
         return [np.stack([one] * config.kv_heads)] * config.layers
-    seen = keys_of(model, quick) if order == "calibrated" else [None] * config.layers
+    seen = calibration(model, quick) if order in ("calibrated", BALANCED) else [None] * config.layers
     turned = turner(config) if place == "before RoPE" else None
     return [
-        np.stack([permuting(size) for size in sizes(config, to_float(layer.key), keys, turned, order)])
-        for layer, keys in zip(weights.layers, seen, strict=True)
+        np.stack([permuting(size) for size in sizes(config, to_float(layer.key), it, turned, order)])
+        for layer, it in zip(weights.layers, seen, strict=True)
     ]
 
 
@@ -206,15 +210,13 @@ def permuting(size: F64) -> F64:
     return np.eye(len(size))[:, permutation(size)]
 
 
-def sizes(
-    config: LlamaConfig, matrix: F32, keys: F64 | None, turned: Callable[[F64, int, int], F64] | None, order: str
-) -> Iterator[F64]:
-    """The sizes of the channels of each key head."""
+def sizes(config: LlamaConfig, matrix: F32, seen: "Seen | None", turned: Turn | None, order: str) -> Iterator[F64]:
+    """The sizes of the channels of each key head, from ``W_k`` or from what was seen."""
     columns = matrix.reshape(config.hidden, config.kv_heads, config.head_dim)
-    stored = keys if keys is None or turned is None else turned(keys, 0, -1)
     for head in range(config.kv_heads):
-        if stored is not None:
-            yield magnitudes(np.ascontiguousarray(stored[:, head], np.float32))
+        if seen is not None:
+            held = magnitudes(np.ascontiguousarray(stored_of(seen.keys, turned)[:, head], np.float32))
+            yield held / np.sqrt(read_by(seen, turned)[head]) if order == BALANCED else held
         elif order == "pair norm":
             own = np.ascontiguousarray(columns[:, head])
             yield channel_sizes(own, "rotated_norm", layout=half_split(config.head_dim))
@@ -222,14 +224,58 @@ def sizes(
             yield channel_sizes(np.ascontiguousarray(columns[:, head]))
 
 
-@cache
-def keys_of(model: str, quick: bool) -> list[F64]:
-    """The rotated keys of each layer for a window of the calibration text: T × G × d_h."""
-    it = subject(model, quick)
-    decoder = Decoder(it.weights, products(model))
+# **What a model's attention reads.**
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What one layer reads of a text of T tokens.
+
+    Attributes:
+        queries: rotated, float64, T × H × d_h.
+        keys: rotated, float64, T × G × d_h.
+    """
+
+    queries: F64
+    keys: F64
+
+
+def attention_of(weights: LlamaWeights, linear: MakeLinear, tokens: list[int]) -> list[Seen]:
+    """Queries and keys of each layer."""
+    queries = dict[int, list[F64]]()
+
+    def watched(new: F64, cache: KeyValueCache, window: int | None) -> F64:
+        queries.setdefault(id(cache), []).append(new.copy())
+        return attend(new, cache.keys, cache.values, window)
+
+    decoder = Decoder(weights, linear, ops=replace(FORMULAS, attend=watched))
     state = decoder.new_state()
-    decoder.hidden(it.calibration[:WINDOW], state)
-    return [np.ascontiguousarray(each.keys.transpose(1, 0, 2)) for each in state]
+    decoder.hidden(tokens, state)
+    return [
+        Seen(np.concatenate(queries[id(each)]), np.ascontiguousarray(each.keys.transpose(1, 0, 2))) for each in state
+    ]
+
+
+@cache
+def calibration(model: str, quick: bool) -> list[Seen]:
+    """Of a window of the calibration text."""
+    it = subject(model, quick)
+    return attention_of(it.weights, products(model), it.calibration[:WINDOW])
+
+
+def stored_of(rotated: F64, turned: Turn | None) -> F64:
+    """Keys or queries in the place where the cache stores keys."""
+    return rotated if turned is None else turned(rotated, 0, -1)
+
+
+def read_by(seen: Seen, turned: Turn | None) -> F64:
+    """The mean square of what the queries that meet a key head hold in each channel: G × d_h.
+
+    Before RoPE the queries are turned back too, so a channel is weighted as for a key at the query's own position.
+    """
+    squares = np.mean(stored_of(seen.queries, turned) ** 2, axis=0)
+    found: F64 = squares.reshape(seen.keys.shape[1], -1, squares.shape[-1]).mean(axis=1)
+    return found
 
 
 # **Values.**

@@ -15,6 +15,7 @@ SHOWN = [
     ("before RoPE", "unsorted", "#9aa5b1"),
     ("before RoPE", "row norm", "#c44e52"),
     ("before RoPE", "calibrated", "#e5a6a8"),
+    ("before RoPE", "keys over queries", "#8c2d31"),
     ("after RoPE", "unsorted", "#6b7785"),
     ("after RoPE", "calibrated", "#4c72b0"),
     ("after RoPE", "Hadamard", "#a3b8da"),
@@ -22,7 +23,7 @@ SHOWN = [
 named = models(rows)
 figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
 for place, value in enumerate(LLAMA2_7B[2]):
-    axes.bar(place * 0.13 - 0.32, 100 * (value / LLAMA2_7B_FLOAT - 1), 0.12, color=SHOWN[place][2])
+    axes.bar(place * 0.115 - 0.35, 100 * (value / LLAMA2_7B_FLOAT - 1), 0.105, color=SHOWN[place][2])
 for number, model in enumerate(named, 1):
     base = of(rows, model=model, part="floats")
     head = max(row["settings"]["block"] for row in rows if row["settings"]["model"] == model)
@@ -31,7 +32,7 @@ for number, model in enumerate(named, 1):
         found = loss(row, base)
         label = f"{part}, {order}" if number == 1 else None
         error = 100 * (found.error or 0.0)
-        axes.bar(number + shift * 0.13 - 0.32, 100 * expm1(found.mean), 0.12, yerr=error, color=color, label=label)
+        axes.bar(number + shift * 0.115 - 0.35, 100 * expm1(found.mean), 0.105, yerr=error, color=color, label=label)
 axes.set_xticks(range(len(named) + 1), ["paper, Llama2-7B", *named])
 axes.set_ylabel("increase of perplexity, %")
 axes.spines[["top", "right"]].set_visible(False)

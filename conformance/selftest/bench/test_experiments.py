@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments import encoder, groups, heads, keys, mixed, ngram, qigen
+from experiments import encoder, groups, heads, keys, llama_cpp, mixed, ngram, qigen, scores
 from experiments.measuring import DENSE, losses, subject
 from experiments.ngram import NGrams
 from experiments.running import RESULTS, Experiment, Row, run
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quantize
 from lowbit_docs import results
 from sampling import thinned
 
@@ -56,14 +57,14 @@ def test_finished_rows_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "experiment",
-    thinned([ngram, qigen, encoder, keys, heads, mixed], 3),
+    thinned([ngram, qigen, encoder, keys, scores, heads, mixed], 3),
     ids=lambda each: str(each.EXPERIMENT.name),
 )
 def test_the_quick_form_runs(experiment: Any, tmp_path: Path) -> None:
     """On little text, through the same code as the long form: every row has finite losses, or errors above 0."""
     rows = read(run(experiment.EXPERIMENT, tmp_path, quick=True))["rows"]
     assert len(rows) == len(experiment.EXPERIMENT.rows(True))
-    values = np.array([value for row in rows for value in row.get("nats", row.get("errors"))])
+    values = np.array([value for row in rows for value in row.get("nats", row.get("errors", []))])
     assert np.isfinite(values).all() and (values > 0).all()
 
 
@@ -84,6 +85,24 @@ def test_the_kept_results_are_whole(name: str) -> None:
         assert [row["settings"] for row in told["rows"]] == [dict(row.settings) for row in module.rows(False)]
     for title, columns, lines, widths in results.TABLES[name](told["rows"]):
         assert title and lines and {len(line) for line in lines} == {len(columns)} == {len(widths)}
+
+
+@pytest.mark.parametrize("module", [scores, llama_cpp])
+def test_kept_results_of_windows_are_whole(module: Any) -> None:
+    """Their rows are about single windows, so fewer tokens do."""
+    told = read(RESULTS / f"{module.EXPERIMENT.name}.json")
+    assert not told["quick"]
+    assert [row["settings"] for row in told["rows"]] == [dict(row.settings) for row in module.rows(False)]
+    for title, columns, lines, widths in results.TABLES[module.EXPERIMENT.name](told["rows"]):
+        assert title and lines and {len(line) for line in lines} == {len(columns)} == {len(widths)}
+
+
+def test_llama_cpp_in_floats_has_the_losses_of_its_protocol() -> None:
+    """In every window, within what float32 sums in two orders explain; its tokens are the same."""
+    rows = read(RESULTS / "llama.cpp.json")["rows"]
+    theirs, ours = (results.of(rows, engine=e) for e in ("llama.cpp, float32 cache and weights", "lowbit"))
+    assert theirs["same_tokens"] and theirs["counts"] == ours["counts"]
+    np.testing.assert_allclose(theirs["nats"], ours["nats"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("model", [*DENSE, "mixtral"])
@@ -141,6 +160,53 @@ def test_keys_are_turned_back_and_forth() -> None:
     assert keys.moved(some, sorted_) == 0
     halves = keys.Keys(sorted_.matrix, None, config.head_dim // 2)
     assert (halves.stored(some, 0) != keys.Keys(plain.matrix, None, config.head_dim // 2).stored(some, 0)).any()
+
+
+def test_stored_keys_that_are_the_keys_leave_attention_as_it_is() -> None:
+    """No divergence then; it grows with the error, and is that of two distributions where two tokens are seen."""
+    rng = np.random.default_rng(0)
+    queries, keys_, noise = rng.standard_normal((3, 6, 4))
+    assert scores.divergence(queries, keys_, keys_) == 0
+    assert 0 < scores.divergence(queries, keys_, keys_ + 0.1 * noise) < scores.divergence(queries, keys_, keys_ + noise)
+    one = np.array([[0.0], [1.0]])
+    own, other = np.array([0.5, 0.5]), np.array([1, np.e]) / (1 + np.e)
+    expected = np.sum(own * np.log(own / other)) / 2  # the first token sees only itself
+    assert scores.divergence(one, np.zeros((2, 1)), one) == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_order_by_keys_over_queries_looks_at_both() -> None:
+    """A channel that the queries do not read is the largest, whatever the keys hold."""
+    config = subject(DENSE[0], True).weights.config
+    rng = np.random.default_rng(0)
+    queries, held = (rng.standard_normal((5, heads_, config.head_dim)) for heads_ in (config.heads, config.kv_heads))
+    queries[..., 3] *= 1e-6
+    seen, unused = keys.Seen(queries, held), np.zeros((config.hidden, config.hidden), np.float32)
+    for size in keys.sizes(config, unused, seen, None, keys.BALANCED):
+        assert size.argmax() == 3
+    for size, head in zip(keys.sizes(config, unused, seen, None, "calibrated"), held.swapaxes(0, 1), strict=True):
+        np.testing.assert_allclose(size, np.sqrt(np.mean(head**2, axis=0)), rtol=1e-6)
+
+
+def test_a_file_of_floats_holds_the_values_of_its_source(tmp_path: Path) -> None:
+    """Metadata and values are the same; every tensor is float32."""
+    source, target = tmp_path / "source.gguf", tmp_path / "floats.gguf"
+    writer = GGUFWriter(source, "llama")
+    writer.add_uint32("llama.block_count", 1)
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
+    values = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
+    writer.add_tensor("w", quantize(values, GGMLQuantizationType.Q4_1), raw_dtype=GGMLQuantizationType.Q4_1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    llama_cpp.write_in_floats(source, target)
+    given, made = GGUFReader(source), GGUFReader(target)
+    assert [made.fields[name].contents() for name in given.fields if name[:5] != "GGUF."] == [
+        field.contents() for name, field in given.fields.items() if name[:5] != "GGUF."
+    ]
+    (tensor,), (own,) = made.tensors, given.tensors
+    assert tensor.tensor_type == GGMLQuantizationType.F32
+    np.testing.assert_array_equal(tensor.data, dequantize(own.data, own.tensor_type))
 
 
 def test_heads_are_pooled_by_the_chapter() -> None:

@@ -10,6 +10,7 @@ from math import exp, expm1, log
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from docutils import nodes
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
@@ -169,13 +170,13 @@ def ksort(rows: Sequence[Row]) -> list[Table]:
                 continue
             lines: list[list[Cell]] = []
             for block in sorted({row["settings"]["block"] for row in here}, reverse=True):
-                own = {order: of(here, block=block, order=order) for order in orders}
+                own = {row["settings"]["order"]: row for row in here if row["settings"]["block"] == block}
                 plain = loss(own["unsorted"], base).mean
-                cells = [
-                    increase(row, base) + (f" ({recovered(row, base, plain)})" if order != "unsorted" else "")
+                cells = {
+                    order: increase(row, base) + (f" ({recovered(row, base, plain)})" if order != "unsorted" else "")
                     for order, row in own.items()
-                ]
-                lines.append([str(block), *cells])
+                }
+                lines.append([str(block), *(cells.get(order, "–") for order in orders)])
             title = f"{model} ({exp(nats(base)):.3f}), {part}: increase of perplexity in % (recovered)"
             found.append((title, ["block", *orders], lines, [10, *[90 // len(orders)] * len(orders)]))
     paper: list[list[Cell]] = []
@@ -190,6 +191,56 @@ def ksort(rows: Sequence[Row]) -> list[Table]:
 def recovered(row: Row, baseline: Row, plain: float) -> str:
     """The share of the loss of the unsorted cache that an order gives back."""
     return f"{100 * (1 - loss(row, baseline).mean / plain):.0f} %"
+
+
+def scores(rows: Sequence[Row]) -> list[Table]:
+    """What the channels of the heads hold; and errors of orders and of changes: of attention, and of keys."""
+    (channels,) = [row for row in rows if row["settings"]["part"] == "channels"]
+    lines: list[list[Cell]] = []
+    for name, value in channels.items():
+        if isinstance(value, list) and name != "counts":
+            low, middle, high = np.percentile(value, [10, 50, 90])
+            told = f"in {100 * np.mean(value):.0f} %" if name in SHARES else f"{middle:.2f}, {low:.2f} to {high:.2f}"
+            lines.append([NAMES[name], told])
+    title = f"{channels['settings']['model']}, channels of key heads before RoPE: median, and 10 to 90 % of the heads"
+    found: list[Table] = [(title, ["", "heads"], lines, [70, 30])]
+    orders: list[list[Cell]] = []
+    for row in rows:
+        settings = row["settings"]
+        if settings["part"] == "channels":
+            continue
+        means = [float(np.mean(row[name])) for name in ("errors", "key_errors", "coarse")]
+        said = settings["order"] + (f"; {settings['change']}" if settings["change"] else "")
+        where = f"{settings['part'].removeprefix('keys ')}, {settings['block']}"
+        orders.append([where, said, f"{means[0]:.3f}", f"{means[1]:.4f}", f"{100 * means[2]:.0f} %"])
+    columns = ["place, block", "order", "attention", "keys", "queries' energy in the coarsest block"]
+    return [*found, (TITLE, columns, orders, [18, 36, 12, 12, 22])]
+
+
+TITLE = "Divergence of attention's probabilities in nats, and squared error of the keys over their squares"
+SHARES = ("the same channel",)
+NAMES = {
+    "largest by norm": "norm of a row of W_k: the largest over the median",
+    "largest held": "what a channel holds: the largest over the median",
+    "the same channel": "the channel with the largest norm also holds most",
+    "near the largest": "channels that hold more than half of what the largest holds",
+    "means": "part of the keys' energy that is the mean of a channel",
+    "norm with held": "correlation of norm and what is held (of logarithms)",
+    "norm with queries": "correlation of norm and what the queries hold",
+    "held with queries": "correlation of what keys and what queries hold",
+}
+"""What the numbers of the row of channels are."""
+
+
+def llama_cpp(rows: Sequence[Row]) -> list[Table]:
+    """Engines down: the perplexity, and what is apart from lowbit's, on average and in the window where it is most."""
+    base, lines = of(rows, engine="lowbit"), list[list[Cell]]()
+    for row in rows:
+        apart = [(a - b) / n for a, b, n in zip(row["nats"], base["nats"], row["counts"], strict=True)]
+        cells = [f"{float(np.mean(apart)):+.6f}", f"{max(map(abs, apart)):.6f}"] if row is not base else ["–", "–"]
+        lines.append([row["settings"]["engine"], f"{exp(nats(row)):.4f}", *cells])
+    title = f"{models(rows)[0]}, {len(base['nats'])} windows of 512 tokens: nats a token apart from lowbit"
+    return [(title, ["engine", "perplexity", "mean", "in one window at most"], lines, [46, 18, 18, 18])]
 
 
 def heads(rows: Sequence[Row]) -> list[Table]:
@@ -253,5 +304,5 @@ def mixed(rows: Sequence[Row]) -> list[Table]:
 
 TABLES: Mapping[str, Callable[[Sequence[Row]], list[Table]]] = {
     "ngram": ngram, "qigen": qigen, "ksort": ksort, "heads": heads, "uptraining": uptraining, "mixed": mixed,
-    "encoder": encoder,
+    "encoder": encoder, "scores": scores, "llama.cpp": llama_cpp,
 }  # fmt: skip
