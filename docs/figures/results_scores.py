@@ -25,7 +25,7 @@ for row in errors:
     color = "#c44e52" if "before" in told["part"] else "#4c72b0"
     marker = {"unsorted": "o", "calibrated": "^", "Hadamard": "*", "keys over queries": "D"}.get(told["order"], "s")
     for axis, name in zip(axes, ("errors", "key_errors"), strict=True):
-        axis.scatter(np.mean(row[name]), grown, 48, color, marker, alpha=1.0 if told["block"] == 32 else 0.45)
+        axis.scatter(np.mean(row[name]), grown, 48, color, marker=marker, alpha=1.0 if told["block"] == 32 else 0.45)
 for marker, said in (
     ("o", "unsorted"),
     ("s", "norm"),
@@ -33,7 +33,7 @@ for marker, said in (
     ("D", "keys over queries"),
     ("*", "Hadamard"),
 ):
-    axes[1].scatter([], [], 48, "#6b7785", marker, label=said)
+    axes[1].scatter([], [], 48, "#6b7785", marker=marker, label=said)
 axes[1].legend(fontsize=8, title="red: before RoPE; pale: blocks of 16", title_fontsize=8)
 axes[0].set_xlabel("divergence of attention, nats")
 axes[1].set_xlabel("squared error of the keys over their squares")
