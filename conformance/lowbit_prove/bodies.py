@@ -1,49 +1,37 @@
-"""Bodies: the C++ of the instruction tables, read and executed on the meanings of its intrinsics.
+"""Bodies: the C++ of the instruction tables, executed on the meanings of its intrinsics and operators.
 
-A body is a few statements: constants of a register type, and at the end a result. Expressions are calls of intrinsics,
-operands, numbers and casts of pointers, which change nothing. All else is refused.
+A vector is an array of its lanes, a struct is a mapping of its fields, and memory is an array. The meanings of
+intrinsics are those of `lowbit_prove.intrinsics` and `lowbit_prove.intrinsics_neon`, those of operators are in
+`lowbit_prove.operators`. All compute on numbers and on unknowns. What has no meaning is refused.
 """
 
-import ast
-import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
+import numpy as np
+
+from lowbit.kernels.vector import VOCABULARY
+from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_prove import cplusplus, operators
+from lowbit_prove.cplusplus import Assign, Declarations, Declare, Expression, Repeat, Statement
 from lowbit_prove.intrinsics import MEANINGS, Intrinsic, split
+from lowbit_prove.intrinsics_neon import NEON_MEANINGS
+from lowbit_prove.registers import Struct, Type, bytes_of, from_bytes, made, type_of
 from lowbit_prove.terms import UndecidedError
 
-READ = tuple(name for name, table in TABLES.items() if "immintrin.h" in table.headers)
-"""The tables that are read: those of x86. The others are C++ in vector types, and intrinsics of another processor."""
 NO_VALUE = ("prefetch", "prefetch_once")
 """Words that change no value."""
 
 
-def statements(body: str) -> Iterator[tuple[str, ast.expr]]:
-    """Each statement of a body: the name that it defines, or empty for the result, and its expression.
-
-    >>> [(name, ast.unparse(value)) for name, value in statements("const vint d = f(a); return g(d, 0xD8);")]
-    [('d', 'f(a)'), ('', 'g(d, 216)')]
-
-    Raises:
-        UndecidedError: it is none of this form.
-    """
-    for text in filter(None, (part.strip() for part in body.split(";"))):
-        plain = re.sub(r"static_cast<[^<>]*>", "", text)
-        found = re.fullmatch(r"(?:const \w+ (\w+) = |return )?(.*)", plain, re.DOTALL)
-        assert found is not None
-        try:
-            yield found[1] or "", ast.parse(found[2], mode="eval").body
-        except SyntaxError as error:
-            raise UndecidedError(f"a statement is not read: {text}") from error
-
-
 def intrinsic(name: str) -> tuple[Intrinsic, int]:
-    """An intrinsic by its name in a body, and the lanes of its registers.
+    """An intrinsic by its name in a body, and the lanes of its registers; of ARM's, whose types say it, 0.
 
     Raises:
         UndecidedError: it has no meaning.
     """
+    if name in NEON_MEANINGS:
+        return NEON_MEANINGS[name], 0
     if name.startswith("_mm"):
         plain, lanes = split(name)
         if plain in MEANINGS:
@@ -52,32 +40,155 @@ def intrinsic(name: str) -> tuple[Intrinsic, int]:
 
 
 def executed(table: InstructionSet, word: str, operands: Mapping[str, Any]) -> Any:
-    """The result of a word by the meanings of the intrinsics of its body.
+    """The result of a word by the meanings of what its body calls; of a store what it writes.
 
     Args:
         table: the instruction set.
         word: of the vocabulary.
         operands: registers, addresses and scalars by their letters, and the number `i` of bits.
     """
-    known, result = dict(operands), None
-    for name, expression in statements(table.words[word]):
-        result = _value(expression, known)
-        if name:
-            known[name] = result
-    return result
+    declared, told = cplusplus.declarations(table.types), VOCABULARY[word]
+    known, kinds = dict(operands), dict[str, Type]()
+    for letter, kind in zip("abc", told.takes, strict=False):
+        if kind in ("int", "float"):
+            kinds[letter] = type_of(f"v{kind}", declared)
+            if isinstance(kinds[letter], Struct):
+                known[letter] = from_bytes(kinds[letter], bytes_of(operands[letter]))
+    scope = Scope(declared, known, kinds)
+    result = scope.run(cplusplus.body(table.words[word]))
+    if word == "store":
+        return bytes_of(result).view(np.float32)
+    given = made(type_of(f"v{told.gives}", declared), result)
+    return np.concatenate(list(given.values()), axis=-1) if isinstance(given, dict) else given
 
 
-def _value(expression: ast.expr, known: Mapping[str, Any]) -> Any:
-    if isinstance(expression, ast.Constant) and isinstance(expression.value, int):
-        return expression.value
-    if isinstance(expression, ast.Name) and expression.id in known:
-        return known[expression.id]
-    if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Name) and not expression.keywords:
-        found, lanes = intrinsic(expression.func.id)
-        if len(found.takes) != len(expression.args):
-            raise UndecidedError(f"{expression.func.id} has {len(expression.args)} operands")
-        return found.meaning(lanes, *(_value(each, known) for each in expression.args))
-    raise UndecidedError(f"an expression is not read: {ast.unparse(expression)}")
+@dataclass(frozen=True)
+class Scope:
+    """The variables of a body or a function.
+
+    Attributes:
+        declared: by its table.
+        known: values by names. A list is a vector whose elements are assigned one by one.
+        types: of the variables; addresses and scalars have none.
+    """
+
+    declared: Declarations
+    known: dict[str, Any]
+    types: dict[str, Type]
+
+    def run(self, statements: tuple[Statement, ...]) -> Any:
+        """The value of the last statement that has one."""
+        result = None
+        for each in statements:
+            if isinstance(each, Declare):
+                self._declare(each)
+            elif isinstance(each, Repeat):
+                for n in range(each.count):
+                    self.known[each.index] = n
+                    self.run((each.body,))
+            elif isinstance(each, Assign):
+                self._assign(each.target, self.value(each.value))
+            else:
+                result = self.value(each.value)
+        return result
+
+    def _declare(self, each: Declare) -> None:
+        if each.type == "auto":
+            assert each.value is not None
+            self.known[each.name] = self.value(each.value)
+            return
+        kind = type_of(each.type, self.declared, each.length)
+        self.types[each.name] = kind
+        if each.value is not None:
+            self.known[each.name] = made(kind, self.value(each.value))
+        elif not isinstance(kind, Struct):
+            self.known[each.name] = [None] * kind.lanes
+
+    def _assign(self, target: Expression, value: Any) -> None:
+        if target.kind == "name":
+            self.known[target.name] = made(self._type(target.name), value)
+            return
+        if target.name != "[]" or target.parts[0].kind != "name":
+            raise UndecidedError(f"an assignment is not read: {target}")
+        vector, place = self.known.get(target.parts[0].name), self.value(target.parts[1])
+        kind = self._type(target.parts[0].name)
+        if not isinstance(vector, list) or not isinstance(place, int) or isinstance(kind, Struct):
+            raise UndecidedError(f"an assignment is not read: {target}")
+        vector[place] = operators.converted(value, kind.dtype)
+
+    def value(self, expression: Expression) -> Any:
+        """The value of an expression."""
+        name, parts = expression.name, expression.parts
+        if expression.kind == "number":
+            return operators.number(name)
+        if expression.kind == "name":
+            return self._named(name)
+        if expression.kind == "field":
+            return self._field(self.value(parts[0]), name)
+        if expression.kind == "cast" and not self.declared.intrinsics:
+            return operators.reinterpreted(self.value(parts[0]), type_of(name, self.declared))
+        if expression.kind == "call":
+            return self._called(name, parts)
+        if name == "sizeof":
+            return self._type(parts[0].name).size
+        values = [self.value(each) for each in parts]
+        if expression.kind == "list":
+            return made(type_of(name, self.declared), values) if name else values
+        if self.declared.intrinsics and not all(isinstance(each, int) for each in values):
+            raise UndecidedError(f"{name} is not read beside intrinsics")  # of __m256i it would mean lanes of 64 bits
+        return operators.applied(name, values)
+
+    def _field(self, struct: Any, name: str) -> Any:
+        if not isinstance(struct, dict) or name not in struct:
+            raise UndecidedError(f"there is no field {name}")
+        return struct[name]
+
+    def _type(self, name: str) -> Type:
+        if name not in self.types:
+            raise UndecidedError(f"{name} has no type that is read")
+        return self.types[name]
+
+    def _named(self, name: str) -> Any:
+        if name not in self.known:
+            raise UndecidedError(f"{name} has no value")
+        value = self.known[name]
+        if isinstance(value, list):
+            if any(each is None for each in value):
+                raise UndecidedError(f"{name} is read before it is written")
+            return np.stack(value)
+        return value
+
+    def _called(self, name: str, parts: tuple[Expression, ...]) -> Any:
+        if name == "std::memcpy":
+            return self._copied(*parts)
+        if name == "__builtin_convertvector":
+            return operators.each_converted(self.value(parts[0]), type_of(parts[1].name, self.declared))
+        values = [self.value(each) for each in parts]
+        if name == "__builtin_shufflevector":
+            return operators.shuffled(*values)
+        if name in self.declared.functions:
+            function = self.declared.functions[name]
+            kinds = {letter: type_of(kind, self.declared) for kind, letter in function.takes}
+            known = {letter: made(kinds[letter], each) for letter, each in zip(kinds, values, strict=True)}
+            result = Scope(self.declared, known, kinds).run(function.body)
+            return made(type_of(function.gives, self.declared), result)
+        found, lanes = intrinsic(name)
+        if len(found.takes) != len(values):
+            raise UndecidedError(f"{name} has {len(values)} operands")
+        return found.applied(lanes, values)
+
+    def _copied(self, target: Expression, source: Expression, count: Expression) -> Any:
+        """Bytes of a variable or of memory; what is written to memory is the result."""
+        from_, to = (each.parts[0] if each.name == "address" else each for each in (source, target))
+        size, given = self.value(count), bytes_of(self.value(from_))
+        if given.shape[-1] < size:
+            raise UndecidedError(f"{size} bytes are read of {given.shape[-1]}")
+        if to.name not in self.types:
+            return given[..., :size]
+        if size != self.types[to.name].size:
+            raise UndecidedError(f"{size} bytes are written to {self.types[to.name].size}")
+        self.known[to.name] = from_bytes(self.types[to.name], given[..., :size])
+        return None
 
 
 Use = tuple[str, tuple[int | None, ...]]
@@ -85,11 +196,16 @@ Use = tuple[str, tuple[int | None, ...]]
 
 
 def uses(table: InstructionSet) -> Iterator[Use]:
-    """All calls of intrinsics in the bodies of a table."""
-    for word, body in table.words.items():
-        for _, expression in statements(body) if word not in NO_VALUE else ():
-            for call in (each for each in ast.walk(expression) if isinstance(each, ast.Call)):
-                assert isinstance(call.func, ast.Name)
-                takes = intrinsic(call.func.id)[0].takes
-                constants = [each for each, kind in zip(call.args, takes, strict=True) if kind == "constant"]
-                yield call.func.id, tuple(each.value if isinstance(each, ast.Constant) else None for each in constants)  # type: ignore[misc]  # integers
+    """All calls of intrinsics in the bodies of a table, and in the functions that these call."""
+    declared = cplusplus.declarations(table.types)
+    bodies = [cplusplus.body(body) for word, body in table.words.items() if word not in NO_VALUE]
+    for call in (
+        call
+        for body in (*bodies, *(each.body for each in declared.functions.values()))
+        for call in cplusplus.calls(body)
+    ):
+        if call.name in declared.functions or call.name.startswith(("std::", "__builtin")):
+            continue
+        takes = intrinsic(call.name)[0].takes
+        constants = [each for each, kind in zip(call.parts, takes, strict=True) if kind == "constant"]
+        yield call.name, tuple(int(each.name, 0) if each.kind == "number" else None for each in constants)

@@ -58,10 +58,13 @@ def prove(
     if as_json:
         documents = [each.document for each in found]
         answer = {"solver": certificates.solver(), "proved": len(found) - len(failed), "theorems": documents}
-        print(json.dumps(answer | {"not_compared": not_compared(found)}))
+        compared = {"not_compared": not_compared(found), "compared_with_emulators": compared_with_emulators(found)}
+        print(json.dumps(answer | compared))
     else:
         if missing := not_compared(found):
-            print(f"not compared with this processor: {', '.join(missing)}")
+            print(f"compared with no processor, nor with an emulator: {', '.join(missing)}")
+        for emulator, names in compared_with_emulators(found).items():
+            print(f"compared with {emulator} and with no processor: {', '.join(names)}")
         for each in failed if len(found) > MOST_SHOWN else found:
             print("\n".join(told(each)))
         counted = f"{len(found) - len(failed)} of {len(found)} theorems proved"
@@ -73,10 +76,17 @@ def prove(
 
 
 def not_compared(found: list["Decided"]) -> list[str]:
-    """What theorems of instructions say nothing about on this processor, if there are any among those decided."""
-    from lowbit_prove.probes import unchecked
+    """What theorems of instructions say nothing about here, if there are any among those decided."""
+    from lowbit_prove.processors import unchecked
 
     return unchecked() if any(each.theorem.kind == "instructions" for each in found) else []
+
+
+def compared_with_emulators(found: list["Decided"]) -> dict[str, list[str]]:
+    """Intrinsics about which theorems say only what an emulator does, by the emulator."""
+    from lowbit_prove.processors import emulated
+
+    return emulated() if any(each.theorem.kind == "instructions" for each in found) else {}
 
 
 def replay(names: list[str], path: Path, *, as_json: bool) -> int:

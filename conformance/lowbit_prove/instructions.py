@@ -1,74 +1,66 @@
-r"""The theorems of instructions: the words of the tables of x86 are those of the vocabulary.
+r"""The theorems of instructions: the words of the tables are those of the vocabulary.
 
 A table says by a few intrinsics what a word of the vocabulary is (`lowbit_cppyy.codegen.isa`). With the meanings of
-these intrinsics (`lowbit_prove.intrinsics`), for all registers, all memory and all numbers of bits below 32,
+these intrinsics (`lowbit_prove.intrinsics`) and of C++'s operators (`lowbit_prove.operators`), for all registers, all
+memory and all numbers of bits below 32,
 
 .. math:: \mathrm{body}(a, b, c) = \mathrm{word}(a, b, c) .
 
 Both sides are executed on unknowns, and the solver compares them lane by lane.
 
 The meanings are no theorems. They are compared with this processor, for the registers of `lowbit_prove.probes`: each
-comparison is a statement about those registers and this processor. What the processor lacks is not in the list of
-theorems, and ``lowbit prove`` says so.
+comparison is a statement about those registers and this processor. NEON's are compared with QEMU where there is no
+processor of ARM. That is a statement about QEMU, and says so. What neither has is not in the list of theorems, and
+``lowbit prove`` says so.
 """
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
-from pathlib import Path
-from platform import machine
+from functools import partial
 from typing import Any
 
 import numpy as np
 import z3
 
-from lowbit.kernels.vector import VOCABULARY
+from lowbit.kernels.vector import VOCABULARY, multiply_then_add
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
-from lowbit_prove import probes, symbols, terms
-from lowbit_prove.bodies import NO_VALUE, READ, executed
-from lowbit_prove.probes import Probe
+from lowbit_prove import probes, processors, sums, symbols, terms
+from lowbit_prove.bodies import NO_VALUE, executed
+from lowbit_prove.processors import Probe
 from lowbit_prove.solver import satisfied
+from lowbit_prove.sums import Question
 from lowbit_prove.symbols import Symbols, unknowns
 from lowbit_prove.terms import UndecidedError
 from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided, whole
 
 STATEMENT = "by the meanings of its intrinsics, the body is the word, for all registers"
-COMPARED = "this processor does what the intrinsic means, for bytes in all pairs, edges and random registers"
+COMPARED = "{} does what the intrinsic means, for bytes in all pairs, edges and random registers"
 BITS = 32
 """A shift is by fewer."""
 TRIALS = 8
 DEFINED_BELOW = {"cvt_int_float": 2**31}
 """Words that are defined only for integers below a number."""
-ABOUT = ("vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags")
-"""Lines of ``/proc/cpuinfo`` that tell processors apart."""
 
 
 def theorems() -> Iterator[Theorem]:
-    """One for each word of each table that is read, and one for each intrinsic that this processor has."""
-    for table in map(TABLES.__getitem__, READ):
+    """One for each word of each table, and one for each intrinsic that can be run here."""
+    for table in TABLES.values():
         for word in (each for each in table.words if each not in NO_VALUE):
-            text = partial("{}\n{}".format, f"{table.name} {table.lanes} {word}", table.words[word])
+            text = partial(_text, table, word)
             runs = partial(decide, table, word), partial(ran, table, word)
             yield Theorem("instructions", f"{word}_{table.name}", STATEMENT, text, *runs)
-    for probe in probes.probes():
+    for probe in processors.probes():
         if probe.possible:
             text = partial(_subject, probe)
-            yield Theorem(
-                "instructions", probe.name, COMPARED, text, partial(probes.decide, probe), partial(again, probe)
-            )
+            runs = partial(probes.decide, probe), partial(again, probe)
+            yield Theorem("instructions", probe.name, COMPARED.format(probe.processor), text, *runs)
+
+
+def _text(table: InstructionSet, word: str) -> str:
+    return "\n".join([f"{table.name} {table.lanes} {word}", table.words[word], table.types])
 
 
 def _subject(probe: Probe) -> str:
-    return f"{probe.use}\n{this_processor()}"
-
-
-@cache
-def this_processor() -> str:
-    """What tells this processor from others."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return "\n".join(sorted({machine(), *(line for line in lines if line.partition("\t")[0].strip() in ABOUT)}))
+    return f"{probe.use}\n{probe.described}"
 
 
 # **Words.**
@@ -84,16 +76,26 @@ def decide(table: InstructionSet, word: str) -> Outcome:
         for i in range(BITS) if "count" in VOCABULARY[word].takes else (0,):
             given, wanted = both(table, word, i, partial(_unknown, table.lanes))
             for place, (found, right) in enumerate(zip(given.data.flat, wanted.data.flat, strict=True)):
-                same = terms.same(found, right, wanted.dtype)
-                different = z3.Not(same) if isinstance(same, z3.ExprRef) else z3.BoolVal(not same)
-                if word in DEFINED_BELOW:
-                    different = z3.And(different, z3.ULT(z3.BitVec(f"a_{place}", 32), DEFINED_BELOW[word]))
-                if (numbers := satisfied(different, "QF_FPBV")) is not None:
-                    return _confirmed(table, word, {**numbers, "i": i})
-                steps += 1
+                for each in _differences(found, right, wanted.dtype):
+                    different = each.condition
+                    if word in DEFINED_BELOW:
+                        different = z3.And(different, z3.ULT(z3.BitVec(f"a_{place}", 32), DEFINED_BELOW[word]))
+                    if (numbers := satisfied(different, "QF_FPBV", each.byte)) is not None:
+                        registers = {name: bits << each.shifts.get(name, 0) for name, bits in numbers.items()}
+                        return _confirmed(table, word, {**registers, "i": i})
+                    steps += 1
     except UndecidedError as error:
         return Undecided(str(error))
     return Proof(steps)
+
+
+def _differences(a: terms.Term, b: terms.Term, dtype: terms.Dtype) -> Iterator[Question]:
+    """Questions of which one is true where two numbers differ."""
+    if dtype.kind == "u" and not terms.known(a, b):
+        yield from sums.differences(terms.expression(a, dtype), terms.expression(b, dtype))
+        return
+    same = terms.same(a, b, dtype)
+    yield Question(z3.Not(same) if isinstance(same, z3.ExprRef) else z3.BoolVal(not same))
 
 
 def _trials(table: InstructionSet) -> Iterator[Numbers]:
@@ -142,13 +144,13 @@ def both(table: InstructionSet, word: str, i: int, registers: Callable[[str, int
         value = bits.view(np.float32) if floating or (kind == "address" and word == "store") else bits
         operands.append(i if kind == "count" else value[0] if kind == "scalar" else value)
         known[letter] = operands[-1]
-    assert told.function is not None
+    function: Any = multiply_then_add if word == "fmadd" and not table.fused else told.function
     given = executed(table, word, {**known, "i": i})
     if word == "store":
         target = operands[0].copy()
-        told.function(target, operands[1])
+        function(target, operands[1])
         return given, target
-    wanted = told.function(*operands, *([table.lanes] if "scalar" in told.takes else []))
+    wanted = function(*operands, *([table.lanes] if "scalar" in told.takes else []))
     return (given, wanted) if isinstance(wanted, np.ndarray) else (symbols.of(given), symbols.of(wanted))
 
 

@@ -11,17 +11,22 @@ Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from lowbit.kernels import vector
+from lowbit_prove.operators import converted
+from lowbit_prove.registers import Vector, made
+from lowbit_prove.registers import scalar as scalar_type
+from lowbit_prove.registers import vector as vector_type
 
-Operand = Literal["int", "float", "double", "half", "quarter", "pointer", "scalar int", "scalar float", "constant"]
-"""``half`` and ``quarter`` are registers of integers that are shorter by that, ``double`` pairs of lanes."""
-Gives = Literal["int", "float", "double", "none"]
+Operand: TypeAlias = str
+"""Of x86 ``int``, ``float``, ``half``, ``quarter``, ``double``, ``pointer``, ``scalar int`` or ``scalar float``: half
+and quarter are registers of integers that are shorter by that, double pairs of lanes. Of ARM the type's name in C++. Of
+both ``constant``."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +35,43 @@ class Intrinsic:
 
     Attributes:
         takes: its operands; constants are numbers of the text, or `i`.
-        gives: its result.
+        gives: its result; ``none`` where it writes to memory.
         lane: bits of the numbers that it works on; 0 where bits are only moved.
         meaning: a function of the number of lanes and of the operands.
     """
 
     takes: tuple[Operand, ...]
-    gives: Gives
+    gives: Operand
     lane: int
     meaning: Callable[..., Any]
+
+    def applied(self, lanes: int, values: Sequence[Any]) -> Any:
+        """The result for values of a body.
+
+        Raises:
+            UndecidedError: an operand of ARM has another type.
+        """
+        return self.meaning(lanes, *map(_taken, self.takes, values))
+
+
+def _taken(kind: Operand, value: Any) -> Any:
+    if (register := vector_type(kind)) is not None:
+        return made(register, value)
+    return converted(value, scalar_type(kind)) if kind.endswith("_t") else value
+
+
+def register(kind: Operand, lanes: int) -> Vector:
+    """An operand or a result as numbers in memory; `lanes` are those of x86's registers.
+
+    >>> register("half", 8).lanes, register("int16x8_t", 0).lanes, register("scalar float", 8)
+    (4, 8, Vector(dtype=dtype('float32'), lanes=1))
+    """
+    if (found := vector_type(kind)) is not None:
+        return found
+    if kind.endswith("_t"):
+        return Vector(scalar_type(kind), 1)
+    dtype = np.dtype(np.float32 if kind.endswith("float") or kind in ("double", "none") else np.uint32)
+    return Vector(dtype, 1 if "scalar" in kind else {"half": lanes // 2, "quarter": 4}.get(kind, lanes))
 
 
 def split(name: str) -> tuple[str, int]:

@@ -24,7 +24,7 @@ from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.types import TYPES, as_bytes
 from lowbit_prove import catalogue
 from lowbit_prove.demonstration import Demonstration, read
-from lowbit_prove.probes import lacking
+from lowbit_prove.processors import lacking
 from lowbit_prove.products import setting_of
 from lowbit_prove.theorem import Numbers, Refutation, Theorem
 

@@ -17,12 +17,14 @@ _impossible: dict[int, Any] = {}
 """Renamed conditions that no numbers satisfy, by their number among z3's expressions, which they keep by being here."""
 
 
-def satisfied(condition: Any, logic: str = "QF_BV") -> Mapping[str, int] | None:
+def satisfied(condition: Any, logic: str = "QF_BV", byte: str = "") -> Mapping[str, int] | None:
     """Numbers for which a condition holds, by the names of its variables; None if there are none.
 
     Args:
         condition: over bit vectors.
         logic: z3's name of the theory; ``QF_FPBV`` where the condition has floats, too.
+        byte: a variable that the condition says to be below 256. The solver is asked for each of its values, which
+            takes less time where products are compared.
 
     Raises:
         UndecidedError: the solver gives up.
@@ -31,18 +33,26 @@ def satisfied(condition: Any, logic: str = "QF_BV") -> Mapping[str, int] | None:
     renamed = z3.simplify(z3.substitute(condition, *_renaming(names)))
     if renamed.get_id() in _impossible or z3.is_false(renamed):
         return None
+    cases = [z3.BoolVal(True)]
+    if byte:
+        (number,) = (new for name, new in _renaming(names) if str(name) == byte)
+        cases = [number == value for value in range(256)]
+    for case in cases:
+        if (model := _model(z3.And(renamed, case), logic)) is not None:
+            values = (model.eval(new, model_completion=True) for _, new in _renaming(names))
+            return {str(name): value.as_long() for name, value in zip(names, values, strict=True)}
+    _impossible[renamed.get_id()] = renamed
+    return None
+
+
+def _model(condition: Any, logic: str) -> Any:
     solver = z3.SolverFor(logic)
     solver.set("timeout", 1000 * MOST_SECONDS)
-    solver.add(renamed)
+    solver.add(condition)
     answer = solver.check()
     if answer == z3.unknown:
         raise UndecidedError(f"the solver gave up: {solver.reason_unknown()}")
-    if answer == z3.unsat:
-        _impossible[renamed.get_id()] = renamed
-        return None
-    model = solver.model()
-    values = (model.eval(new, model_completion=True) for _, new in _renaming(names))
-    return {str(name): value.as_long() for name, value in zip(names, values, strict=True)}
+    return solver.model() if answer == z3.sat else None
 
 
 def _renaming(names: list[Any]) -> list[tuple[Any, Any]]:
