@@ -1,4 +1,4 @@
-"""Three rows of squares, one a layer: which of 8 experts of a trained model each byte uses, and which LRU keeps for k = 2.
+"""Three rows of squares, one a layer: which of 8 trained experts each byte uses, and which LRU keeps for k = 2.
 
 Few gray squares lie on blue ones: of the experts that a byte uses, the byte before used 0.27, where chance is 0.25.
 Data: ``bench/mixtral/routings.npz``.
