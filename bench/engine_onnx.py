@@ -5,6 +5,8 @@ floats`` writes, and quantises them to 4 bits by its own rounding. So its tokens
 
     lowbit convert FILE --out floats --format floats
     python -m onnxruntime_genai.models.builder -i floats -o onnx -p int4 -e cpu -c cache
+
+The builder needs onnx_ir and transformers besides.
 """
 
 import json
