@@ -68,7 +68,7 @@ PEERS = {
     "ik_llama.cpp": ("ik-llama-cpp-python",),
     "ONNX Runtime GenAI": ("onnxruntime-genai",),
 }
-ONLY_TEXT = "-DLLAVA_BUILD=OFF -DLLAMA_BUILD_COMMON=OFF"  # llama.cpp without images: half the files
+ONLY_TEXT = "-DLLAVA_BUILD=OFF"  # llama.cpp without what reads images
 WITH_KILLS = {"PYTHONPATH": str(HERE / "conformance/selftest/support")}  # of programs that import `kills`
 TYPED = [["spec", "backends", "conformance", "docs/_ext", "noxfile.py"], ["bench"]]  # each has a conftest of its own
 PORTABLE = ["backends/lowbit_numpy", "backends/lowbit_cppyy", "backends/lowbit_foreign", *SHIPPED[2:]]
