@@ -211,7 +211,7 @@ def choose(condition: Term, yes: Term, no: Term, dtype: Dtype) -> Term:
 
 def product(a: z3.BitVecRef, b: z3.BitVecRef) -> z3.BitVecRef:
     """A product of integers; of two that were extended from fewer bits, computed in as many as it needs."""
-    short = [_unextended(z3.simplify(each)) for each in (a, b)]
+    short = [min(_unextended(each), _unextended(z3.simplify(each)), key=lambda form: form.size()) for each in (a, b)]
     bits = sum(each.size() for each in short)
     if bits >= a.size():
         return a * b
@@ -225,6 +225,9 @@ def _unextended(number: z3.BitVecRef) -> z3.BitVecRef:
         return number.arg(0)
     if z3.is_app_of(number, z3.Z3_OP_ZERO_EXT):
         return z3.ZeroExt(1, number.arg(0))
+    if z3.is_app_of(number, z3.Z3_OP_BASHR) and z3.is_bv_value(number.arg(1)):
+        count = min(number.arg(1).as_long(), number.size() - 1)
+        return z3.simplify(z3.Extract(number.size() - 1, count, number.arg(0)))
     if z3.is_app_of(number, z3.Z3_OP_CONCAT) and not z3.is_bv_value(number):
         bits = magnitude(number)
         return z3.simplify(z3.Extract(bits, 0, number)) if bits + 1 < number.size() else number
@@ -235,12 +238,7 @@ def _unextended(number: z3.BitVecRef) -> z3.BitVecRef:
 
 
 def _shifted_right(a: Any, b: Any, dtype: Dtype) -> Any:
-    """By a known number of bits, a signed integer becomes one of fewer bits, extended; `product` needs no more."""
-    if dtype.kind != "i":
-        return z3.LShR(a, b)
-    if not z3.is_bv_value(b) or not 0 < (count := b.as_long()) < a.size():
-        return a >> b
-    return z3.SignExt(count, z3.simplify(z3.Extract(a.size() - 1, count, a)))
+    return a >> b if dtype.kind == "i" else z3.LShR(a, b)
 
 
 def _compared(signed: Callable[[Any, Any], Any], unsigned: Callable[[Any, Any], Any]) -> Callable[..., Any]:
