@@ -16,7 +16,7 @@ from lowbit_cppyy.recipe import METHODS, PURPOSES, Recipe
 from lowbit_cppyy.stored.formats import PARTS, structure_of
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.recipe import default_recipe as default_stored
-from lowbit_cppyy.stored.recipe import separate_recipe
+from lowbit_cppyy.stored.recipe import purposes_of, separate_recipe
 from lowbit_cppyy.tuning.choices import PANEL, default_recipe
 from lowbit_prove import (
     casts,
@@ -60,7 +60,7 @@ def stored_kernels() -> Iterator[StoredKernel]:
     """The default kernel of every format, instruction set and purpose, and that for activations with other scales."""
     for table, name, bits in product(TABLES.values(), PARTS, BITS):
         structure = structure_of(name, bits)
-        recipes = [default_stored(structure, table, purpose, PANEL) for purpose in PURPOSES]
+        recipes = [default_stored(structure, table, purpose, PANEL) for purpose in purposes_of(structure)]
         for recipe in (*recipes, separate_recipe(structure, PANEL)):
             yield StoredKernel(recipe, table)
 

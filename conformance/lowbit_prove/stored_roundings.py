@@ -86,10 +86,16 @@ def blocks(structure: Structure) -> tuple[int, ...]:
 
 
 class StoredDepths(Watched):
-    """Exponents become powers of two: their bytes are shifted to the exponent of a float."""
+    """What bits are as a float: a power of two where they are shifted to its exponent, else a weight as it is stored.
+
+    Attributes:
+        bits: the count of it.
+    """
+
+    bits = POWER
 
     def execute(self, step: Instruction, operands: list[Any]) -> Any:
-        return POWER if step.word == "as_float" else super().execute(step, operands)
+        return self.bits if step.word == "as_float" else super().execute(step, operands)
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,7 @@ class Derived:
         machine = StoredDepths(
             self.program, {"x": list(self.activations(lengths)), "y": y}, sizes, once=self.kernel.table.fused
         )
+        machine.bits = EXACT if recipe.structure.is_floats else POWER
         machine.watch(body_of(self.program.body, index)).block(self.program.body)
         return max(each.roundings for each in y), machine.seen
 

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +30,7 @@ from lowbit_cppyy.stored.formats import structure_of
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.linear import PANEL
 from lowbit_cppyy.stored.recipe import default_recipe as default_stored
+from lowbit_cppyy.stored.recipe import purposes_of
 from lowbit_cppyy.tuning.choices import default_recipe
 from lowbit_cppyy.tuning.prediction import Prediction, predict, words_of_a_group
 
@@ -168,13 +169,14 @@ def _kernel(name: str | None, layout: PanelLayout, isa: str, purpose: str) -> Ke
 
 def _stored(format: str, bits: int, isa: str, purpose: str) -> StoredKernel:
     """The default kernel for a stored matrix; `bits` is for formats of several widths."""
-    table, chosen = _chosen(isa, purpose)
-    return StoredKernel(default_stored(structure_of(format, bits), table, chosen, PANEL), table)
+    structure = structure_of(format, bits)
+    table, chosen = _chosen(isa, purpose, purposes_of(structure))
+    return StoredKernel(default_stored(structure, table, chosen, PANEL), table)
 
 
-def _chosen(isa: str, purpose: str) -> tuple[InstructionSet, Purpose]:
+def _chosen(isa: str, purpose: str, purposes: Sequence[Purpose] = PURPOSES) -> tuple[InstructionSet, Purpose]:
     check_choice("--isa", isa, tuple(TABLES))
-    check_choice("--purpose", purpose, PURPOSES)
+    check_choice("--purpose", purpose, purposes)
     return TABLES[isa], next(each for each in PURPOSES if each == purpose)
 
 

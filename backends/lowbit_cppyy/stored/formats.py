@@ -13,7 +13,7 @@ import numpy as np
 from lowbit.arrays import F32, I64, Array
 from lowbit.contract.checks import check_choice
 from lowbit.tensor_formats.stored import Stored
-from lowbit_cppyy.stored.parts import Parts, Structure
+from lowbit_cppyy.stored.parts import FLOATS_OF_16, Parts, Structure
 
 Tensors = Mapping[str, Array]
 
@@ -255,6 +255,21 @@ def awq_gemv(stored: Stored) -> Parts:
     return grouped(codes, fields["scales"].T, zeros, 4, groups)
 
 
+# **Floats of 16 bits.**
+
+
+def floats(stored: Stored) -> Parts:
+    """Their patterns as codes, in one group without scales."""
+    codes = stored.by_name["numbers"].view(np.uint16).T.copy()
+    lengths, scales = [stored.rows], np.empty((1, 0), np.float32)
+    return Parts(OF_FLOATS[stored.format], codes, lengths, scales)
+
+
+OF_FLOATS: Mapping[str, Structure] = MappingProxyType(
+    {name: Structure(16, name, "one") for name in FLOATS_OF_16}
+)
+
+
 PARTS: Mapping[str, Callable[[Stored], Parts]] = MappingProxyType(
     {
         **{name: blocks.parts for name, blocks in GGUF.items()},
@@ -265,6 +280,7 @@ PARTS: Mapping[str, Callable[[Stored], Parts]] = MappingProxyType(
         "gptq-v2-bf16": lambda stored: gptq(stored, 0),
         "awq-gemm": awq_gemm,
         "awq-gemv": awq_gemv,
+        **dict.fromkeys(OF_FLOATS, floats),
     }
 )
 """For each format with kernels: from a stored matrix to its parts."""
@@ -279,5 +295,7 @@ def structure_of(name: str, bits: int) -> Structure:
     check_choice("--format", name, tuple(PARTS))
     if name in GGUF:
         return GGUF[name].structure
+    if name in OF_FLOATS:
+        return OF_FLOATS[name]
     width = bits if name.startswith("gptq") else 4
     return Structure(width, scale="float32" if name.endswith("bf16") else "float16", offset="zero")

@@ -26,6 +26,8 @@ A group is whole units, padded with zeros on both sides, so the program has no t
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from lowbit.kernels.program import Address, Advance, Comment, Element, Instruction, Loop, Program, Step
 from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.isa import InstructionSet
@@ -33,7 +35,7 @@ from lowbit_cppyy.codegen.lowering import function
 from lowbit_cppyy.codegen.steps import added_to_results, advance, combined, load_words, prefetched, words_of, zero
 from lowbit_cppyy.codegen.unpacking import constants, four_codes, mask, unpack
 from lowbit_cppyy.layout.panels import row_elements
-from lowbit_cppyy.stored.layout import inner_rows, offset_elements, scale_elements
+from lowbit_cppyy.stored.layout import code_elements, inner_rows, offset_elements, scale_elements
 from lowbit_cppyy.stored.parts import UNIT
 from lowbit_cppyy.stored.recipe import HEAD, StoredRecipe
 
@@ -166,7 +168,8 @@ class _Writer:
         """Their words, their products, and where runs end in it, their integers."""
         recipe = self.recipe
         runs = UNIT // recipe.run if recipe.run else 1
-        yield from load_words(recipe, self.lanes)
+        if not self.structure.is_floats:  # two rows of them are no more than a word
+            yield from load_words(recipe, self.lanes)
         length = UNIT // runs
         for run in range(runs):
             if recipe.run:
@@ -180,7 +183,7 @@ class _Writer:
     def unit_elements(self) -> int:
         """Elements of the stream of weights that a unit takes."""
         inner = inner_rows(self.structure) * row_elements(self.recipe.panel, "uint8")
-        return self.recipe.unit_words * self.recipe.panel + inner
+        return code_elements(self.structure, self.recipe.panel) + inner
 
     def floats(self, codes: range) -> Iterator[Step]:
         """Each code is unpacked once, multiplied by each row of x, and added."""
@@ -197,6 +200,9 @@ class _Writer:
 
     def value(self, code: int, j: int) -> Iterator[Step]:
         """The value of a code as a float."""
+        if self.recipe.method == "float":
+            yield from self.float(code, j)
+            return
         if self.recipe.method in ("bytes", "high"):
             yield from self.signed_byte(code, j)
             return
@@ -206,6 +212,19 @@ class _Writer:
         yield from unpack(self.recipe, code, words_of(self.recipe, j), f"a_{j}", f"b_{j}", f"l_{j}")
         if self.signed:
             yield Instruction("add", f"l_{j}", (f"l_{j}", f"c_{self.recipe.power(code)}"))
+
+    def float(self, code: int, j: int) -> Iterator[Step]:
+        """A float of 16 bits, widened: bfloat16 is the upper half of a float32, and a word holds two rows of them."""
+        if self.structure.values == "float16":
+            place = code * row_elements(self.recipe.panel, np.float16)
+            yield Instruction("load_half", f"l_{j}", (self.halves(place, j),))
+            return
+        if code % 2 == 0:
+            yield Instruction("load_int", f"v_{j}", (self.row(code // 2 * self.recipe.panel, j),))
+            yield Instruction("slli", f"a_{j}", (f"v_{j}", 16))
+        else:
+            yield Instruction("and", f"a_{j}", (f"v_{j}", mask(0xFFFF << 16)))
+        yield Instruction("as_float", f"l_{j}", (f"a_{j}",))
 
     def byte(self, code: int, j: int) -> Iterator[Step]:
         """A code of two planes: four are joined in the bytes of a lane, and one of these is converted."""
@@ -320,6 +339,10 @@ class _Writer:
         if structure.offset in ("number", "zero"):
             yield from self.sums()
         for j in range(recipe.registers):
+            if structure.scale == "one":
+                for r in range(recipe.rows):
+                    yield Instruction("add", f"y_{r}_{j}", (f"y_{r}_{j}", total.format(r, j)))
+                continue
             yield from self.number("s", structure.scale, 0, j)
             if recipe.halved:
                 yield Instruction("multiply", f"s_{j}", (f"s_{j}", "half"))

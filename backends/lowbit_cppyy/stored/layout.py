@@ -3,7 +3,7 @@
 As in `lowbit_cppyy.layout.panels`, a kernel computes a *panel* of P columns at a time and reads one stream of 32-bit
 elements from front to back::
 
-    panel 0: group 0: unit 0: `bits` rows of P words
+    panel 0: group 0: unit 0: `bits` rows of P words; or 32 rows of P float16
                               a row of P integers for each run of the unit, where runs have them
                               a row of P minima for each run, where there are any
                       unit 1: …
@@ -11,6 +11,10 @@ elements from front to back::
                       P offsets: numbers as scales are, zeros as bytes, or the second scales of minima
              group 1: …
     panel 1: …
+
+Codes of 16 bits are floats. A row of float16 is as an instruction widens it; a word of bfloat16 holds those of two rows,
+the first in its lower half, because each half is an upper half of a float32 after a shift or a mask. A matrix of floats
+is one group without scales.
 
 Codes take their bits, scales and offsets the bytes that the format gives them. Integers of runs take a byte, where the
 format gives them 4 or 6 bits: a block of 256 weights is 148 bytes instead of 144 in Q4_K, 180 instead of 176 in Q5_K,
@@ -29,7 +33,7 @@ from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.layout.interleaving import fields
 from lowbit_cppyy.layout.memory import aligned
 from lowbit_cppyy.layout.panels import BLOCK_ROWS, row_elements, write_rows
-from lowbit_cppyy.stored.parts import UNIT, Parts, Structure
+from lowbit_cppyy.stored.parts import U16, UNIT, Parts, Structure
 
 SIGN = np.uint8(128)
 
@@ -40,8 +44,17 @@ def inner_rows(structure: Structure) -> int:
     return runs * (1 + (structure.offset == "minimum"))
 
 
+def code_elements(structure: Structure, panel: int) -> int:
+    """Elements of the codes of a unit."""
+    if structure.values == "float16":
+        return UNIT * row_elements(panel, np.float16)
+    return structure.bits * panel
+
+
 def scale_elements(structure: Structure, panel: int) -> int:
-    """Elements of a row of scales."""
+    """Elements of a row of scales; 0 where there is none."""
+    if structure.scale == "one":
+        return 0
     return row_elements(panel, "uint8" if structure.scale == "exponent" else structure.scale)
 
 
@@ -83,7 +96,8 @@ class StoredLayout:
     @property
     def unit_elements(self) -> int:
         """Of a unit of a panel."""
-        return self.structure.bits * self.panel + inner_rows(self.structure) * row_elements(self.panel, "uint8")
+        inner = inner_rows(self.structure) * row_elements(self.panel, "uint8")
+        return code_elements(self.structure, self.panel) + inner
 
     @property
     def tail_elements(self) -> int:
@@ -150,7 +164,7 @@ class StoredLayout:
             body = groups[..., : units * self.unit_elements].reshape(self.panels, count, units, -1)
             codes = np.zeros_like(parts.codes, order="C", shape=(count, units * UNIT, self.columns))
             codes[:, :length] = parts.codes[row : row + count * length].reshape(count, length, -1)
-            words = interleaved(codes.reshape(-1, UNIT, self.columns), self.structure.bits)
+            words = in_stream(codes.reshape(-1, UNIT, self.columns), self.structure)
             end = self._write(body, 0, words.reshape(count, units, -1, self.columns))
             runs = UNIT // self.structure.run if self.structure.run else 0
             for integers in self._integers(parts):
@@ -181,6 +195,8 @@ class StoredLayout:
     def _numbers(self, parts: Parts) -> Iterator[Array]:
         """Scales and offsets of groups, in the types that the stream has."""
         structure = parts.structure
+        if structure.scale == "one":
+            return
         dtype = np.dtype(np.uint8 if structure.scale == "exponent" else structure.scale)
         yield parts.scales.astype(dtype)
         if structure.offset in ("number", "zero"):
@@ -203,6 +219,18 @@ def layout_of(parts: Parts, panel: int) -> StoredLayout:
 
 
 # **Codes and words**, of all units and columns at once.
+
+
+def in_stream(codes: U8 | U16, structure: Structure) -> Array:
+    """Units × `UNIT` × N codes as units × rows × N numbers of the stream."""
+    if structure.values == "float16":
+        return codes.view(np.float16)
+    return paired(codes) if structure.values == "bfloat16" else interleaved(codes, structure.bits)
+
+
+def paired(codes: U16) -> U32:
+    """Units × `UNIT` × N codes of 16 bits as words of two rows, the first in the lower half."""
+    return codes[:, ::2].astype(np.uint32) | codes[:, 1::2].astype(np.uint32) << np.uint32(16)
 
 
 def interleaved(codes: U8, bits: int) -> U32:

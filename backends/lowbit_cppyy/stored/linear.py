@@ -86,7 +86,7 @@ class CppyyStored(PreparedStored):
         parts = parts.without_numbers()
         self._handle, self._routes = self._linear.handle, Routes(partial(_route, parts, layout, table))
         self._separate = Routes(partial(_separate_route, parts, layout, table))
-        self._sharing = {each: share_scales(parts, layout, each) for each in (*BLOCKS, weights.rows)}
+        self._exact = {each: has_integers(parts, layout, each) for each in (*BLOCKS, weights.rows)}
         super().__init__("cppyy", weights, layout.nbytes)
 
     def _gemv(self, x: Activations, out: Array) -> None:
@@ -114,8 +114,8 @@ class CppyyStored(PreparedStored):
         return FORMATS[activations].block or self.rows
 
     def _route_of_bytes(self, each: int, tokens: int) -> Route:
-        """The kernel for activations of 8 bits with a scale for every `each` rows: of integers if runs share theirs."""
-        if self._sharing[each]:
+        """The kernel for activations of 8 bits with a scale for every `each` rows."""
+        if self._exact[each]:
             return self._routes.of(integer_purpose(tokens))
         return self._separate.of("rows")
 
@@ -151,8 +151,11 @@ def _with_recipe(recipe: StoredRecipe, parts: Parts, layout: StoredLayout, table
     return Route(StoredKernel(recipe, table), StoredActivations(recipe, layout, parts))
 
 
-def share_scales(parts: Parts, layout: StoredLayout, each: int) -> bool:
-    """Whether the rows of each run share a scale, where every `each` rows of activations have one."""
+def has_integers(parts: Parts, layout: StoredLayout, each: int) -> bool:
+    """Whether sums of integers are exact, where every `each` rows of activations share a scale: codes are integers, and
+    the rows of each run share one scale."""
+    if parts.structure.is_floats:
+        return False
     if each >= parts.rows:
         return True
     return parts.order is None and all(first // each == last // each for first, last in layout.runs())

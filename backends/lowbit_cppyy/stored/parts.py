@@ -6,7 +6,8 @@ Every format that has a kernel says the same of a weight, with a code :math:`q` 
 
 A *group* is a run of rows that share the scale :math:`d_g`. In some formats it is cut into *runs* of 16 or 32 rows,
 each with a small integer :math:`t_s`; in the others :math:`t_s = 1` and a run is a group. The *value* :math:`v(q)` is
-the code itself, a signed byte, or one of sixteen numbers of a table. The *offset* :math:`o_s` is
+the code itself, a signed byte, one of sixteen numbers of a table, or the float of 16 bits whose pattern the code is;
+matrices of such floats have neither scales nor groups, :math:`d_g = 1`. The *offset* :math:`o_s` is
 
 - 0 (``none``);
 - :math:`-c\, d_g\, t_s` with a constant :math:`c` (``center``): codes that are stored plus :math:`c`;
@@ -22,14 +23,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from lowbit.arrays import F32, I64, U8, Array
 
-Values = Literal["codes", "signed", "table"]
-Scale = Literal["float16", "float32", "exponent"]
+U16 = npt.NDArray[np.uint16]
+
+Values = Literal["codes", "signed", "table", "float16", "bfloat16"]
+Scale = Literal["float16", "float32", "exponent", "one"]
 Inner = Literal["", "uint8", "int8"]
 Offset = Literal["none", "center", "number", "zero", "minimum"]
 
+FLOATS_OF_16: tuple[Values, ...] = ("float16", "bfloat16")
 UNIT = 32
 """Rows that a kernel unpacks together: a word of one bit for each, and so many words as a code has bits."""
 
@@ -39,10 +44,10 @@ class Structure:
     """What a kernel must know of a matrix.
 
     Attributes:
-        bits: width of a code: 2, 3, 4, 5, 6 or 8.
+        bits: width of a code: 2, 3, 4, 5, 6 or 8; 16 for floats.
         values: what a code stands for; ``signed`` for 8 bits, ``table`` for 4.
         scale: type of the scales of groups, of a second scale and of offsets that are numbers; ``exponent`` for a
-            byte E that stands for :math:`2^{E - 127}`, of formats without offset.
+            byte E that stands for :math:`2^{E - 127}`, of formats without offset; ``one`` where there are no scales.
         inner: type of the integers :math:`t_s`; empty where there are none.
         run: rows of a run, 16 or 32; 0 where a run is a group.
         offset: see the top of this chapter.
@@ -56,13 +61,18 @@ class Structure:
     offset: Offset = "none"
 
     @property
+    def is_floats(self) -> bool:
+        """Whether codes are floats, which a kernel multiplies by as they are."""
+        return self.values in FLOATS_OF_16
+
+    @property
     def name(self) -> str:
         """As it stands in the name of a kernel."""
-        scale = {"float16": "s16", "float32": "s32", "exponent": "e8"}[self.scale]
+        scale = {"float16": "_s16", "float32": "_s32", "exponent": "_e8", "one": ""}[self.scale]
         inner = f"{self.inner[0]}{self.run}" if self.inner else ""
-        values = {"codes": "u", "signed": "i", "table": "t"}[self.values]
+        values = {"codes": "u", "signed": "i", "table": "t", "float16": "f", "bfloat16": "b"}[self.values]
         offset = "" if self.offset == "none" else self.offset[0]
-        return f"{values}{self.bits}_{scale}{inner}{offset}"
+        return f"{values}{self.bits}{scale}{inner}{offset}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +81,10 @@ class Parts:
 
     Attributes:
         structure: which of them there are.
-        codes: uint8, K × N, in the order of `order`.
+        codes: uint8, or uint16 for floats, K × N, in the order of `order`.
         lengths: rows of each group, G of them.
-        scales: G × N; float32 holding numbers of the structure's type, or uint8 for exponents.
+        scales: G × N; float32 holding numbers of the structure's type, or uint8 for exponents; G × 0 where there are
+            none.
         inner: runs × N, uint8 or int8.
         offsets: numbers G × N; zeros, uint8, G × N; minima, uint8, runs × N.
         offset_scales: G × N, the second scale, of minima.
@@ -83,7 +94,7 @@ class Parts:
     """
 
     structure: Structure
-    codes: U8
+    codes: U8 | U16
     lengths: Sequence[int]
     scales: F32 | U8
     inner: Array | None = None
@@ -105,5 +116,5 @@ class Parts:
 
     def without_numbers(self) -> "Parts":
         """What activations are laid out by; codes, scales and offsets are in the stream, and no columns are left."""
-        codes, scales = np.empty((self.rows, 0), np.uint8), self.scales[:, :0].copy()
+        codes, scales = np.empty((self.rows, 0), self.codes.dtype), self.scales[:, :0].copy()
         return replace(self, codes=codes, scales=scales, inner=None, offsets=None, offset_scales=None)

@@ -11,6 +11,7 @@ method      what it does                                                     for
 `high`      the same, each in the highest byte of its lane: too large by     the same
             2^24, and its activation too small by it
 `dot4`      integers: four codes by four activations in one step             activations of 8 bits
+`float`     floats of 16 bits are widened                                    matrices of them
 =========== ================================================================ ==========================================
 """
 
@@ -25,10 +26,10 @@ from lowbit.arrays import F32
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.unpacking import folded
 from lowbit_cppyy.layout.interleaving import PLANES
-from lowbit_cppyy.recipe import Purpose, Tile
+from lowbit_cppyy.recipe import PURPOSES, Purpose, Tile
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
-Method = Literal["shift", "fold", "table", "bytes", "high", "dot4"]
+Method = Literal["shift", "fold", "table", "bytes", "high", "dot4", "float"]
 UNFOLDED: Mapping[Method, Method] = MappingProxyType({"fold": "shift", "high": "bytes"})
 """For methods with powers of two in the activations, the method that gives the same bits without them."""
 
@@ -60,12 +61,12 @@ class StoredRecipe(Tile):
     @property
     def joined(self) -> bool:
         """Whether the planes of four codes are joined at once, and each code is then a byte."""
-        return len(PLANES[self.bits]) > 1 and self.method in ("shift", "fold")
+        return self.method in ("shift", "fold") and len(PLANES[self.bits]) > 1
 
     def power(self, code: int) -> int:
         """The power of two by which a code of a unit is too large when it is multiplied."""
-        if self.method == "high":
-            return 24
+        if self.method in ("float", "high"):
+            return 24 if self.method == "high" else 0
         if not self.joined:
             return folded(self, code)
         return 8 * (code % 4) if self.method == "fold" and code % 4 < 3 else 0
@@ -124,11 +125,11 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
     Args:
         structure: of the matrix.
         table: the instruction set.
-        purpose: one row of x or several, in float32 or in integers.
+        purpose: one row of x or several, in float32 or in integers; of a matrix of floats one of `purposes_of`.
         panel: columns of a panel.
     """
     wide, integer = table.lanes == 16, purpose.startswith("integer")
-    method: Method = "dot4" if integer else "fold"
+    method: Method = "float" if structure.is_floats else "dot4" if integer else "fold"
     if structure.values == "table" and not integer:
         method = "table" if wide else "high"
     if purpose.endswith("vector"):
@@ -136,6 +137,11 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
         registers, ahead = panel // table.lanes, prefetch_distance(structure, table, integer)
         return StoredRecipe(structure, method, registers=registers, chains=chains, panel=panel, ahead=ahead)
     return StoredRecipe(structure, method, rows=4, registers=4 if table.registers >= 32 else 2, panel=panel)
+
+
+def purposes_of(structure: Structure) -> tuple[Purpose, ...]:
+    """What there are kernels for: floats are not multiplied by integers."""
+    return tuple(each for each in PURPOSES if not (structure.is_floats and each.startswith("integer")))
 
 
 def prefetch_distance(structure: Structure, table: InstructionSet, integer: bool) -> int:
@@ -153,5 +159,5 @@ def separate_recipe(structure: Structure, panel: int) -> StoredRecipe:
 
     They are turned into floats. Eight chains round a term no more often than is declared of integers.
     """
-    method: Method = "bytes" if structure.values == "table" else "shift"
+    method: Method = "bytes" if structure.values == "table" else "float" if structure.is_floats else "shift"
     return StoredRecipe(structure, method, registers=1, chains=8, panel=panel)

@@ -1,13 +1,15 @@
-"""Models in directories that are quantised already: kernels multiply by their bytes, and no float is made of them."""
+"""Models in directories whose matrices have fewer than 32 bits: kernels multiply by their bytes as they are."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_checkpoint import DENSE, narrowed, published, widened, write
 
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.model.weights import Matrix
-from lowbit.runtime import linears, load
+from lowbit.runtime import Options, linears, load
+from lowbit.runtime.linears import CONTRACTS, Contract
 from lowbit_cppyy.stored.formats import PARTS
 
 DATA = Path(__file__).parents[1] / "lowbit" / "formats" / "checkpoint" / "quantised"
@@ -37,6 +39,28 @@ def test_kernels_multiply_by_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         largest = float(np.abs(expected).max())
         np.testing.assert_allclose(found, expected[-1], rtol=0, atol=LIMIT * largest, err_msg=name)
     assert met == {"gptq-v1", "gptq-v2", "awq-gemm", "awq-gemv"}
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("kind", ["BF16", "F16"])
+def test_floats_of_16_bits_stay_so(kind: str, contract: Contract, tmp_path: Path) -> None:
+    """Every matrix of a directory of such floats, the head included, in one compiled step and one by one."""
+    made = published(DENSE | {"tie_word_embeddings": True})
+    for name, weights in made.tensors.items():
+        made.types[name] = kind
+        made.tensors[name] = widened(narrowed(weights, kind), kind).reshape(weights.shape)
+    folder, tokens = write(tmp_path / "m", made), [1, 40, 7, 200, 3]
+    matrices = [each for each in made.tensors.values() if each.ndim == 2]
+    with load(folder, "cppyy", Options(contract=contract)) as model:
+        account, compiled = model.account().fields, model.logits(tokens)
+    assert account["matrices"] == {"by_backend": len(matrices), "by_numpy_float32": {}}
+    assert account["weight_bytes"]["blocks"] + account["weight_bytes"]["head"] == 2 * sum(each.size for each in matrices)
+    with load(folder, "cppyy", Options(contract=contract, step="operations")) as model:
+        np.testing.assert_array_equal(model.logits(tokens), compiled)
+    with load(folder, "reference") as model:
+        expected = model.logits(tokens)
+    limit = LIMIT if contract == "float32" else 0.05  # activations of 8 bits lose about a hundredth of a logit
+    np.testing.assert_allclose(compiled, expected, rtol=0, atol=limit * float(np.abs(expected).max()))
 
 
 @pytest.mark.parametrize("name", ["ct-pack", "fp8-block", "hqq-4", "bitsandbytes-nf4"])

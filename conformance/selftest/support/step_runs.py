@@ -47,7 +47,7 @@ WIDE = replace(CONFIG, hidden=256, feed_forward=512, heads=4, kv_heads=1, head_d
 GEMMA = replace(
     CONFIG, layers=3, head_dim=32, window=4, full_every=3, local_rope_base=100.0, activation="gelu", embedding_scale=8.0
 )
-FORMATS = {"mixed": ("q4_k", "q6_k", "q5_0", "q8_0"), "act-order": ("gptq-v2",)}
+FORMATS = {"mixed": ("q4_k", "q6_k", "q5_0", "q8_0"), "act-order": ("gptq-v2",), "floats": ("bfloat16", "float16")}
 """Of the matrices of a model, in turns; so q, k and v, and gate and up, may lie in different formats."""
 
 EDGES = {

@@ -19,7 +19,7 @@ from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.stored.formats import PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.layout import StoredLayout, layout_of
-from lowbit_cppyy.stored.linear import PANEL, bytes_of, share_scales
+from lowbit_cppyy.stored.linear import PANEL, bytes_of, has_integers
 from lowbit_cppyy.stored.parts import UNIT, Parts
 from lowbit_cppyy.stored.recipe import StoredRecipe, default_recipe, separate_recipe
 
@@ -51,10 +51,9 @@ CASES = [*PARTS, *(f"{name} cast" for name in PARTS)]
 
 def kernel_for(parts: Parts, table: InstructionSet, purpose: Purpose, x: Array | Stored) -> StoredKernel:
     """The kernel that multiplies these activations, by the rows that share a scale."""
-    recipe = default_recipe(parts.structure, table, purpose, PANEL)
-    if isinstance(x, Stored) and not share_scales(parts, layout_of(parts, PANEL), bytes_of(x)[2]):
-        recipe = separate_recipe(parts.structure, PANEL)
-    return StoredKernel(recipe, table)
+    if isinstance(x, Stored) and not has_integers(parts, layout_of(parts, PANEL), bytes_of(x)[2]):
+        return StoredKernel(separate_recipe(parts.structure, PANEL), table)
+    return StoredKernel(default_recipe(parts.structure, table, purpose, PANEL), table)
 
 
 # **What kernels answer**, by the interpreter alone.

@@ -33,7 +33,7 @@ from lowbit.quantization.packing import BITS
 from lowbit.runtime.inspection import Held, Inspection, Matrices, Quantisation
 from lowbit.runtime.inspection import inspect as inspected
 from lowbit.runtime.linears import CONTRACTS, Contract
-from lowbit.runtime.native import AS_FLOATS, NO_INTEGERS, UNDESCRIBED, Products, advice, products
+from lowbit.runtime.native import FLOATS, NO_INTEGERS, UNDESCRIBED, Products, advice, products
 from lowbit.tensor_formats.stored import FORMATS
 from lowbit.text import one_line, shortened
 
@@ -49,7 +49,7 @@ MEANINGS = {
     REFUSED: "the backend has no --contract integer",
 }
 """What a backend does with matrices, in a word and in more."""
-SHORT = {AS_FLOATS: FLOAT32, UNDESCRIBED: UNKNOWN, NO_INTEGERS: REFUSED}
+SHORT = {FLOATS: FLOAT32, UNDESCRIBED: UNKNOWN, NO_INTEGERS: REFUSED}
 """Reasons that have a word of their own."""
 SHAPE = {
     "layers": "layers",

@@ -54,7 +54,7 @@ from lowbit.model.config import Routing
 from lowbit.model.elementwise import ElementwiseOps, Numbers
 from lowbit.model.layers import clamped_swiglu, gelu, rms_norm
 from lowbit.model.step import BEGIN, END, Line, Program, gated
-from lowbit.model.weights import LayerWeights, Matrix
+from lowbit.model.weights import LayerWeights, Matrix, is_float, to_float
 from lowbit.moe.routing import Ids, top_k, weights
 
 Linear = Callable[[F32], F32]
@@ -68,16 +68,15 @@ Observer = Callable[[int, F64, Ids], None]
 
 
 def plain_linear(matrix: Matrix) -> Linear:
-    """The simplest linear layer of all, for float32 weights: numpy's product.
+    """The simplest linear layer of all, for floats: numpy's product in float32.
 
     Raises:
         ArgumentError: a quantised matrix; which kernel multiplies by it is the caller's choice, not a default.
     """
-    if not isinstance(matrix, np.ndarray):
-        raise ArgumentError(
-            "matrix", "quantised", "float32 weights (`lowbit.runtime` runs quantised ones on a backend)"
-        )
-    return lambda x: x @ matrix
+    if not is_float(matrix):
+        raise ArgumentError("matrix", "quantised", "floats (`lowbit.runtime` runs quantised ones on a backend)")
+    weights = to_float(matrix)
+    return lambda x: x @ weights
 
 
 def _norm(gain: F32, epsilon: float) -> Callable[[Numbers], Numbers]:

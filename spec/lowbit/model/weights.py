@@ -6,7 +6,8 @@ a router and many experts.
 
 A linear layer's weights come in three kinds, and a `Matrix` is one of them: codes with scales and zeros, as `affine`
 describes them; the bytes of another format, as `lowbit.tensor_formats` does; or plain float32. All are K × N, with K
-the features that go in and N those that come out, so that ``y = x W`` reads the same for all.
+the features that go in and N those that come out, so that ``y = x W`` reads the same for all. Floats of 16 bits are
+such bytes, too: half the memory of float32 for the same numbers.
 
 **Layer by layer.** A model need not fit in memory to be used: a `LayeredWeights` gives out one block after another,
 from memory or from disk. A `LlamaWeights`, which holds all of them, is one too.
@@ -30,6 +31,7 @@ from lowbit.contract.checks import check_array, check_finite, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.config import LlamaConfig
 from lowbit.quantization.affine import QuantizedMatrix, dequantize
+from lowbit.tensor_formats import dense
 from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.stored import dequantize as numbers_of
 
@@ -46,8 +48,20 @@ Progress = Callable[[int, int], None]
 def to_float(matrix: Matrix) -> F32:
     """The float32 weights, K × N; those of a format each rounded once."""
     if isinstance(matrix, Stored):
+        if matrix.format in dense.NAMES:  # exact, so there is no need of float64
+            return np.ascontiguousarray(matrix.tensors[0].T, np.float32)
         return numbers_of(matrix)
     return dequantize(matrix) if isinstance(matrix, QuantizedMatrix) else matrix
+
+
+def is_float(matrix: Matrix) -> bool:
+    """Whether the weights are floats, of 32 or 16 bits, and not quantised."""
+    return matrix.format in dense.NAMES if isinstance(matrix, Stored) else isinstance(matrix, np.ndarray)
+
+
+def widened(name: str, matrix: Matrix) -> Matrix:
+    """Float32 in the place of floats of 16 bits; a quantised matrix as it is. The name is not used."""
+    return to_float(matrix) if is_float(matrix) else matrix
 
 
 def shape_of(matrix: Matrix) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ from lowbit.formats.gguf.reader import GGUFFile, check_model, open_gguf, read_la
 from lowbit.formats.known_file import KnownFile
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model.config import LlamaConfig, differing
-from lowbit.model.weights import Embedding, LayerWeights, to_float
+from lowbit.model.weights import Embedding, LayerWeights, to_float, widened
 from lowbit.numbers.floats import FLOATS
 from lowbit.system.json_files import MOST_CONFIG_BYTES, parsed, read_bytes, read_fields
 from lowbit.text import quoted
@@ -76,7 +76,7 @@ class Source(ABC):
 
     @abstractmethod
     def layer(self, number: int) -> LayerWeights:
-        """One block."""
+        """One block; its floats are float32, whatever type they are stored in."""
 
     @abstractmethod
     def vectors(self, number: int) -> Mapping[str, Array]:
@@ -219,7 +219,7 @@ class Directory(Source):
         return cls(*about, checkpoint)
 
     def layer(self, number: int) -> LayerWeights:
-        return self.checkpoint.layer(number)
+        return self.checkpoint.layer(number, widened)
 
     def vectors(self, number: int) -> Mapping[str, Array]:
         names = vector_names(self.architecture, number).values()
@@ -276,7 +276,7 @@ class File(Source):
         return cls(gguf.file, gguf.config, kind, tied, tokenizer, (), gguf)
 
     def layer(self, number: int) -> LayerWeights:
-        return read_layer(self.gguf, number)
+        return read_layer(self.gguf, number).changed(widened)
 
     def vectors(self, number: int) -> Mapping[str, Array]:
         own, found = GGUF_ARCHITECTURES[self.gguf.architecture].vectors, dict[str, Array]()

@@ -22,8 +22,8 @@ from lowbit.formats.checkpoint.config import claimed_shape as shape_of_config
 from lowbit.formats.checkpoint.gptq_version import Zeros, of_version, sampled_zeros
 from lowbit.formats.checkpoint.prequantized import Packed, packed_matrices
 from lowbit.formats.checkpoint.quantization_config import UNNAMED, Method, method_of
-from lowbit.formats.checkpoint.reader import CONFIG, open_checkpoint
-from lowbit.formats.checkpoint.tensors import SUFFIX, WIDTHS, Table, read_header, read_table
+from lowbit.formats.checkpoint.reader import CONFIG, OF_16_BITS, open_checkpoint
+from lowbit.formats.checkpoint.tensors import SUFFIX, WIDTHS, Place, Table, read_header, read_table
 from lowbit.formats.gguf import tokenizer as gguf_tokenizer
 from lowbit.formats.gguf.header import TensorInfo
 from lowbit.formats.gguf.reader import GGUFFile, check_model, open_gguf
@@ -88,7 +88,7 @@ class Matrices:
 
     Attributes:
         type: as in `Held`.
-        choices: the names and values under which a backend declares products; None for floats. The format is empty
+        choices: the names and values under which a backend declares products; None for float32. The format is empty
             where no chapter describes the bytes.
         count: how many there are.
     """
@@ -253,6 +253,13 @@ def _gguf_tokens(metadata: Mapping[str, Any]) -> Tokens | None:
 # **Safetensors.**
 
 
+def _choices_of_floats(place: Place) -> Parameters | None:
+    """As in `Matrices`; stacked experts become float32."""
+    if place.type not in OF_16_BITS or len(place.shape) != 2:
+        return None
+    return {"format": OF_16_BITS[place.type], "rows": place.shape[1], "columns": place.shape[0]}
+
+
 @dataclass(frozen=True)
 class _Content:
     """The tensors of safetensors files: the quantised matrices among them, and all others."""
@@ -288,7 +295,7 @@ class _Content:
         counted = _Counted()
         for name, place in self.plain.items():
             if len(place.shape) > 1 and part_of(name) in MULTIPLIED:
-                counted.add(place.type, None, prod(place.shape[:-2]))
+                counted.add(place.type, _choices_of_floats(place), prod(place.shape[:-2]))
         for each in self.packed:
             counted.add(self._type(each), each.layout.choices, each.layout.matrices)
         return counted.matrices()

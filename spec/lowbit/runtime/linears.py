@@ -22,7 +22,7 @@ from lowbit.backend.prepared_stored import PreparedStored
 from lowbit.contract.checks import check_choice
 from lowbit.errors import NotDeclaredError
 from lowbit.model.block import Linear, plain_linear
-from lowbit.model.weights import Matrix, to_float
+from lowbit.model.weights import Matrix, is_float, to_float
 from lowbit.tensor_formats.gguf_k import BLOCK
 from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Format
@@ -30,6 +30,8 @@ from lowbit.tensor_formats.table import Format
 Contract = Literal["float32", "integer"]
 BLOCKS = "bfp"
 """Activations of `linear.qgemm_bfp`: blocks of 32 with mantissas of 8 bits (the chapter `integer`)."""
+FLOATS = "stored as floats"
+"""Why a matrix is multiplied by numpy that is not quantised."""
 CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
 
 
@@ -108,7 +110,7 @@ class BackendLinears:
             UnavailableError: the backend's own, where preparing fails.
         """
         if isinstance(matrix, np.ndarray):
-            return self._plain(matrix, "stored as floats")
+            return self._plain(matrix, FLOATS)
         integer, activations = self.contract == "integer", None
         try:
             prepared: PreparedLinear | PreparedStored
@@ -120,7 +122,7 @@ class BackendLinears:
             else:
                 prepared, activations = self.backend.prepare(matrix), BLOCKS if integer else None
         except NotDeclaredError as error:
-            return self._plain(to_float(matrix), str(error))
+            return self._plain(to_float(matrix), FLOATS if is_float(matrix) else str(error))
         self.prepared += 1
         self.read_bytes += prepared.nbytes
         return BackendLinear(prepared, activations)

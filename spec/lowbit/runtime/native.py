@@ -16,13 +16,13 @@ from lowbit.contract.operation import Parameters
 from lowbit.contract.ranges import Range
 from lowbit.linear.integer import ACTIVATIONS
 from lowbit.runtime.inspection import Matrices
-from lowbit.runtime.linears import CONTRACTS, Contract, cast_for
+from lowbit.runtime.linears import CONTRACTS, FLOATS, Contract, cast_for
+from lowbit.tensor_formats import dense
 from lowbit.tensor_formats.stored import FORMATS
 
 Operations = Mapping[str, Mapping[str, Any]]
 """The operations of a description that `lowbit.backend.asking.ask` gives, with their limits."""
 
-AS_FLOATS = "stored as floats"
 UNPREPARED = "the backend prepares no stored matrices, so models give it none"
 UNDESCRIBED = "no format of lowbit.tensor_formats describes it"
 NO_INTEGERS = "linear.qgemm_bfp is not declared"
@@ -37,12 +37,14 @@ class Products:
 
     Attributes:
         type: as in `lowbit.runtime.inspection.Held`.
+        is_quantised: whether they are not floats of 16 or 32 bits.
         matrices: how many there are.
         native: for each contract, how many the backend multiplies by as they are stored.
         lacking: for each contract, why it does not, and how many matrices for each reason.
     """
 
     type: str
+    is_quantised: bool
     matrices: int = 0
     native: Counter[Contract] = field(default_factory=Counter)
     lacking: dict[Contract, Counter[str]] = field(default_factory=lambda: {each: Counter() for each in CONTRACTS})
@@ -61,8 +63,8 @@ class Products:
 
     @property
     def is_floats(self) -> bool:
-        """Whether no backend has products for them, because they are not quantised."""
-        return AS_FLOATS in self.lacking["float32"]
+        """Whether no backend has products for them, because they are float32."""
+        return FLOATS in self.lacking["float32"]
 
 
 def products(operations: Operations, matrices: Iterable[Matrices], *, prepares_stored: bool) -> list[Products]:
@@ -75,17 +77,19 @@ def products(operations: Operations, matrices: Iterable[Matrices], *, prepares_s
     """
     found: dict[str, Products] = {}
     for each in matrices:
-        row = found.setdefault(each.type, Products(each.type))
+        choices = each.choices
+        is_quantised = choices is not None and choices.get("format") not in dense.NAMES
+        row = found.setdefault(each.type, Products(each.type, is_quantised))
         row.matrices += each.count
         for contract in CONTRACTS:
-            row.add(contract, each.count, _missing(operations, contract, each.choices, prepares_stored))
+            row.add(contract, each.count, _missing(operations, contract, choices, prepares_stored))
     return list(found.values())
 
 
 def _missing(operations: Operations, contract: Contract, choices: Parameters | None, prepares_stored: bool) -> str:
     """Why a matrix is not multiplied by natively; empty where it is."""
     if choices is None:
-        return AS_FLOATS
+        return FLOATS
     if choices.get("format") == "":
         return UNDESCRIBED
     if contract == "integer" and "linear.qgemm_bfp" not in operations:
@@ -138,8 +142,9 @@ def advice(name: str, found: Mapping[str, list[Products]], operations: Operation
     slow = [each for each in found[name] if not each.is_native]
     packed = [each for each in slow if not each.is_floats]
     if not runs:
-        if all(each.is_floats for each in found[name]):
+        if not any(each.is_quantised for each in found[name]):
             return "No matrix is quantised."
+        packed = [each for each in packed if each.is_quantised]
         return f"It has {f'no kernels for {_types(packed)}' if packed else 'kernels for every quantised matrix'}."
     if not slow:
         return "Nothing to do: every matrix is multiplied as it is stored."

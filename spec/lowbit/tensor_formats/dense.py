@@ -44,5 +44,8 @@ def of_type(name: Name) -> Format:
     )
 
 
+NAMES: tuple[Name, ...] = ("float16", "bfloat16")
+"""Of the formats of this chapter."""
+
 FLOAT16 = of_type("float16")
 BFLOAT16 = of_type("bfloat16")

@@ -31,6 +31,7 @@ from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.contract.signature import FINITE, ONE_TYPE, Shape, checked
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS, rounded
+from lowbit.tensor_formats import dense
 from lowbit.tensor_formats.table import Format, Sizes, Terms
 from lowbit.text import kind_of
 
@@ -143,14 +144,14 @@ class Stored:
         return sum(each.nbytes for each in self.tensors)
 
     def with_columns(self, index: npt.NDArray[np.integer[Any]]) -> "Stored":
-        """Column ``index[n]`` as column n, of a block format, whose columns are rows of records.
+        """Column ``index[n]`` as column n, of a block format or of floats, whose columns are rows of an array.
 
         Raises:
             ArgumentError: a format whose columns share bytes.
         """
-        if self.table.block is None:
-            blocks = ", ".join(name for name, each in FORMATS.items() if each.block)
-            raise ArgumentError("format of a matrix whose columns are chosen", repr(self.format), blocks)
+        if self.table.block is None and self.format not in dense.NAMES:
+            apart = ", ".join(name for name, each in FORMATS.items() if each.block or name in dense.NAMES)
+            raise ArgumentError("format of a matrix whose columns are chosen", repr(self.format), apart)
         return replace(self, columns=len(index), tensors=(np.ascontiguousarray(self.tensors[0][index]),))
 
     @property

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from stored_runs import some_stored
 
-from lowbit.arrays import F64, U8, U32, Array
+from lowbit.arrays import F64, U32, Array
 from lowbit_cppyy.layout.interleaving import fields
 from lowbit_cppyy.layout.panels import row_elements
 from lowbit_cppyy.stored.formats import PARTS
@@ -18,6 +19,8 @@ from lowbit_cppyy.stored.parts import UNIT, Parts
 def numbers_of(parts: Parts) -> F64:
     """The weights by the formula of `lowbit_cppyy.stored.parts`, exactly."""
     structure, values = parts.structure, parts.codes.astype(np.float64)
+    if structure.is_floats:
+        return parts.codes.view(np.dtype(getattr(ml_dtypes, structure.values, structure.values))).astype(np.float64)
     if structure.values == "signed":
         values -= 128
     if parts.table is not None:
@@ -77,10 +80,16 @@ class Inverse:
         self._layout, self._structure, self._units = layout, layout.structure, layout.units[0]
         self._groups = stream.reshape(layout.panels, len(layout.lengths), -1)
 
-    def codes(self) -> U8:
+    def codes(self) -> Array:
         """K × N."""
         bits, columns = self._structure.bits, self._layout.columns
+        if self._structure.values == "float16":
+            halves = self._rows(self._body(), 0, UNIT, np.dtype(np.uint16))
+            return halves.reshape(-1, columns)[: self._layout.lengths[0]]
         words = self._rows(self._body(), 0, bits, np.dtype(np.uint32)).reshape(-1, bits, columns)
+        if self._structure.values == "bfloat16":
+            both = np.stack([words, words >> np.uint32(16)], axis=2).astype(np.uint16)
+            return both.reshape(-1, columns)[: self._layout.lengths[0]]
         codes = np.zeros((len(words), UNIT, columns), np.uint8)
         for code in range(UNIT):
             for field in fields(bits, code):
@@ -97,6 +106,8 @@ class Inverse:
             runs = UNIT // structure.run
             yield self._rows(self._body(), end, runs, np.dtype(np.uint8)).reshape(-1, columns)
             end += runs * row_elements(self._layout.panel, "uint8")
+        if structure.scale == "one":
+            return
         tail, end = self._groups[..., self._units * self._layout.unit_elements :], 0
         scale = np.dtype(np.uint8 if structure.scale == "exponent" else structure.scale)
         second = np.dtype(np.uint8) if structure.offset == "zero" else scale

@@ -105,7 +105,7 @@ def test_scales_of_activations_may_span_any_rows(name: str) -> None:
             assert (np.abs(given - x.values.T @ weights.values) <= 2.0**-20 * sizes).all()
 
 
-# **Types.** A matrix with a single 1 gives each activation back.
+# **Types.** A matrix with a single 1 gives each activation back, and an activation of 1 each weight.
 
 
 def one_of_each(format: str = "q8_0") -> Stored:
@@ -113,6 +113,23 @@ def one_of_each(format: str = "q8_0") -> Stored:
     blocks = np.zeros_like(quantize(np.zeros((1, 32), np.float32), format).tensors[0])
     blocks[0, : len(scale)], blocks[0, len(scale)] = scale, code
     return stored(format, 32, 1, {"blocks": blocks})
+
+
+@pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_every_weight_of_16_bits_is_read(name: str, table: InstructionSet) -> None:
+    """All finite numbers of a type, subnormal ones included, by the kernels for one row and for several, and for
+    activations of 8 bits."""
+    numbers = np.arange(65536, dtype=np.uint16).view(np.dtype(getattr(ml_dtypes, name, name)))
+    numbers = numbers[np.isfinite(numbers.astype(np.float32))]
+    x, wanted = np.zeros((5, 32), np.float32), numbers.astype(np.float32)
+    x[:, 7] = 1
+    weights = Stored(name, 32, len(numbers), (np.tile(numbers[:, np.newaxis], 32),))
+    with CppyyBackend(isa=table.name, threads=1) as backend:
+        prepared = backend.prepare_stored(weights)
+        for given in (x[:1], x, quantize(x, "int8-token")):
+            for row in product(prepared, given):
+                np.testing.assert_array_equal(row, wanted)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
@@ -164,8 +181,8 @@ def test_activations_too_small_for_powers_of_two_are_not_rounded(table: Instruct
 def test_other_formats_are_refused_by_name() -> None:
     """One without a kernel, and activations that are not bytes with scales."""
     with CppyyBackend(threads=1) as backend:
-        with pytest.raises(NotDeclaredError, match=r"does not declare linear\.gemv for format float16"):
-            backend.prepare_stored(some_stored("float16"))
+        with pytest.raises(NotDeclaredError, match=r"does not declare linear\.gemv for format mxfp4"):
+            backend.prepare_stored(some_stored("mxfp4"))
         prepared = backend.prepare_stored(some_stored("q4_0"))
         with pytest.raises(NotDeclaredError, match=r"linear\.gemm_cast for activations mxint8"):
             prepared.gemm_cast(some_cast(1, 256, "mxint8"))

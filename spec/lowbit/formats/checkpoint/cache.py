@@ -49,7 +49,17 @@ from lowbit.formats.checkpoint.reader import Checkpoint
 from lowbit.model.calibration import CalibrationText, Streams
 from lowbit.model.config import LlamaConfig
 from lowbit.model.quantization_plan import HEAD, Plan
-from lowbit.model.weights import LayerWeights, Matrix, Progress, assembled, linear_shapes, shape_of, vector_sizes
+from lowbit.model.weights import (
+    Embedding,
+    LayerWeights,
+    Matrix,
+    Progress,
+    assembled,
+    linear_shapes,
+    shape_of,
+    vector_sizes,
+    widened,
+)
 from lowbit.system.memory import check_memory
 from lowbit.system.scratch import sweep
 from lowbit.system.storage import CACHE_VARIABLE, cache_folder, make_folder, opened_own, own_folder
@@ -89,8 +99,8 @@ class QuantizedCheckpoint:
         return self.source.config
 
     @property
-    def embedding(self) -> F32:
-        """Float32, vocabulary × hidden, as the checkpoint stores it."""
+    def embedding(self) -> F32 | Embedding:
+        """Vocabulary × hidden, as the checkpoint stores it."""
         return self.source.embedding
 
     @property
@@ -182,6 +192,7 @@ class QuantizedCheckpoint:
         else:
             whole, streams = self.source.layer(number), (walk or Walk(self, self.plan.text)).to(number)
             layer = self.plan.on_inputs(whole, streams.seen(number, whole))
+        layer = layer.changed(widened)
         return {vector: getattr(layer, vector) for vector in self._vectors} | layer.linears()
 
     def _read(self, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Matrix]:

@@ -14,7 +14,8 @@ time, a block at a time, or all of them, as memory allows: a `Checkpoint` is a `
 whole model of it.
 
 **Quantised checkpoints** have a few tensors in place of the weights of most matrices. These matrices stay in their
-bytes (`lowbit.formats.checkpoint.stored_matrix`); whatever the checkpoint stores as floats is read as floats.
+bytes (`lowbit.formats.checkpoint.stored_matrix`). Matrices of 16-bit floats stay so as well, and take half of what they would
+as float32; vectors become float32.
 
 Source: the published checkpoint of Mixtral 8x7B; the safetensors format.
 """
@@ -23,6 +24,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 
@@ -40,13 +42,25 @@ from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, matrix_names, stack_prefix, vector_names
 from lowbit.formats.checkpoint.prequantized import Packed
 from lowbit.formats.checkpoint.quantization_config import method_of
-from lowbit.formats.checkpoint.tensors import INDEX, MOST_INDEX_BYTES, STORED, WIDTHS, Table, read_floats, read_table
+from lowbit.formats.checkpoint.tensors import (
+    INDEX,
+    MOST_INDEX_BYTES,
+    STORED,
+    WIDTHS,
+    Place,
+    Table,
+    read_coded,
+    read_floats,
+    read_table,
+)
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import (
+    Embedding,
     LayerWeights,
     Matrix,
     assembled,
     linear_shapes,
+    select_columns,
     to_float,
 )
 from lowbit.system.json_files import MOST_CONFIG_BYTES, parsed, read_bytes
@@ -56,8 +70,14 @@ from lowbit.text import quoted
 
 CONFIG = "config.json"
 
-
 ROUTER = "feed_forward.router"
+OF_16_BITS = {"F16": "float16", "BF16": "bfloat16"}
+"""The types of matrices that stay as they are, and their formats."""
+
+
+def _is_kept(place: Place) -> bool:
+    """Whether a tensor takes the same bytes in memory: a matrix of 16-bit floats, and all that is no float."""
+    return place.type not in STORED or (place.type in OF_16_BITS and len(place.shape) == 2)
 
 
 def as_stored(name: str, matrix: Matrix) -> Matrix:
@@ -98,16 +118,18 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights in memory: floats as float32, and quantised matrices as they are stored."""
+        """Bytes of its weights in memory: matrices as they are stored, and all other floats as float32."""
         inside = {name for each in self.packed.values() for name in each.tensors.values()}
         others = [place for name, place in self.table.items() if name not in inside]
-        floats = sum(4 * prod(place.shape) if place.type in STORED else place.nbytes for place in others)
+        floats = sum(place.nbytes if _is_kept(place) else 4 * prod(place.shape) for place in others)
         return floats + sum(each.nbytes for each in self.packed.values())
 
     @property
-    def embedding(self) -> F32:
-        """Float32, vocabulary × hidden; like all weights here, it is read anew each time."""
-        return read_floats(self.table, EMBEDDING)
+    def embedding(self) -> F32 | Embedding:
+        """Vocabulary × hidden; like all weights here, it is read anew each time."""
+        if self.table[EMBEDDING].type not in OF_16_BITS:
+            return read_floats(self.table, EMBEDDING)
+        return Embedding.of(self._halves(EMBEDDING))
 
     @property
     def norm(self) -> F32:
@@ -123,11 +145,11 @@ class Checkpoint:
         """
         if HEAD in self.packed:
             return self._stored(HEAD, self.config.hidden, self.config.vocabulary)
-        stored = read_floats(self.table, HEAD, transposed=True) if HEAD in self.table else None
+        stored = self._floats(HEAD) if HEAD in self.table else None
         if stored is not None and not self.tied:
             return stored
-        head = read_floats(self.table, EMBEDDING, transposed=True)
-        if stored is not None and not np.array_equal(head, stored):  # some files hold a tied head twice
+        head = self._floats(EMBEDDING)
+        if stored is not None and not np.array_equal(to_float(head), to_float(stored)):  # some hold a tied head twice
             file, allowed = self.table[HEAD].shard.path.name, "that of the embedding, which it is tied to"
             raise FormatError(file, f"tensor {quoted(HEAD)}", "another matrix", allowed)
         return head
@@ -172,8 +194,25 @@ class Checkpoint:
         if stored in self.packed:
             whole = self._stored(stored, shapes[0][0], ends[-1])
             return [whole] if len(shapes) == 1 else stored_matrix.cut(whole, ends, self.packed[stored], self.table)
-        floats = read_floats(self.table, stored, transposed=True)
-        return [floats] if len(shapes) == 1 else map(np.ascontiguousarray, np.split(floats, ends[:-1], axis=1))
+        whole = self._floats(stored)
+        if len(shapes) == 1:
+            return [whole]
+        return [select_columns(whole, np.arange(first, end)) for first, end in pairwise((0, *ends))]
+
+    def _floats(self, name: str) -> Matrix:
+        """A matrix of floats, K × N, in the type in which it is stored."""
+        if self.table[name].type not in OF_16_BITS:
+            return read_floats(self.table, name, transposed=True)
+        return self._halves(name)
+
+    def _halves(self, name: str) -> Stored:
+        """The same of a matrix of 16-bit floats."""
+        place, numbers = self.table[name], read_coded(self.table, name)
+        try:
+            return Stored(OF_16_BITS[place.type], *reversed(place.shape), (numbers,))
+        except ArgumentError as error:
+            file = place.shard.path.name
+            raise FormatError(file, f"a number in tensor {quoted(name)}", error.given, "finite numbers") from error
 
     def _stored(self, name: str, rows: int, columns: int) -> Stored:
         return stored_matrix.read(self.table, self.packed[name], rows, columns)

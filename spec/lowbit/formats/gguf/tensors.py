@@ -20,8 +20,8 @@ the zero give the same values. Only the sign of a zero weight is lost. A negativ
 because *m* would have to become :math:`m + c\,d`, which float16 may not hold; no known quantiser writes one, and such
 a tensor stays as it is stored.
 
-The other types that are chapters of `lowbit.tensor_formats` stay as they are stored, too. All further ones that the
-``gguf`` package dequantises, those of floats among them, come as float32.
+The other types that are chapters of `lowbit.tensor_formats` stay as they are stored, too: blocks, and floats of 16
+bits. All further ones that the ``gguf`` package dequantises come as float32.
 
 Source: the block structures of the ggml project, as the ``gguf`` package decodes them; errata Q1 for the conventions.
 """
@@ -48,6 +48,8 @@ Q4_0, Q4_1, Q8_0 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQua
 GROUP_SIZE = 32
 CODE_BITS = {Q4_0: 4, Q4_1: 4, Q8_0: 8}
 CODE_ZERO = {Q4_0: 8, Q8_0: 128}
+OF_16_BITS = {GGMLQuantizationType.F16: "float16", GGMLQuantizationType.BF16: "bfloat16"}
+"""Types of floats that stay as they are, and their formats."""
 
 
 def matrix(data: U8, info: TensorInfo, file: str) -> Matrix:
@@ -73,6 +75,8 @@ def matrix(data: U8, info: TensorInfo, file: str) -> Matrix:
 
 def format_of(info: TensorInfo) -> str | None:
     """The format of a tensor's type; None where the specification has none for it."""
+    if info.type in OF_16_BITS:
+        return OF_16_BITS[info.type]
     name = info.type.name.lower()
     return next((each for each in (name, f"gguf-{name}") if each in FORMATS and FORMATS[each].block), None)
 
@@ -94,10 +98,11 @@ def as_stored(name: str, rows: U8, info: TensorInfo, file: str) -> Stored:
     """The bytes of a tensor as a matrix of a format.
 
     Raises:
-        FormatError: a scale that is not finite, or a row that is no whole number of blocks.
+        FormatError: a scale or a float that is not finite, or a row that is no whole number of blocks.
     """
+    own = FORMATS[name].tensors[0].numpy_dtype
     try:
-        return Stored(name, info.shape[1], info.shape[0], (rows,))
+        return Stored(name, info.shape[1], info.shape[0], (rows.view(own),))
     except ArgumentError as error:
         raise FormatError(
             file, f"{error.argument} in tensor {quoted(info.name)}", error.given, error.allowed

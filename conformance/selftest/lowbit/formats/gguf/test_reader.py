@@ -23,6 +23,7 @@ from lowbit.model.decoder import Decoder, next_logits
 from lowbit.model.weights import to_float
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.system import memory
+from lowbit.tensor_formats.stored import Stored
 
 F16, F32 = GGMLQuantizationType.F16, GGMLQuantizationType.F32
 
@@ -64,11 +65,12 @@ def test_weights_come_as_published(tiny: tuple[Path, Published]) -> None:
 
 
 def test_a_head_of_its_own_and_plain_floats(tmp_path: Path) -> None:
-    """An untied head is its own tensor, and a file of F16 gives float32 matrices."""
+    """An untied head is its own tensor, matrices of F16 stay so, and those of F32 are arrays."""
     model = published(seed=1, kind=F16, head_kind=F32, tied=False)
     weights = read_llama(open_gguf(write(tmp_path / "f16.gguf", model)))
-    assert isinstance(weights.layers[0].query, np.ndarray)
-    np.testing.assert_array_equal(weights.layers[0].query, model.tensors["blk.0.attn_q"].T)
+    query = weights.layers[0].query
+    assert isinstance(query, Stored) and query.format == "float16"
+    np.testing.assert_array_equal(to_float(query), model.tensors["blk.0.attn_q"].T)
     assert isinstance(weights.head, np.ndarray)
     np.testing.assert_array_equal(weights.head, model.tensors["output"].T)
     np.testing.assert_array_equal(weights.embedding, model.tensors["token_embd"])
