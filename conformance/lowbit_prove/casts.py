@@ -35,7 +35,7 @@ from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, U
 PATTERNS = 2**32
 AT_ONCE = 2**26
 """Patterns of a range, which one thread takes."""
-TOGETHER = 2**14
+TOGETHER = 2**15
 """Numbers that numpy takes at once: few enough for its intermediate results to lie in the processor's cache."""
 COMPILED: dict[str, tuple[str, Name | None, int]] = {
     "float16": ("wrong_half", "float16", 0),

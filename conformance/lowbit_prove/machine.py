@@ -23,7 +23,7 @@ from lowbit.kernels.program import Instruction, Program
 from lowbit.kernels.vector import VOCABULARY
 from lowbit_prove import symbols, terms
 from lowbit_prove.reals import MANTISSA, REAL, Polynomial, Reader, constant, sum_of
-from lowbit_prove.solver import satisfied, variables
+from lowbit_prove.solver import satisfied
 from lowbit_prove.symbols import Symbols
 
 Range = tuple[int, int]
@@ -94,6 +94,7 @@ class Prover(Machine):
         self._numbers: dict[tuple[int, bool], Number] = {}
         self._origins: dict[int, Any] = {}
         self._cuts: dict[tuple[int, int, bool], tuple[Any, list[Number]]] = {}
+        self._without_sums: dict[int, Any] = {}
 
     def declare(self, number: Any, least: int, greatest: int) -> None:
         """Assume of an integer of memory, or of a part of one, that it is signed and between these."""
@@ -142,8 +143,25 @@ class Prover(Machine):
             return number
         if number.get_id() in self._origins:
             return self._origins[number.get_id()]
-        sums = [each for each in variables(number) if each.get_id() in self._origins]
+        sums = self._sums_of(number)
         return number if not sums else z3.substitute(number, *((each, self._origins[each.get_id()]) for each in sums))
+
+    def _sums_of(self, number: Any) -> list[Any]:
+        """The variables of sums in an expression. Words of memory hold none, and many codes are parts of one word."""
+        seen, pending, found = dict[int, Any](), [number], []
+        while pending:
+            node = pending.pop()
+            key = node.get_id()
+            if key in seen or key in self._without_sums:
+                continue
+            seen[key] = node
+            if key in self._origins:
+                found.append(node)
+            else:
+                pending.extend(node.children())
+        if not found:
+            self._without_sums |= seen
+        return found
 
     def _operands(self, kind: Operands, lane: list[Any]) -> tuple[list[Number], list[tuple[Number, Number]]]:
         """The numbers that are added as they are, and the factors, from the lowest bits up."""

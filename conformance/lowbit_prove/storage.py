@@ -20,6 +20,7 @@ import numpy as np
 import z3
 
 from lowbit.arrays import F64
+from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import FORMATS
 from lowbit.tensor_formats.table import Field, Format, Sizes
 from lowbit_cppyy.stored import formats as backend
@@ -133,6 +134,8 @@ def numbers(parts: Parts) -> Symbols:
     structure, rows = parts.structure, parts.rows
     group = np.repeat(np.arange(len(parts.lengths)), parts.lengths)
     run = np.arange(rows) // structure.run if structure.run else group
+    if structure.is_floats:
+        return values(parts)
     scales = exact(parts.scales)
     if structure.scale == "exponent":
         scales = symbols.of(np.exp2(np.asarray(parts.scales, np.float64) - 127))
@@ -159,7 +162,9 @@ def values_of(parts: Parts) -> F64:
 
 
 def values(parts: Parts) -> Symbols:
-    """What codes stand for: themselves, signed bytes, or numbers of a table."""
+    """What codes stand for: themselves, signed bytes, numbers of a table, or floats of 16 bits."""
+    if parts.structure.is_floats:
+        return symbols.of(parts.codes.view(FLOATS[parts.structure.values].dtype)).astype(np.float64)
     if parts.structure.values == "signed":
         signed: Symbols = exact(parts.codes) - np.float64(128)
         return signed

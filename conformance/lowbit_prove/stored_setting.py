@@ -18,6 +18,7 @@ import numpy as np
 import z3
 
 from lowbit.arrays import F32, F64, U32
+from lowbit.numbers.floats import FLOATS
 from lowbit_cppyy.stored.activations import StoredActivations
 from lowbit_cppyy.stored.formats import GGUF, TABLES
 from lowbit_cppyy.stored.layout import StoredLayout
@@ -53,10 +54,13 @@ def unknown_parts(layout: StoredLayout) -> Parts:
     """All matrices of a layout at once."""
     structure, columns, groups = layout.structure, layout.columns, len(layout.lengths)
     runs = sum(layout.units) * UNIT // structure.run if structure.run else 0
-    dtype = EXPONENT if structure.scale == "exponent" else np.dtype(structure.scale)
+    dtype = EXPONENT if structure.scale == "exponent" else np.dtype("float32" if structure.scale == "one" else structure.scale)
     center, table = constants(structure)
-    found: dict[str, Any] = {"codes": _unknown("q", sum(layout.lengths), columns, np.dtype(np.uint8), structure.bits)}
-    found["scales"] = _unknown("d", groups, columns, dtype)
+    code = np.dtype(np.uint16 if structure.is_floats else np.uint8)
+    found: dict[str, Any] = {"codes": _unknown("q", sum(layout.lengths), columns, code, structure.bits)}
+    found["scales"] = np.empty((groups, 0), np.float32)
+    if structure.scale != "one":
+        found["scales"] = _unknown("d", groups, columns, dtype)
     if structure.inner:
         found["inner"] = _unknown("t", runs, columns, np.dtype(structure.inner))
     if structure.offset in ("number", "zero"):
@@ -196,7 +200,8 @@ class StoredSetting(Setting):
         return [*self.integers(column), *(each.variable for each in self.scales(column))], None
 
     def integers(self, column: int) -> list[Any]:
-        named: tuple[Any, ...] = (self.parts.codes, self.parts.inner, self.parts.offsets)
+        codes: Any = None if self.parts.structure.is_floats else self.parts.codes
+        named: tuple[Any, ...] = (codes, self.parts.inner, self.parts.offsets)
         return [
             _variable(number)
             for each in named
@@ -205,6 +210,13 @@ class StoredSetting(Setting):
         ]
 
     def scales(self, column: int) -> Iterator[Scale]:
+        if self.parts.structure.is_floats:
+            dtype = FLOATS[self.parts.structure.values].dtype
+            one, by_default = (int(np.array(number, dtype).view(np.uint16)) for number in (1, 2))
+            weights: Any = self.parts.codes
+            for number in weights[:, column]:
+                yield Scale(_variable(number.data[()]), widened(number, self.parts).data[()], one, by_default)
+            return
         offsets: Any = self.parts.offsets if self.recipe.structure.offset == "number" else None
         named: tuple[Any, ...] = (self.parts.scales, offsets, self.parts.offset_scales)
         for part, usual in zip(named, (2, 0, 0), strict=True):
@@ -222,6 +234,11 @@ class StoredSetting(Setting):
         """``x · (d t v(q) + o)`` for every row, by the formula of `lowbit_cppyy.stored.parts`."""
         parts, offset = self.parts, self.recipe.structure.offset
         codes: Any = parts.codes
+        if parts.structure.is_floats:
+            for row in range(parts.rows):
+                weight = prover.reader.read(widened(codes[row, column], parts).data[()])
+                yield activation(r, row) * weight
+            return
         values = storage.values(replace(parts, codes=codes[:, column : column + 1])).data[:, 0]
         structure = self.recipe.structure
 
@@ -261,14 +278,22 @@ class StoredSetting(Setting):
         """The parts with numbers for their variables."""
 
         def known(part: Any) -> Any:
-            if part is None:
-                return None
+            if part is None or isinstance(part, np.ndarray):
+                return part
             own = np.array([bits.get(str(_variable(each)), 0) for each in part.data.reshape(-1)], np.uint32)
             numbers = own.astype(f"u{part.dtype.itemsize}").view(part.dtype).reshape(part.shape)
             return numbers.astype(np.float32) if part.dtype.kind == "f" else numbers
 
         names = "codes", "scales", "inner", "offsets", "offset_scales"
         return replace(self.parts, **{name: known(getattr(self.parts, name)) for name in names})
+
+
+def widened(codes: Symbols, parts: Parts) -> Symbols:
+    """Codes that are floats of 16 bits, as float32; bfloat16 is the upper half of one."""
+    if parts.structure.values == "float16":
+        return codes.view(np.float16).astype(FLOAT)
+    shifted: Symbols = codes.astype(np.uint32) << np.uint32(16)
+    return shifted.view(FLOAT)
 
 
 def _float(number: Symbols) -> Symbols:

@@ -224,7 +224,7 @@ def layout_of(parts: Parts, panel: int) -> StoredLayout:
 def in_stream(codes: U8 | U16, structure: Structure) -> Array:
     """Units × `UNIT` × N codes as units × rows × N numbers of the stream."""
     if structure.values == "float16":
-        return codes.view(np.float16)
+        return codes
     return paired(codes) if structure.values == "bfloat16" else interleaved(codes, structure.bits)
 
 
