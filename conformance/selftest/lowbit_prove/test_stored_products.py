@@ -9,11 +9,12 @@ from mutants import CHANGES, Change, mutants, shifted
 from sampling import thinned
 from stored_runs import laid_out
 
-from lowbit.kernels.program import Instruction, Program, Step
+from lowbit.kernels.program import Address, Instruction, Program, Step
 from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.isa import TABLES
 from lowbit_cppyy.layout.interleaving import Field
 from lowbit_cppyy.layout.interleaving import fields as places
+from lowbit_cppyy.layout.panels import row_elements
 from lowbit_cppyy.stored import layout as stored_layout
 from lowbit_cppyy.stored.formats import GGUF, structure_of
 from lowbit_cppyy.stored.kernel import StoredKernel
@@ -42,6 +43,7 @@ SMALL = (
     *(kernel("gptq-v1-bf16", "shift"), kernel("awq-gemm", "dot4"), kernel("gptq-v1", "dot4", bits=8)),
     *(kernel("q4_k", "fold", "plain", rows=2), kernel("q6_k", "dot4", "plain", rows=2)),
     *(kernel("q4_0", "shift", chains=8), kernel("awq-gemm", "fold", chains=2, ahead=1024)),
+    *(kernel(name, "float", rows=2) for name in ("float16", "bfloat16")),
     *(StoredKernel(separate_recipe(structure_of(name, 4), PANEL), TABLES["avx2"]) for name in ("q4_0", "iq4_xs")),
 )
 
@@ -107,6 +109,22 @@ def of_another_row(step: Step) -> Step | None:
     return None
 
 
+def of_the_other_half(step: Step) -> Step | None:
+    """A bfloat16 is taken from the other half of its word."""
+    if isinstance(step, Instruction) and step.word == "slli":
+        return replace(step, word="and", arguments=(step.arguments[0], "m_ffff0000"))
+    return None
+
+
+def of_the_next_row(step: Step) -> Step | None:
+    """A float16 is taken from the row behind its own."""
+    if isinstance(step, Instruction) and step.word == "load_half":
+        (address,) = step.arguments
+        assert isinstance(address, Address)
+        return replace(step, arguments=(replace(address, offset=address.offset + row_elements(PANEL, "float16")),))
+    return None
+
+
 @pytest.mark.parametrize(
     ("own", "change"),
     (
@@ -116,6 +134,8 @@ def of_another_row(step: Step) -> Step | None:
         (kernel("q8_0", "dot4"), in_16_bits),
         (kernel("q6_k", "dot4"), of_another_row),
         (kernel("q5_0", "dot4"), of_another_row),
+        (kernel("bfloat16", "float"), of_the_other_half),
+        (kernel("float16", "float"), of_the_next_row),
     ),
     ids=lambda each: each.name if isinstance(each, StoredKernel) else each.__name__,
 )
