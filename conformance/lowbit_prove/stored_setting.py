@@ -54,7 +54,11 @@ def unknown_parts(layout: StoredLayout) -> Parts:
     """All matrices of a layout at once."""
     structure, columns, groups = layout.structure, layout.columns, len(layout.lengths)
     runs = sum(layout.units) * UNIT // structure.run if structure.run else 0
-    dtype = EXPONENT if structure.scale == "exponent" else np.dtype("float32" if structure.scale == "one" else structure.scale)
+    dtype = (
+        EXPONENT
+        if structure.scale == "exponent"
+        else np.dtype("float32" if structure.scale == "one" else structure.scale)
+    )
     center, table = constants(structure)
     code = np.dtype(np.uint16 if structure.is_floats else np.uint8)
     found: dict[str, Any] = {"codes": _unknown("q", sum(layout.lengths), columns, code, structure.bits)}

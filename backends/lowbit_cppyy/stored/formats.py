@@ -265,9 +265,7 @@ def floats(stored: Stored) -> Parts:
     return Parts(OF_FLOATS[stored.format], codes, lengths, scales)
 
 
-OF_FLOATS: Mapping[str, Structure] = MappingProxyType(
-    {name: Structure(16, name, "one") for name in FLOATS_OF_16}
-)
+OF_FLOATS: Mapping[str, Structure] = MappingProxyType({name: Structure(16, name, "one") for name in FLOATS_OF_16})
 
 
 PARTS: Mapping[str, Callable[[Stored], Parts]] = MappingProxyType(

@@ -12,9 +12,9 @@ elements from front to back::
              group 1: …
     panel 1: …
 
-Codes of 16 bits are floats. A row of float16 is as an instruction widens it; a word of bfloat16 holds those of two rows,
-the first in its lower half, because each half is an upper half of a float32 after a shift or a mask. A matrix of floats
-is one group without scales.
+Codes of 16 bits are floats. A row of float16 is as an instruction widens it. A word of bfloat16 holds those of two
+rows, the first in its lower half, because a shift or a mask makes each of them the upper half of a float32. A matrix
+of floats is one group without scales.
 
 Codes take their bits, scales and offsets the bytes that the format gives them. Integers of runs take a byte, where the
 format gives them 4 or 6 bits: a block of 256 weights is 148 bytes instead of 144 in Q4_K, 180 instead of 176 in Q5_K,
@@ -221,7 +221,7 @@ def layout_of(parts: Parts, panel: int) -> StoredLayout:
 # **Codes and words**, of all units and columns at once.
 
 
-def in_stream(codes: U8 | U16, structure: Structure) -> Array:
+def in_stream(codes: Array, structure: Structure) -> Array:
     """Units × `UNIT` × N codes as units × rows × N numbers of the stream."""
     if structure.values == "float16":
         return codes

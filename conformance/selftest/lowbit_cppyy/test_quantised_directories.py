@@ -54,7 +54,9 @@ def test_floats_of_16_bits_stay_so(kind: str, contract: Contract, tmp_path: Path
     with load(folder, "cppyy", Options(contract=contract)) as model:
         account, compiled = model.account().fields, model.logits(tokens)
     assert account["matrices"] == {"by_backend": len(matrices), "by_numpy_float32": {}}
-    assert account["weight_bytes"]["blocks"] + account["weight_bytes"]["head"] == 2 * sum(each.size for each in matrices)
+    assert account["weight_bytes"]["blocks"] + account["weight_bytes"]["head"] == 2 * sum(
+        each.size for each in matrices
+    )
     with load(folder, "cppyy", Options(contract=contract, step="operations")) as model:
         np.testing.assert_array_equal(model.logits(tokens), compiled)
     with load(folder, "reference") as model:

@@ -32,8 +32,8 @@ from lowbit.cli.options import JsonOption
 from lowbit.quantization.packing import BITS
 from lowbit.runtime.inspection import Held, Inspection, Matrices, Quantisation
 from lowbit.runtime.inspection import inspect as inspected
-from lowbit.runtime.linears import CONTRACTS, Contract
-from lowbit.runtime.native import FLOATS, NO_INTEGERS, UNDESCRIBED, Products, advice, products
+from lowbit.runtime.linears import CONTRACTS, FLOATS, Contract
+from lowbit.runtime.native import NO_INTEGERS, UNDESCRIBED, Products, advice, products
 from lowbit.tensor_formats.stored import FORMATS
 from lowbit.text import one_line, shortened
 

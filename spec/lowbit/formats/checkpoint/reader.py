@@ -14,8 +14,8 @@ time, a block at a time, or all of them, as memory allows: a `Checkpoint` is a `
 whole model of it.
 
 **Quantised checkpoints** have a few tensors in place of the weights of most matrices. These matrices stay in their
-bytes (`lowbit.formats.checkpoint.stored_matrix`). Matrices of 16-bit floats stay so as well, and take half of what they would
-as float32; vectors become float32.
+bytes (`lowbit.formats.checkpoint.stored_matrix`). Matrices of 16-bit floats stay so as well, since they take half of
+what they would as float32; vectors become float32.
 
 Source: the published checkpoint of Mixtral 8x7B; the safetensors format.
 """
@@ -194,10 +194,10 @@ class Checkpoint:
         if stored in self.packed:
             whole = self._stored(stored, shapes[0][0], ends[-1])
             return [whole] if len(shapes) == 1 else stored_matrix.cut(whole, ends, self.packed[stored], self.table)
-        whole = self._floats(stored)
+        floats = self._floats(stored)
         if len(shapes) == 1:
-            return [whole]
-        return [select_columns(whole, np.arange(first, end)) for first, end in pairwise((0, *ends))]
+            return [floats]
+        return [select_columns(floats, np.arange(first, end)) for first, end in pairwise((0, *ends))]
 
     def _floats(self, name: str) -> Matrix:
         """A matrix of floats, K × N, in the type in which it is stored."""
@@ -209,7 +209,7 @@ class Checkpoint:
         """The same of a matrix of 16-bit floats."""
         place, numbers = self.table[name], read_coded(self.table, name)
         try:
-            return Stored(OF_16_BITS[place.type], *reversed(place.shape), (numbers,))
+            return Stored(OF_16_BITS[place.type], numbers.shape[1], numbers.shape[0], (numbers,))
         except ArgumentError as error:
             file = place.shard.path.name
             raise FormatError(file, f"a number in tensor {quoted(name)}", error.given, "finite numbers") from error
