@@ -4,17 +4,17 @@ import numpy as np
 
 from lowbit.formats.checkpoint.cache import QuantizedCheckpoint
 from lowbit.model.quantization_plan import Plan, Quantization, planned
-from lowbit.model.weights import Matrix, in_memory, to_float
+from lowbit.model.weights import Matrix, in_memory, is_float, to_float
 from lowbit.quantization.affine import QuantizedMatrix
 
 PLAN = Plan(Quantization(2, 16), Quantization(4, 32), Quantization(8, 32))
 
 
 def same(one: Matrix, other: Matrix) -> bool:
-    """Whether two matrices are of one kind and hold the same numbers."""
+    """Whether two matrices are both quantised or both floats, of any width, and hold the same numbers."""
     if isinstance(one, QuantizedMatrix) and isinstance(other, QuantizedMatrix):
         return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in vars(one))
-    return type(one) is type(other) and np.array_equal(to_float(one), to_float(other))
+    return is_float(one) == is_float(other) and np.array_equal(to_float(one), to_float(other))
 
 
 def equal(made: QuantizedCheckpoint, plan: Plan) -> None:

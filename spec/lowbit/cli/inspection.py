@@ -34,6 +34,7 @@ from lowbit.runtime.inspection import Held, Inspection, Matrices, Quantisation
 from lowbit.runtime.inspection import inspect as inspected
 from lowbit.runtime.linears import CONTRACTS, FLOATS, Contract
 from lowbit.runtime.native import NO_INTEGERS, UNDESCRIBED, Products, advice, products
+from lowbit.tensor_formats import dense
 from lowbit.tensor_formats.stored import FORMATS
 from lowbit.text import one_line, shortened
 
@@ -232,7 +233,7 @@ def next_step(found: Inspection) -> str | None:
 
 def _format_of(matrices: Matrices) -> str:
     """The format of matrices; empty for floats and what no chapter describes."""
-    if matrices.choices is None:
+    if matrices.choices is None or matrices.choices.get("format") in dense.NAMES:
         return ""
     return str(matrices.choices.get("format", matrices.type.lower()))  # GGUF's affine groupings are formats as well
 
