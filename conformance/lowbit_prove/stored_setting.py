@@ -31,6 +31,13 @@ from lowbit_prove.setting import BYTES, FLOAT, WHOLE, Meaning, Scale, Setting, a
 from lowbit_prove.symbols import Symbols
 
 EXPONENT = np.dtype(np.uint8)
+SCALES: Mapping[str, terms.Dtype] = {
+    "float16": np.dtype(np.float16),
+    "float32": FLOAT,
+    "exponent": EXPONENT,
+    "one": FLOAT,
+}
+"""The types of scales in the parts of a matrix; there are none where they are one."""
 MANTISSA = 23
 """Bits of a float32 below its exponent."""
 
@@ -54,17 +61,13 @@ def unknown_parts(layout: StoredLayout) -> Parts:
     """All matrices of a layout at once."""
     structure, columns, groups = layout.structure, layout.columns, len(layout.lengths)
     runs = sum(layout.units) * UNIT // structure.run if structure.run else 0
-    dtype = (
-        EXPONENT
-        if structure.scale == "exponent"
-        else np.dtype("float32" if structure.scale == "one" else structure.scale)
-    )
     center, table = constants(structure)
     code = np.dtype(np.uint16 if structure.is_floats else np.uint8)
     found: dict[str, Any] = {"codes": _unknown("q", sum(layout.lengths), columns, code, structure.bits)}
-    found["scales"] = np.empty((groups, 0), np.float32)
-    if structure.scale != "one":
-        found["scales"] = _unknown("d", groups, columns, dtype)
+    dtype = SCALES[structure.scale]
+    found["scales"] = (
+        np.empty((groups, 0), dtype) if structure.scale == "one" else _unknown("d", groups, columns, dtype)
+    )
     if structure.inner:
         found["inner"] = _unknown("t", runs, columns, np.dtype(structure.inner))
     if structure.offset in ("number", "zero"):

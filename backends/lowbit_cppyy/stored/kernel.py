@@ -168,7 +168,7 @@ class _Writer:
         """Their words, their products, and where runs end in it, their integers."""
         recipe = self.recipe
         runs = UNIT // recipe.run if recipe.run else 1
-        if not self.structure.is_floats:  # two rows of them are no more than a word
+        if not self.structure.is_floats:  # those are loaded where they are used: 16 rows of words are too many
             yield from load_words(recipe, self.lanes)
         length = UNIT // runs
         for run in range(runs):
