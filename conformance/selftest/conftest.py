@@ -4,8 +4,8 @@ No test sees what `lowbit tune` may have found on this machine. The environment 
 programs that tests start have it too. The same holds for the limit of core files: some of these programs crash on
 purpose.
 
-Tests are marked here: ``slow`` from ``slow.txt``, which lists what they cost, and ``toolchain`` where they run a
-compiler.
+Tests are marked here: ``slow`` from ``slow.txt``, which lists what they cost; ``whole``, by the same list, where the
+cases of a function cost much; and ``toolchain`` where they run a compiler.
 
 Property tests do not depend on the machine: no time limits an example or the drawing of it, examples are the same in
 every run, and nothing is kept of earlier runs. ``pytest --hypothesis-profile=search`` draws other examples each time. A
@@ -16,6 +16,7 @@ import os
 import resource
 from collections.abc import Iterator
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,9 @@ collect_ignore = [  # kernels for libraries that only `nox -s functions` install
 ]
 collect_ignore += ["support/interop.py", "support/interop_tools.py"]  # programs for what `nox -s interop` installs
 LINES = [line.split() for line in (HERE / "slow.txt").read_text("utf-8").splitlines() if not line.startswith("#")]
+MOST = 1.0
+"""Of a function whose cases cost more processor seconds than this, only some are run by `nox -s tests`; all of them by
+`nox -s conformance`."""
 SLOW = {name: 0.0 if seconds == "-" else float(seconds) for seconds, name in LINES}
 TOOLCHAIN = (
     "lowbit_conformance/test_compiled_helpers.py",
@@ -68,18 +72,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The tests of a module stay together, or each worker would make the fixtures of a module again and again.
     """
     cost = dict.fromkeys((item.path for item in items), 0.0)
-    met = set[str]()
+    for name, cases in by_function(items).items():
+        path = name.partition("::")[0]
+        if name in SLOW:
+            leave_some(cases, SLOW[name])
+            cost[cases[0].path] += SLOW[name]
+            for item in cases:
+                item.add_marker(pytest.mark.slow)
+        if path.startswith(TOOLCHAIN):
+            for item in cases:
+                item.add_marker(pytest.mark.toolchain)
+    items.sort(key=lambda item: -cost[item.path])
+
+
+def by_function(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    """The cases of each test function here, by the name that it has in ``slow.txt``."""
+    found = dict[str, list[pytest.Item]]()
     for item in items:
         if isinstance(item, pytest.Function) and item.path.is_relative_to(HERE):
             path = item.path.relative_to(HERE).as_posix()
-            name = f"{path}::{item.originalname}"
-            if name in SLOW:
-                item.add_marker(pytest.mark.slow)
-                cost[item.path] += 0.0 if name in met else SLOW[name]
-                met.add(name)
-            if path.startswith(TOOLCHAIN):
-                item.add_marker(pytest.mark.toolchain)
-    items.sort(key=lambda item: -cost[item.path])
+            found.setdefault(f"{path}::{item.originalname}", []).append(item)
+    return found
+
+
+def leave_some(cases: list[pytest.Item], seconds: float) -> None:
+    """Mark cases of a function as ``whole``, so that those without the marker cost `MOST` seconds or are one.
+
+    Those that are left are evenly spaced, and the same on every machine.
+    """
+    often = [item for item in cases if item.get_closest_marker("whole") is None]
+    every = max(1, min(len(often), ceil(seconds / MOST)))
+    for place, item in enumerate(often):
+        if place % every:
+            item.add_marker(pytest.mark.whole)
 
 
 @pytest.fixture

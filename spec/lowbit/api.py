@@ -21,7 +21,7 @@ from lowbit.formats.fetch import DEFAULT_MODEL, fetch
 from lowbit.model.quantization_plan import Plan
 from lowbit.quantization.affine import QuantizedMatrix, dequantize, quantize
 from lowbit.runtime import LanguageModel, Options, load
-from lowbit.runtime.language_model import AS_STORED
+from lowbit.runtime.options import AS_STORED
 from lowbit.uptraining import uptrain
 
 __all__ = ["certify", "dequantize", "load_backend", "load_model", "matmul", "quantize", "uptrain"]

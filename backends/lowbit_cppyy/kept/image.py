@@ -70,7 +70,7 @@ def written_image(
         room[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
         room[start + array.nbytes : start + size] = 0
     places = [
-        {"dtype": array.dtype.str, "shape": array.shape, "start": start}
+        {"dtype": array.dtype.name, "shape": array.shape, "start": start}
         for array, start in zip(every, starts, strict=True)
     ]
     parts = side_by_side(lambda start: _digest(room[start : start + PART]), range(0, end, PART), usable_processors())

@@ -92,7 +92,7 @@ class Recorder(Runtime):
         """The name of an array; small arrays of one content share it."""
         if array.nbytes > SMALL:
             return self._kept(array)
-        key = array.dtype.str, array.shape, array.tobytes()
+        key = array.dtype.name, array.shape, array.tobytes()
         if key not in self._arrays:
             self._arrays[key] = self._kept(array)
         return self._arrays[key]

@@ -221,6 +221,7 @@ def test_heads_are_pooled_by_the_chapter() -> None:
     np.testing.assert_array_equal(unpooled.layers[3].key, to_float(weights.layers[3].key))
 
 
+@pytest.mark.whole
 def test_a_wider_code_loses_less() -> None:
     """Errors of layers fall with every bit, and GPTQ's are below those of rounding to the nearest."""
     it, squares = subject(DENSE[0], True), qigen.inputs_of_layers(DENSE[0], True)

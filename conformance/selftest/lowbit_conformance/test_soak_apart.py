@@ -35,6 +35,7 @@ def kept(file: Path) -> str:
     return json.dumps(content | {"date": ""})
 
 
+@pytest.mark.whole
 def test_the_file_is_that_of_one_process(tmp_path: Path) -> None:
     """Counts, failures, their order, what is printed, and the exit status."""
     said = soaked(tmp_path / "one")

@@ -173,6 +173,7 @@ def test_export_where_text_is_ascii(tmp_path: Path) -> None:
     assert (tmp_path / files.SCHEMA_FILE).read_text("utf-8") == files.schema_text()
 
 
+@pytest.mark.whole
 def test_export_is_the_same_twice(recorded: dict[str, Vectors]) -> None:
     """The same cases give the same bytes."""
     for operation in ("packing.pack", "offload.engine"):

@@ -27,7 +27,7 @@ from lowbit.model.sampling import GREEDY, Sampling
 from lowbit.moe.offload import MEMORIES
 from lowbit.quantization.packing import BITS
 from lowbit.runtime import CONTRACTS, Options, StoredModel, open_model
-from lowbit.runtime.language_model import STEPS, not_whole
+from lowbit.runtime.options import STEPS, not_whole
 
 DEFAULT_GROUP_SIZE = 64
 DEFAULT_TOKENS, DEFAULT_WINDOW = 4096, 512

@@ -9,8 +9,10 @@ the backend multiplies one matrix at a time or runs whole models on a device.
 
 from lowbit.formats.fetch import Report
 from lowbit.runtime.inspection import Inspection, inspect
-from lowbit.runtime.language_model import Account, LanguageModel, Options, load
+from lowbit.runtime.language_model import LanguageModel, load
 from lowbit.runtime.linears import CONTRACTS, BackendLinears, Contract
+from lowbit.runtime.options import Options
+from lowbit.runtime.placement import Account
 from lowbit.runtime.stored import StoredModel, open_model
 
 __all__ = [

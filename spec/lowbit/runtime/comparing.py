@@ -16,7 +16,9 @@ from lowbit.formats.fetch import Report, silent
 from lowbit.model.comparison import Comparison, Pair, compare
 from lowbit.model.decoder import Decoder
 from lowbit.model.weights import Progress
-from lowbit.runtime.language_model import Account, LanguageModel, Options, load
+from lowbit.runtime.language_model import LanguageModel, load
+from lowbit.runtime.options import Options
+from lowbit.runtime.placement import Account
 from lowbit.runtime.stored import StoredModel, part_of
 
 Measure = Callable[[Sequence[int], int, int | None, Progress], tuple[Comparison, tuple[Account, Account]]]

@@ -23,7 +23,9 @@ from lowbit.model.config import LlamaConfig, check_meant
 from lowbit.model.perplexity import Perplexity, Protocol, check_text, score, total
 from lowbit.model.weights import Progress
 from lowbit.runtime.comparing import decoders_of
-from lowbit.runtime.language_model import Account, LanguageModel, Options, load
+from lowbit.runtime.language_model import LanguageModel, load
+from lowbit.runtime.options import Options
+from lowbit.runtime.placement import Account
 from lowbit.runtime.stored import open_model
 from lowbit.system.records import ALLOWED, Kept, Parts
 from lowbit.system.tasks import Executor, check_there

@@ -88,6 +88,7 @@ def test_filters_keep_what_they_say(count: int, seed: int, temperature: float, d
     assert own.tolist() == weights[wanted].tolist()
 
 
+@pytest.mark.whole
 def test_draws_have_the_probabilities_of_the_weights() -> None:
     """65,536 draws: each count lies within six standard deviations of its expectation."""
     logits, draws = some_logits(8, spread=1.0), 2**16

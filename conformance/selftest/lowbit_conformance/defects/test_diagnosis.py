@@ -290,6 +290,7 @@ def test_what_was_not_computed_is_named_by_its_place() -> None:
     assert explained("linear.qgemv", calls) == ("result-last-not-written-along-axis-0",)
 
 
+@pytest.mark.whole
 def test_elements_at_the_end_of_memory_that_were_not_computed_are_named() -> None:
     """The last two of a result of several vectors hold any numbers."""
     calls = []
@@ -360,6 +361,7 @@ def stored(format: str, rows: int, columns: int, *options: tuple[str, int]) -> S
     return drawn(FormatCase("linear.gemm/C2", "random", "", format, rows, columns, 4, options=options), powers=False)
 
 
+@pytest.mark.whole
 def test_x_in_the_inverse_order_of_groups_is_named() -> None:
     """Rows are sorted by group, and x by the inverse permutation."""
 
@@ -373,6 +375,7 @@ def test_x_in_the_inverse_order_of_groups_is_named() -> None:
     assert explained_product(wrong, matrices) == ("stored-rows-permuted",)
 
 
+@pytest.mark.whole
 def test_scales_of_the_second_level_of_another_size_are_named() -> None:
     def wrong(weights: Stored) -> Any:
         return of_nested_size(128, False, weights).values

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from lowbit.arrays import F64
 from lowbit.tensor_formats.stored import Stored
@@ -47,6 +48,7 @@ def in_groups(weights: Stored) -> tuple[F64, F64, F64]:
 AWQ = [stored("awq-gemm", rows, ("group_size", 32)) for rows in (192, 288)]
 
 
+@pytest.mark.whole
 def test_parts_of_k_that_begin_at_the_first_group_are_named() -> None:
     def wrong(x: F64, weights: Stored) -> F64:
         codes, step, base = in_groups(weights)
@@ -66,6 +68,7 @@ def test_the_last_code_of_each_word_with_a_sign_is_named() -> None:
     assert named(wrong, matrices) == {"stored-codes-in-twos-complement-in-part"}
 
 
+@pytest.mark.whole
 def test_pieces_of_codes_that_are_counted_crosswise_are_named() -> None:
     """In blocks of Q4_K: four pairs of runs, of four pieces of eight bytes each."""
 
@@ -77,6 +80,7 @@ def test_pieces_of_codes_that_are_counted_crosswise_are_named() -> None:
     assert named(wrong, [stored("q4_k", rows) for rows in (256, 512)]) == {"stored-codes-in-pieces"}
 
 
+@pytest.mark.whole
 def test_integer_lanes_for_weights_that_are_floats_are_named() -> None:
     """Eight lanes lose the fraction of each sum of FP8 and codes of 8 bits."""
     calls = []
@@ -117,6 +121,7 @@ def test_rows_past_the_last_part_of_k_are_named() -> None:
     assert named(wrong, AWQ) == {"stored-rows-past-the-last-part-left-out"}
 
 
+@pytest.mark.whole
 def test_scales_that_the_wrong_digit_of_a_row_chooses_are_named() -> None:
     def wrong(x: F64, weights: Stored) -> F64:
         codes, step, base = in_groups(weights)

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_checkpoint
 from sampling import thinned
 from step_runs import EDGES, PROMPTS, edge, edge_answers, logits, model, operations
 from tiny_gguf import published, write
 
 from lowbit.backend.base import Backend, StepRequest
 from lowbit.errors import NotDeclaredError, UnavailableError
+from lowbit.formats.checkpoint.reader import Checkpoint
 from lowbit.model.decoder import AnyDecoder, Decoder
+from lowbit.model.quantization_plan import Plan, Quantization
 from lowbit.model.step import step_of
 from lowbit.runtime import Options, load
 from lowbit.runtime.linears import Contract
@@ -29,6 +32,16 @@ pytestmark = [
     pytest.mark.skipif(libraries.compiler() is None, reason="there is no C++ compiler"),
 ]
 FACTS = {"answer": 42}
+
+
+def of_16_bits(seed: int) -> tiny_checkpoint.Published:
+    """A checkpoint whose tensors are bfloat16."""
+    made = tiny_checkpoint.published(tiny_checkpoint.DENSE, seed)
+    for name, weights in made.tensors.items():
+        made.types[name] = "BF16"
+        narrow = tiny_checkpoint.narrowed(weights, "BF16")
+        made.tensors[name] = tiny_checkpoint.widened(narrow, "BF16").reshape(weights.shape)
+    return made
 
 
 def request_of(name: str, contract: Contract = "float32", made: list[str] | None = None) -> StepRequest:
@@ -233,3 +246,41 @@ def test_a_model_in_a_file_is_kept(folder: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(answers[0], answers[1])
     assert not np.array_equal(answers[0], answers[2])
     assert len(list(folder.glob(f"*{steps.SUFFIX}"))) == 2
+
+
+def test_a_model_in_a_directory_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`load` finds the step by the digests of its tensors, and then reads none of them."""
+    places = [tmp_path / name for name in ("m", "n")]
+    for number, place in enumerate(places):
+        tiny_checkpoint.write(place, of_16_bits(number))
+    with load(places[0], "cppyy") as first, load(places[1], "cppyy") as other:
+        assert first.account().fields["matrices"]["by_numpy_float32"] == {}
+        answer = first.logits([1, 2, 3])
+        assert not np.array_equal(answer, other.logits([1, 2, 3]))
+    with load(places[0], "numpy", Options(step="formulas")) as plain:
+        np.testing.assert_allclose(answer, plain.logits([1, 2, 3]), rtol=0, atol=1e-5 * np.abs(answer).max())
+    assert len(list(folder.glob(f"*{steps.SUFFIX}"))) == 2
+    monkeypatch.setattr(Checkpoint, "layer", None)
+    with load(shutil.copytree(places[0], tmp_path / "copy"), "cppyy") as again:
+        np.testing.assert_array_equal(again.logits([1, 2, 3]), answer)
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_a_model_that_is_quantised_is_kept(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each plan has a step of its own; one that is found quantises nothing."""
+    if kind == "file":
+        path = write(tmp_path / "m.gguf", published(3))
+    else:
+        path = tiny_checkpoint.write(tmp_path / "m", tiny_checkpoint.published(tiny_checkpoint.DENSE))
+    plans = [Options(Plan(each, each, head=each)) for each in (Quantization(4, 16), Quantization(3, 16))]
+    answers = []
+    for options in plans:
+        with load(path, "cppyy", options) as model:
+            answers.append(model.logits([1, 2, 3]))
+    assert not np.array_equal(answers[0], answers[1]) and len(list(folder.glob(f"*{steps.SUFFIX}"))) == 2
+    monkeypatch.setattr(Plan, "__call__", None)
+    for options, answer in zip(plans, answers, strict=True):
+        with load(path, "cppyy", options) as model:
+            np.testing.assert_array_equal(model.logits([1, 2, 3]), answer)

@@ -48,8 +48,9 @@ def expected(name: str, contract: Contract, table: InstructionSet) -> list[F32]:
         return answers(compiled(backend, operations(backend, model(name), contract)))
 
 
-@pytest.mark.parametrize("threads", thinned((3, 1), 2))
-@pytest.mark.parametrize("each", thinned(STEPS, 8), ids="-".join)
+@pytest.mark.whole
+@pytest.mark.parametrize("threads", (3, 1))
+@pytest.mark.parametrize("each", STEPS, ids="-".join)
 def test_addresses_and_what_is_undefined(each: tuple[str, Contract], threads: int) -> None:
     """AddressSanitizer and UndefinedBehaviorSanitizer, on the best instruction set of this processor."""
     name, contract = each

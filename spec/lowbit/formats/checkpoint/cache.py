@@ -35,7 +35,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,6 @@ import numpy as np
 from lowbit.arrays import F32
 from lowbit.backend.whole_model import spoken_bytes
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
-from lowbit.formats.checkpoint.digests import with_digests
 from lowbit.formats.checkpoint.quantized_file import Origin, check_origin, read_matrices, write_quantized
 from lowbit.formats.checkpoint.reader import Checkpoint
 from lowbit.model.calibration import CalibrationText, Streams
@@ -259,7 +258,7 @@ def quantized(
     parent = own_folder(cache_folder() / FOLDER if folder is None else folder, KEPT)
     with _in_words(parent), tempfile.TemporaryFile(dir=parent):
         pass  # a folder that cannot be written is refused before anything is read
-    source = replace(source, table=with_digests(source.table, checking))
+    source = source.identified(checking)
     digest = digest_of(source, plan)
     place = own_folder(parent / digest, KEPT)
     result = QuantizedCheckpoint(source, plan, place, digest)
@@ -309,10 +308,5 @@ def _in_words(folder: Path) -> Iterator[None]:
 
 def digest_of(source: Checkpoint, plan: Plan) -> str:
     """The digest of everything that determines the quantised weights; each tensor of the checkpoint has its own."""
-    content = {
-        "version": VERSION,
-        "tensors": {name: [place.type, place.shape, place.sha256] for name, place in source.table.items()},
-        "description": source.digest,
-        "plan": plan.fields(),
-    }
+    content = {"version": VERSION, **source.contents(), "plan": plan.fields()}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

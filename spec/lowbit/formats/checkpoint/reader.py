@@ -23,10 +23,11 @@ Source: the published checkpoint of Mixtral 8x7B; the safetensors format.
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from lowbit.formats.checkpoint import stacked, stored_matrix
 from lowbit.formats.checkpoint.architectures import Architecture
 from lowbit.formats.checkpoint.config import architecture_of, is_tied, read_config
 from lowbit.formats.checkpoint.contents import Packing, check_table, read_packing
+from lowbit.formats.checkpoint.digests import with_digests
 from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, matrix_names, stack_prefix, vector_names
 from lowbit.formats.checkpoint.prequantized import Packed
@@ -58,6 +60,7 @@ from lowbit.model.weights import (
     Embedding,
     LayerWeights,
     Matrix,
+    Progress,
     assembled,
     linear_shapes,
     select_columns,
@@ -123,6 +126,31 @@ class Checkpoint:
         others = [place for name, place in self.table.items() if name not in inside]
         floats = sum(place.nbytes if _is_kept(place) else 4 * prod(place.shape) for place in others)
         return floats + sum(each.nbytes for each in self.packed.values())
+
+    @property
+    def has_wide_matrices(self) -> bool:
+        """Whether a matrix that is multiplied by is float32 in memory."""
+        others = {name for each in self.packed.values() for name in each.tensors.values()}
+        if not self.tied:
+            others |= {EMBEDDING}
+        places = [place for name, place in self.table.items() if name not in others]
+        return any(len(place.shape) > 1 and not _is_kept(place) for place in places)
+
+    def identified(self, progress: Progress | None = None) -> "Checkpoint":
+        """The same checkpoint with the digest of each tensor, with which the tensor is compared whenever it is read.
+
+        Args:
+            progress: called with bytes done and bytes in all.
+
+        Raises:
+            ArgumentError, FormatError: as `with_digests`.
+        """
+        return replace(self, table=with_digests(self.table, progress))
+
+    def contents(self) -> dict[str, Any]:
+        """All that determines its weights, in types that JSON has: with digests once it is `identified`."""
+        tensors = {name: [place.type, place.shape, place.sha256] for name, place in self.table.items()}
+        return {"tensors": tensors, "description": self.digest}
 
     @property
     def embedding(self) -> F32 | Embedding:
