@@ -9,7 +9,7 @@ from engines import Setting, Stepwise
 from lowbit.model.perplexity import perplexity
 from lowbit.model.quantization_plan import Plan
 from lowbit.runtime import Contract, Options, load
-from lowbit.runtime.language_model import StepChoice
+from lowbit.runtime.options import StepChoice
 from lowbit_cppyy.backend import CppyyBackend
 
 

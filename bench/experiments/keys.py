@@ -19,7 +19,7 @@ from experiments.running import Experiment, Row
 from lowbit import backend as registry
 from lowbit.arrays import F32, F64, I64
 from lowbit.attention.attention import KeyValueCache, attend
-from lowbit.attention.ksort import channel_sizes, hadamard, magnitudes, permutation
+from lowbit.attention.ksort import channel_sizes, hadamard, magnitudes, permutation, sizes_over_queries
 from lowbit.attention.rope import Rotation, half_split, rotate, rotation
 from lowbit.model.block import FORMULAS, MakeLinear, plain_linear
 from lowbit.model.config import LlamaConfig
@@ -215,8 +215,8 @@ def sizes(config: LlamaConfig, matrix: F32, seen: "Seen | None", turned: Turn | 
     columns = matrix.reshape(config.hidden, config.kv_heads, config.head_dim)
     for head in range(config.kv_heads):
         if seen is not None:
-            held = magnitudes(np.ascontiguousarray(stored_of(seen.keys, turned)[:, head], np.float32))
-            yield held / np.sqrt(read_by(seen, turned)[head]) if order == BALANCED else held
+            keys = np.ascontiguousarray(stored_of(seen.keys, turned)[:, head], np.float32)
+            yield sizes_over_queries(keys, queries_of(seen, turned, head)) if order == BALANCED else magnitudes(keys)
         elif order == "pair norm":
             own = np.ascontiguousarray(columns[:, head])
             yield channel_sizes(own, "rotated_norm", layout=half_split(config.head_dim))
@@ -268,14 +268,14 @@ def stored_of(rotated: F64, turned: Turn | None) -> F64:
     return rotated if turned is None else turned(rotated, 0, -1)
 
 
-def read_by(seen: Seen, turned: Turn | None) -> F64:
-    """The mean square of what the queries that meet a key head hold in each channel: G × d_h.
+def queries_of(seen: Seen, turned: Turn | None, head: int) -> F32:
+    """The queries of all heads that meet a key head, one below the other: float32, tokens × d_h.
 
     Before RoPE the queries are turned back too, so a channel is weighted as for a key at the query's own position.
     """
-    squares = np.mean(stored_of(seen.queries, turned) ** 2, axis=0)
-    found: F64 = squares.reshape(seen.keys.shape[1], -1, squares.shape[-1]).mean(axis=1)
-    return found
+    group = seen.queries.shape[1] // seen.keys.shape[1]
+    own = stored_of(seen.queries, turned)[:, head * group : (head + 1) * group]
+    return np.ascontiguousarray(own.reshape(-1, own.shape[-1]), np.float32)
 
 
 # **Values.**

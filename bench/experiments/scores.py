@@ -29,7 +29,7 @@ from experiments.keys import (
     mixing,
     permuting,
     products,
-    read_by,
+    queries_of,
     stored_of,
     turner,
 )
@@ -87,11 +87,11 @@ def channels(model: str, quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for layer, seen in zip(weights.layers, window(model, quick), strict=True):
         columns = to_float(layer.key).reshape(config.hidden, config.kv_heads, config.head_dim)
-        keys, read = stored_of(seen.keys, turned), read_by(seen, turned)
+        keys = stored_of(seen.keys, turned)
         for head in range(config.kv_heads):
             own = np.ascontiguousarray(keys[:, head])
             norm, held = channel_sizes(np.ascontiguousarray(columns[:, head])), magnitudes(own.astype(np.float32))
-            of_logs = np.corrcoef(np.log([norm, held, np.sqrt(read[head])]))
+            of_logs = np.corrcoef(np.log([norm, held, magnitudes(queries_of(seen, turned, head))]))
             told = {
                 "largest by norm": norm.max() / np.median(norm),
                 "largest held": held.max() / np.median(held),

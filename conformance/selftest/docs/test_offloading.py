@@ -70,6 +70,7 @@ def cells(results: Path) -> list[dict[str, str]]:
     return [{one.what: cell(one, records) for one in wanted()} for _, records in measured(results)]
 
 
+@pytest.mark.whole
 def test_results_fill_the_table(tmp_path: Path, answers: dict[str, Answer]) -> None:
     """Numbers as they were found, failures with their reason, and whatever is missing or skipped as not measured."""
     write(tmp_path / "gpu/here", answers, simulated=False)

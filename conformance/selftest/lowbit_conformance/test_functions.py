@@ -48,6 +48,7 @@ def test_a_right_function_is_certified_and_a_wrong_one_is_not() -> None:
     assert any("stored-scale-of-the-neighbour" in each["diagnosis"] for each in found.report["failures"])
 
 
+@pytest.mark.whole
 def test_a_function_claims_a_profile() -> None:
     """It says operation, format, types and sizes; the certificate names it."""
     one = "lowbit-1.1/q8_0-q8_0"
@@ -116,6 +117,7 @@ def last_left_out(x: Any, blocks: Any, rows: int, columns: int) -> Any:
     return found
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("operation", "limits"),
     [

@@ -14,6 +14,7 @@ from lowbit_cppyy.stored.formats import PARTS
 
 DATA = Path(__file__).parents[1] / "lowbit" / "formats" / "checkpoint" / "quantised"
 MODELS = sorted(path.parent.name for path in DATA.glob("*/expected.npz"))
+AS_OPERATIONS = Options(step="operations")
 LIMIT = 1e-5
 """Of the largest logit: both sides multiply in float32."""
 
@@ -32,7 +33,7 @@ def test_kernels_multiply_by_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         if not formats <= PARTS.keys():
             continue
         met |= formats
-        with np.load(DATA / name / "expected.npz") as told, load(checkpoint, "cppyy") as model:
+        with np.load(DATA / name / "expected.npz") as told, load(checkpoint, "cppyy", AS_OPERATIONS) as model:
             taken = model.account().fields["matrices"]
             found, expected = model.logits([int(token) for token in told["tokens"]]), told["logits"]
         assert taken["by_backend"] >= len(checkpoint.packed) and set(taken["by_numpy_float32"]) <= {"stored as floats"}
@@ -69,7 +70,7 @@ def test_floats_of_16_bits_stay_so(kind: str, contract: Contract, tmp_path: Path
 def test_other_formats_are_left_to_numpy(name: str) -> None:
     """And the account says how many matrices, and why."""
     checkpoint = open_checkpoint(DATA / name)
-    with np.load(DATA / name / "expected.npz") as told, load(checkpoint, "cppyy") as model:
+    with np.load(DATA / name / "expected.npz") as told, load(checkpoint, "cppyy", AS_OPERATIONS) as model:
         reasons = model.account().fields["matrices"]["by_numpy_float32"]
         found, expected = model.logits([int(token) for token in told["tokens"]]), told["logits"]
     undeclared = [count for reason, count in reasons.items() if "does not declare" in reason]

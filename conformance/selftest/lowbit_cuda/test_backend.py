@@ -213,6 +213,7 @@ def test_generate_on_a_device() -> None:
         assert word in plain.stderr
 
 
+@pytest.mark.whole
 def test_logits_and_perplexity_on_a_device(tmp_path: Path) -> None:
     """The other commands that need a model run there too."""
     text = tmp_path / "text.txt"

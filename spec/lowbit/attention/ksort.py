@@ -63,7 +63,7 @@ SmolLM2-135M: 90 heads, 1024 tokens, no biases. Qwen2.5-Coder-0.5B: 48 heads, 51
 ``bench/experiments/ksort.py`` measures this, for other models too. On these two the printed order gains least, an order
 that sees the bias or real keys more, and the rotation most. That is the error of the keys. It does not say what becomes
 of perplexity, because the error of a channel reaches a score multiplied by the query's channel: the page *Sorted keys*
-of the results shows that the calibrated order makes SmolLM2 worse.
+of the results shows that the calibrated order makes SmolLM2 worse, and that keys over queries do not.
 
 Source: K-sort §II.C, §III, equations 2 and 3, Algorithm 1, figure 1; errata B1, B3 to B7.
 """
@@ -88,10 +88,11 @@ MOST_HADAMARD = 2**12
 SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
 
 
-# **How large is a channel?** There are four answers. The printed one is the Euclidean norm of its weights. A bias adds
+# **How large is a channel?** There are five answers. The printed one is the Euclidean norm of its weights. A bias adds
 # the same to every key, and some models keep their outliers in the bias, which a norm of weights does not see. After
 # the rotation a channel holds a mixture of both channels of its pair, so a cache of rotated keys uses the mean of both.
-# The fourth answer, `magnitudes`, needs data: it measures what the channel held on some text.
+# The fourth answer, `magnitudes`, needs data: it measures what the channel held on some text. The fifth,
+# `sizes_over_queries`, also measures what queries held there.
 
 
 def channel_sizes(
@@ -161,6 +162,39 @@ def magnitudes(keys: F32) -> F64:
     check_array("keys", keys, np.float32, (None, None))
     sizes: F64 = np.sqrt(np.mean(keys.astype(np.float64) ** 2, axis=0))
     return sizes
+
+
+def sizes_over_queries(keys: F32, queries: F32) -> F64:
+    r"""The size of each channel by what keys held, over what the queries that meet them held there.
+
+    A block's largest channel sets the step of all its channels, and the error of channel c reaches a score multiplied
+    by :math:`q[c]`. In ascending order of
+
+    .. math:: \sqrt{\overline{k[c]^2}} \,/\, \sqrt{\overline{q[c]^2}}
+
+    the coarsest steps go to channels that are large *and* that queries read little. A channel that no query reads
+    counts as if queries held the smallest normal float32 in it.
+
+    >>> keys = np.array([[4.0, 3.0], [4.0, 3.0]], np.float32)
+    >>> sizes_over_queries(keys, np.array([[8.0, 1.0]], np.float32))
+    array([0.5, 3. ])
+
+    Args:
+        keys: float32, tokens × d_h, as the cache would store them.
+        queries: float32, tokens × d_h, of all query heads that meet the key head, one below the other; they stand where
+            the keys do, before RoPE or after it.
+
+    Returns:
+        float64, d_h.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout of arrays.
+
+    Source: none of the papers; the results page *Sorted keys* measures it.
+    """
+    check_array("keys", keys, np.float32, (None, None))
+    check_array("queries", queries, np.float32, (None, keys.shape[1]))
+    return magnitudes(keys) / np.maximum(magnitudes(queries), np.finfo(np.float32).tiny)
 
 
 # **The order**, and what it does to a head.

@@ -6,7 +6,7 @@ The JSON answer is one object.
 field                       holds
 =========================== ===========================================================================================
 ``source``, ``directory``   what was read, and what was written
-``key``                     ``norm``, ``bias`` or ``calibrated``
+``key``                     ``norm``, ``bias``, ``calibrated`` or ``keys-over-queries``
 ``calibration``             ``text``, ``tokens`` and ``window``; ``null`` without calibration
 ``kv_heads``                of a layer
 ``shared_order``            whether the heads of a layer have one order, because one gain norms all of them
@@ -39,10 +39,10 @@ from lowbit.formats.fetch import DEFAULT_TEXT, TABLE
 from lowbit.quantization.coded import digest
 from lowbit.rewriting.changing import write_floats
 from lowbit.rewriting.journal import check_destination
-from lowbit.rewriting.sorting import KEYS, Sorting, sorted_source
+from lowbit.rewriting.sorting import KEYS, READ_A_TEXT, Sorting, sorted_source
 from lowbit.text import one_line
 
-CALIBRATED = KEYS[-1]
+WITH_TEXT = f"--key {spoken(READ_A_TEXT)}"
 
 
 def ksort(
@@ -52,20 +52,20 @@ def ksort(
     calibration: Annotated[
         Path | None,
         typer.Option(
-            "--calibration", help=f"With --key calibrated: a text in UTF-8. By default {TABLE[DEFAULT_TEXT].file}."
+            "--calibration", help=f"With {WITH_TEXT}: a text in UTF-8. By default {TABLE[DEFAULT_TEXT].file}."
         ),
     ] = None,
     calibration_tokens: Annotated[
         int | None,
         typer.Option(
             "--calibration-tokens",
-            help=f"With --key calibrated: the most tokens of the text to read; {DEFAULT_TOKENS} by default.",
+            help=f"With {WITH_TEXT}: the most tokens of the text to read; {DEFAULT_TOKENS} by default.",
         ),
     ] = None,
     window: Annotated[
         int | None,
         typer.Option(
-            "--window", help=f"With --key calibrated: the tokens that are read together; {DEFAULT_WINDOW} by default."
+            "--window", help=f"With {WITH_TEXT}: the tokens that are read together; {DEFAULT_WINDOW} by default."
         ),
     ] = None,
     gptq_version: GPTQOption = None,
@@ -74,13 +74,13 @@ def ksort(
     """Sort the key channels of a model, as the K-sort paper does; after an interrupt the same command resumes."""
     by = check_choice("--key", key, KEYS)
     given = {"--calibration": calibration, "--calibration-tokens": calibration_tokens, "--window": window}
-    check_needless(given, by == CALIBRATED, f"--key {CALIBRATED}")
+    check_needless(given, by in READ_A_TEXT, WITH_TEXT)
     for option, number in (("--calibration-tokens", calibration_tokens), ("--window", window)):
         if number is not None:
             check_integer(option, number, least=1)
     check_destination(out)
     opened, request, text = opened_source(source, gptq_version), Sorting(by), None
-    if by == CALIBRATED:
+    if by in READ_A_TEXT:
         text, tokens, size = calibration_of(opened, calibration, calibration_tokens, window)
         request = replace(request, tokens=tokens, window=size)
     model = sorted_source(opened, request)

@@ -26,6 +26,7 @@ from typing import IO
 
 from lowbit.contract.checks import check_choice
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
+from lowbit.formats.known_file import wrong_path
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.scratch import abandoned, workplace
 from lowbit.system.storage import CACHE_VARIABLE, cache_folder, make_folder
@@ -241,8 +242,8 @@ def read_text(path: Path) -> str:
         ArgumentError: there is no readable file at `path`.
         FormatError: not UTF-8.
     """
-    if not path.is_file():
-        raise ArgumentError("text", repr(str(path)), "the path of a text file that exists")
+    if not os.path.isfile(path):
+        raise wrong_path("text", path, "a text file")
     try:
         return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
     except OSError as error:

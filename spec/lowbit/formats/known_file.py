@@ -84,17 +84,29 @@ class KnownFile:
 
 
 @contextmanager
-def opened(path: Path, kind: str = "file") -> Iterator[BufferedReader]:
-    """A plain file of a model; errors call it a `kind`.
+def opened(path: Path, wanted: str = "a plain file") -> Iterator[BufferedReader]:
+    """A plain file of a model; errors say that something `wanted` is allowed.
 
     Raises:
         ArgumentError: there is none at `path`, or it cannot be read.
     """
-    if not path.is_file():  # a pipe would wait for somebody to write to it
-        raise ArgumentError("model", quoted(str(path)), f"the path of a {kind} that exists")
+    if not os.path.isfile(path):  # a pipe would wait for somebody to write to it
+        raise wrong_path("model", path, wanted)
     try:
         with path.open("rb") as stream:
             yield stream
     except OSError as error:
         given = f"{quoted(str(path))} ({error.strerror or error})"
         raise ArgumentError("model", given, "a file that can be read") from error
+
+
+def wrong_path(argument: str, path: Path, wanted: str) -> ArgumentError:
+    """The error of a path that something `wanted` should be at: it says what is there."""
+    if os.path.isdir(path):
+        what = "which is a directory"
+    elif os.path.exists(path):
+        what = "which is a plain file" if os.path.isfile(path) else "which is neither a plain file nor a directory"
+    else:
+        what = "a link to what does not exist" if os.path.lexists(path) else "which does not exist"
+    given = f"{quoted(str(path))}, {what}"
+    return ArgumentError(argument, given, wanted, f"{argument} is {given}; allowed: {wanted}")

@@ -23,8 +23,15 @@ from typing import Literal, get_args
 import numpy as np
 
 from lowbit.arrays import F32, F64, Array
-from lowbit.attention.ksort import LayerOrders, Order, channel_sizes, layer_orders, magnitudes
-from lowbit.contract.checks import check_choice
+from lowbit.attention.ksort import (
+    LayerOrders,
+    Order,
+    channel_sizes,
+    layer_orders,
+    magnitudes,
+    sizes_over_queries,
+)
+from lowbit.contract.checks import check_choice, spoken
 from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.architectures import KEY_ORDER
 from lowbit.formats.checkpoint.config import sorted_fields
@@ -35,8 +42,9 @@ from lowbit.model.weights import LayerWeights, to_float
 from lowbit.rewriting.changing import Change, Changed
 from lowbit.rewriting.source import Source
 
-Key = Literal["norm", "bias", "calibrated"]
+Key = Literal["norm", "bias", "calibrated", "keys-over-queries"]
 KEYS: tuple[Key, ...] = get_args(Key)
+READ_A_TEXT: tuple[Key, ...] = ("calibrated", "keys-over-queries")
 
 
 @dataclass(frozen=True)
@@ -44,9 +52,9 @@ class Sorting:
     """How channels are sorted.
 
     Attributes:
-        key: their size: ``norm`` of the weights; with the ``bias`` too; or ``calibrated``, the root mean square of the
-            keys of a text, before they are rotated.
-        tokens: of the text, for ``calibrated``; else empty.
+        key: their size: ``norm`` of the weights; with the ``bias`` too; ``calibrated``, the root mean square of the
+            keys of a text, before they are rotated; or ``keys-over-queries``, the same divided by that of the queries.
+        tokens: of the text, for one of `READ_A_TEXT`; else empty.
         window: tokens of a window of that text.
     """
 
@@ -66,10 +74,10 @@ class Sorting:
             raise ArgumentError("model", source.name, "a model whose channels are not sorted", sentence)
         if self.key == "bias" and "key_bias" not in source.architecture.vectors:
             sentence = f"--key bias applies only to a model with key biases, and {source.name} has none"
-            raise ArgumentError("--key", self.key, "norm or calibrated", sentence)
-        if (self.key == "calibrated") != bool(self.tokens):
+            raise ArgumentError("--key", self.key, spoken([key for key in KEYS if key != "bias"]), sentence)
+        if (self.key in READ_A_TEXT) != bool(self.tokens):
             given = f"{len(self.tokens)} tokens"
-            allowed = "at least one token with --key calibrated, and none without it"
+            allowed = f"at least one token with --key {spoken(READ_A_TEXT)}, and none without it"
             raise ArgumentError("--calibration", given, allowed)
         if self.tokens and self.window > source.config.context:
             raise ArgumentError("--window", self.window, f"at most {source.config.context}, the model's context")
@@ -97,15 +105,28 @@ def weight_sizes(config: LlamaConfig, layer: LayerWeights, key: Key) -> F64:
 
 def keys_of(config: LlamaConfig, layer: LayerWeights, seen: Seen) -> F32:
     """The keys of the calibration before they are rotated: float32, G × tokens × d_h."""
-    weights, found = to_float(layer.key), []
+    heads = (config.kv_heads, config.head_dim)
+    return _seen(seen, to_float(layer.key), layer.key_bias, layer.key_norm, heads, config.rms_epsilon)
+
+
+def queries_of(config: LlamaConfig, layer: LayerWeights, seen: Seen) -> F32:
+    """The queries of the calibration before they are rotated: float32, G × tokens of all heads of a group × d_h."""
+    heads = (config.heads, config.head_dim)
+    found = _seen(seen, to_float(layer.query), layer.query_bias, layer.query_norm, heads, config.rms_epsilon)
+    return found.reshape(config.kv_heads, -1, config.head_dim)
+
+
+def _seen(seen: Seen, weights: F32, bias: F32 | None, norm: F32 | None, heads: tuple[int, int], epsilon: float) -> F32:
+    """Heads of the calibration before they are rotated: float32, heads × tokens × d_h."""
+    found = []
     for x in seen.parts["query"]:
-        keys = (x @ weights).astype(np.float64)
-        if layer.key_bias is not None:
-            keys = keys + layer.key_bias
-        if layer.key_norm is not None:
-            runs = keys.reshape(-1, layer.key_norm.size)
-            keys = rms_norm(runs, layer.key_norm.astype(np.float64), config.rms_epsilon).reshape(keys.shape)
-        found.append(keys.reshape(-1, config.kv_heads, config.head_dim))
+        numbers = (x @ weights).astype(np.float64)
+        if bias is not None:
+            numbers = numbers + bias
+        if norm is not None:
+            runs = numbers.reshape(-1, norm.size)
+            numbers = rms_norm(runs, norm.astype(np.float64), epsilon).reshape(numbers.shape)
+        found.append(numbers.reshape(-1, *heads))
     return np.ascontiguousarray(np.concatenate(found).transpose(1, 0, 2), np.float32)
 
 
@@ -131,7 +152,10 @@ class Orders:
         while (found := next(self._seen))[0] < number:
             pass
         keys = keys_of(config, layer, found[1])
-        return orders_of(config, layer, np.stack([magnitudes(head) for head in keys]))
+        if self._request.key == "calibrated":
+            return orders_of(config, layer, np.stack([magnitudes(head) for head in keys]))
+        queries = queries_of(config, layer, found[1])
+        return orders_of(config, layer, np.stack(list(map(sizes_over_queries, keys, queries))))
 
     def _calibrated(self) -> Iterator[tuple[int, Seen]]:
         """The number and the inputs of each block; the sorted model has the same ones but for rounding."""

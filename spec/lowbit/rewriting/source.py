@@ -8,6 +8,7 @@ those of a GGUF file are written as ``transformers`` has them. What such files c
 
 import hashlib
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -172,7 +173,7 @@ def open_source(path: Path, gptq_version: Version | None = None) -> Source:
         ArgumentError: there is no such file.
         FormatError: it is damaged, or its architecture is not supported.
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # `Path.is_dir` raises where a folder on the way may not be entered
         return Directory.of(open_checkpoint(path, gptq_version))
     if gptq_version is not None:
         sentence = f"GPTQ version {gptq_version} was asked for, and {quoted(path.name)} is no directory of GPTQ"

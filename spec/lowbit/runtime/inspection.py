@@ -7,6 +7,7 @@ with the sentence by which the reader refuses them. Only a file that is damaged 
 Tensors are sorted into *parts* by their names, which differ between GGUF and checkpoints and little beyond that.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -178,7 +179,7 @@ def inspect(path: Path) -> Inspection:
         ArgumentError: there is no such file or directory, or it lacks a file.
         FormatError: it is damaged.
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # `Path.is_dir` raises where a folder on the way may not be entered
         return _of_directory(path)
     return _of_safetensors(path) if path.suffix == SUFFIX else _of_gguf(open_gguf(path))
 

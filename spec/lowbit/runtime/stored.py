@@ -5,6 +5,7 @@ description is read at first, because it may be larger than memory. Its blocks a
 quantised, they are quantised one at a time and kept in the cache folder.
 """
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def open_model(
             model does not have.
         FormatError: its architecture is not supported, or it is damaged.
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # `Path.is_dir` raises where a folder on the way may not be entered
         checkpoint = open_checkpoint(path, gptq_version, context)
         tokenizer = checkpoint_tokenizer.read_tokenizer(checkpoint)
         return StoredModel(checkpoint.file, checkpoint, tokenizer, checkpoint.remarks)

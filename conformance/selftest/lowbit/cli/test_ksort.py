@@ -26,6 +26,7 @@ from lowbit.model.block import FORMULAS
 from lowbit.model.decoder import Decoder, next_logits
 from lowbit.model.weights import to_float
 from lowbit.rewriting import changing
+from lowbit.rewriting.sorting import READ_A_TEXT, Key
 from lowbit.runtime import BackendLinears, Options, inspect, load, open_model
 from lowbit.runtime.elementwise import on_backend
 from lowbit.system.interpreters import python_command
@@ -92,11 +93,12 @@ def test_a_type_that_no_other_tool_has(sources: dict[str, Path]) -> None:
     assert found.problem == "" and found.architecture == "LowbitKSortForCausalLM"
 
 
-def test_calibration_is_named(sources: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", READ_A_TEXT)
+def test_calibration_is_named(key: Key, sources: dict[str, Path], tmp_path: Path) -> None:
     """Text, tokens and window are in the answer; the orders are tested with those of the chapter."""
-    common = ["--key", "calibrated", "--calibration", sources["text"], "--calibration-tokens", 50, "--window", 16]
+    common = ["--key", key, "--calibration", sources["text"], "--calibration-tokens", 50, "--window", 16]
     told = answer(sources["qwen2"], "-o", tmp_path / "new", *common)
-    assert told["calibration"] == {"text": "text", "tokens": 50, "window": 16}
+    assert told["key"] == key and told["calibration"] == {"text": "text", "tokens": 50, "window": 16}
     other = answer(sources["qwen2"], "-o", tmp_path / "other", "--key", "bias")
     assert other["key"] == "bias"
     orders = [[layer.key_order for layer in open_model(tmp_path / each).weights.layers] for each in ("new", "other")]
@@ -233,10 +235,10 @@ def test_an_interrupted_calibration_is_resumed(sources: dict[str, Path], tmp_pat
 # **What is refused.**
 
 REFUSED: list[tuple[str, list[object], str]] = [
-    ("llama", ["--key", "size"], "--key is 'size'; allowed: norm, bias or calibrated"),
+    ("llama", ["--key", "size"], "--key is 'size'; allowed: norm, bias, calibrated or keys-over-queries"),
     ("llama", ["--key", "bias"], "--key bias applies only to a model with key biases, and llama.gguf has none"),
-    ("llama", ["--calibration", "text"], "--calibration applies only to --key calibrated"),
-    ("llama", ["--window", 8], "--window applies only to --key calibrated"),
+    ("llama", ["--calibration", "text"], "--calibration applies only to --key calibrated or keys-over-queries"),
+    ("llama", ["--window", 8], "--window applies only to --key calibrated or keys-over-queries"),
     ("llama", ["--key", "calibrated", "--calibration-tokens", 0], "--calibration-tokens is 0"),
     ("llama", ["--key", "calibrated", "--window", 65, "--calibration", "TEXT"], "--window is 65; allowed: at most 64"),
     ("sorted", [], "the channels of sorted are sorted already"),

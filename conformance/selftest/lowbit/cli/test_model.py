@@ -265,7 +265,7 @@ def test_wrong_arguments(arguments: list[str], message: str, model: Path) -> Non
         (["--window", "65"], "window is 65; allowed: an integer from 2 to 64"),
         (["--tokens", "1"], "number of tokens is 1; allowed: at least 2"),
         (["--protocol", "mine"], "--protocol is 'mine'; allowed: lowbit, gptq, llama.cpp or transformers"),
-        (["--text", "absent.txt"], "text is 'absent.txt'; allowed: the path of a text file that exists"),
+        (["--text", "absent.txt"], "text is 'absent.txt', which does not exist; allowed: a text file"),
     ],
 )
 def test_wrong_arguments_of_perplexity(arguments: list[str], message: str, model: Path, text: Path) -> None:

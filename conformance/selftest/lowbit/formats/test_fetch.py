@@ -376,7 +376,7 @@ def test_texts_have_line_feeds_only(tmp_path: Path) -> None:
     path.write_bytes(b"a\xff")
     with pytest.raises(FormatError, match=r"t\.txt: text is undecodable at byte 1; allowed: UTF-8"):
         read_text(path)
-    with pytest.raises(ArgumentError, match=r"text is .*none'; allowed: the path of a text file that exists"):
+    with pytest.raises(ArgumentError, match=r"text is .*none', which does not exist; allowed: a text file"):
         read_text(tmp_path / "none")
 
 

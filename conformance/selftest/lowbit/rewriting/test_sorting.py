@@ -35,7 +35,7 @@ from lowbit.model.elementwise import ElementwiseOps
 from lowbit.model.weights import LayerWeights, LlamaWeights, to_float
 from lowbit.quantization.bfp import bfp12
 from lowbit.rewriting.changing import write_floats
-from lowbit.rewriting.sorting import KEYS, Sorting, sorted_source
+from lowbit.rewriting.sorting import KEYS, READ_A_TEXT, Key, Sorting, sorted_source
 from lowbit.rewriting.source import open_source
 from lowbit.runtime import open_model
 
@@ -275,33 +275,39 @@ def test_a_bfp12_cache_before_the_rotation(pair: Pair) -> None:
 # **Calibration.**
 
 
-def test_calibrated_orders_are_those_of_the_keys(tmp_path: Path) -> None:
-    """By `magnitudes` of the keys that the whole decoder has before it rotates them, in windows."""
+@pytest.mark.parametrize("key", READ_A_TEXT)
+def test_calibrated_orders_are_those_of_the_text(key: Key, tmp_path: Path) -> None:
+    """Of the keys and queries that the whole decoder has before it rotates them, in windows."""
     source = source_of("qwen2", tmp_path)
     tokens = tuple(TOKENS * 3)
-    request = Sorting("calibrated", tokens, window=10)
+    request = Sorting(key, tokens, window=10)
     write_floats(sorted_source(open_source(source), request), tmp_path / "new", {"command": "ksort"})
     before, after = open_model(source).weights, open_model(tmp_path / "new").weights
-    keys: list[list[F64]] = [[] for _ in before.layers]
-
-    turn = cycle(range(len(before.layers)))
-    heads = (before.config.kv_heads, before.config.head_dim)
+    config, turned_here = before.config, list[F64]()
 
     def turned(x: F64, place: Rotation) -> F64:
-        if x.shape[1:] == heads:
-            keys[next(turn)].append(x)
+        turned_here.append(x)
         return rotate(x, place)
 
     decoder = Decoder(before, ops=replace(FORMULAS, rotate=turned), linear=lambda m: lambda x: x @ to_float(m))
     for start in range(0, len(tokens), 10):
         decoder.hidden(tokens[start : start + 10], decoder.new_state())
+
+    def seen(layer: int, heads: int) -> F32:
+        """Heads of a layer, heads × tokens × d_h."""
+        parts = [x for x in turned_here if x.shape[1] == heads][layer :: config.layers]
+        return np.ascontiguousarray(np.concatenate(parts).transpose(1, 0, 2), np.float32)
+
     for number, layer in enumerate(after.layers):
-        whole = np.concatenate(keys[number]).astype(np.float32)
-        sizes = [magnitudes(np.ascontiguousarray(whole[:, head])) for head in range(heads[0])]
+        keys, queries = seen(number, config.kv_heads), seen(number, config.heads)
+        sizes = [magnitudes(head) for head in keys]
+        if key == "keys-over-queries":
+            groups = queries.reshape(config.kv_heads, -1, config.head_dim)
+            sizes = [size / magnitudes(group) for size, group in zip(sizes, groups, strict=True)]
         assert layer.key_order is not None
-        np.testing.assert_array_equal(layer.key_order, layer_orders(np.stack(sizes), before.config.heads).key_order)
+        np.testing.assert_array_equal(layer.key_order, layer_orders(np.stack(sizes), config.heads).key_order)
 
 
 def test_all_keys_are_offered() -> None:
     """The names are those of the command line, which outsiders may have stored."""
-    assert KEYS == ("norm", "bias", "calibrated")
+    assert KEYS == ("norm", "bias", "calibrated", "keys-over-queries")

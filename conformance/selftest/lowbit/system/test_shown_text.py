@@ -168,6 +168,7 @@ def test_bytes_of_a_command_line(option: str, commands: CommandLine, model: Path
     assert "lowbit: passed" not in said.splitlines()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("encoding", thinned(["ascii", "latin-1"], 2))
 def test_an_encoding_that_lacks_characters(encoding: str, model: Path) -> None:
     """What it lacks is escaped, and no command fails for it. Those that take long are tried with the one that lacks

@@ -215,6 +215,7 @@ def conformance(*arguments: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
+@pytest.mark.whole
 def test_the_command_knows_the_bank() -> None:
     """A defect is a name of the command: it fails, the control passes, and an unknown one is a wrong use."""
     status, answer, _ = conformance("bank:zero-plus-one", "--op", "linear.qgemv/C1", "-x")

@@ -55,6 +55,7 @@ from lowbit.formats.checkpoint.tensors import (
     read_floats,
     read_table,
 )
+from lowbit.formats.known_file import wrong_path
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import (
     Embedding,
@@ -276,8 +277,8 @@ def open_checkpoint(
             another shape or type than the configuration asks for; a damaged file.
     """
     path = Path(folder)
-    if not path.is_dir():
-        raise ArgumentError("model", quoted(str(path)), "a checkpoint directory that exists")
+    if not os.path.isdir(path):
+        raise wrong_path("model", path, "a checkpoint directory")
     described = read_bytes(path / CONFIG, MOST_CONFIG_BYTES)
     fields = parsed(CONFIG, described)
     architecture, config, tied = architecture_of(fields), read_config(fields, context), is_tied(fields)

@@ -103,7 +103,7 @@ def walk(stream: BinaryIO, size: int, file: str) -> Header:
         FormatError: the first claim that does not hold: field, value and what is allowed.
     """
     cursor = _Cursor(stream, min(size, MAX_HEADER_BYTES), file)
-    cursor.expect("magic", cursor.take(4, "magic"), (MAGIC,))
+    cursor.expect("magic", cursor.take(min(size, len(MAGIC)), "magic"), (MAGIC,))
     cursor.expect("version", cursor.number("<I", "version"), VERSIONS)
     # The shortest tensor is an empty name, one dimension, a type and an offset; the shortest entry a key and a byte.
     tensor_count = cursor.length("number of tensors", least_bytes=8 + 4 + 8 + 4 + 8)

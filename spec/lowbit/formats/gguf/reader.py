@@ -233,7 +233,7 @@ def open_gguf(path: str | os.PathLike[str], context: int | None = None) -> GGUFF
         FormatError: it is not GGUF, or its header claims more than the file holds.
     """
     path = Path(path)
-    with opened(path, "GGUF file") as stream:
+    with opened(path, "a GGUF file or a checkpoint directory") as stream:
         on_disk = KnownFile.of(path, os.fstat(stream.fileno()))
         return GGUFFile(on_disk, walk(stream, on_disk.size, path.name), context)
 

@@ -180,6 +180,7 @@ def run(*arguments: object) -> Result:
 SMALL = ["--layers", 1, "--hidden", 32, "--feed-forward", 64, "--heads", 2, "--kv-heads", 1, "--head-dim", 16]
 
 
+@pytest.mark.whole
 def test_the_command(tmp_path: Path) -> None:
     """The shape of Mixtral with some numbers of one's own; the model generates."""
     result = run(tmp_path / "m", *SMALL, "--vocabulary", 256, "--experts", 3, "--top-k", 1, "--seed", 5, "--json")
