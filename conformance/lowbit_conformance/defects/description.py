@@ -16,7 +16,7 @@ from lowbit.quantization.hqq import HqqMatrix
 from lowbit.quantization.packing import WORD_BITS
 from lowbit.tensor_formats.stored import RESULTS
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.diagnosis import floating, leaves
+from lowbit_conformance.defects.likeness import floating, leaves
 
 RESOLUTIONS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 TAILS = (32, 16, 8, 4)

@@ -17,19 +17,11 @@ import numpy as np
 from lowbit.contract.operation import Promise
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.defects.description import describe
-from lowbit_conformance.defects.diagnosis import (
-    MOST_SEARCHED,
-    Seen,
-    compared,
-    known_defects,
-    leaves,
-    located,
-    nearly,
-    sentence,
-    unwritten,
-)
+from lowbit_conformance.defects.diagnosis import MOST_SEARCHED, known_defects, located, sentence, unwritten
+from lowbit_conformance.defects.likeness import leaves, nearly
 from lowbit_conformance.defects.old_output import of_moving_sums
 from lowbit_conformance.defects.running import of_kept_sums
+from lowbit_conformance.defects.seen import Seen, compared
 from lowbit_conformance.isolation.calls import Call, RemoteLinear, RemoteSession
 
 MOST_BYTES = 1 << 20  # of a call that is looked at

@@ -64,7 +64,8 @@ print(good.passed > 5, len(good.failures), len(bad.failures) > 3)
 
 from lowbit.linear.stored import gemm
 from lowbit.tensor_formats.stored import Stored
-from lowbit_conformance.defects.diagnosis import Seen, common_defects
+from lowbit_conformance.defects.diagnosis import common_defects
+from lowbit_conformance.defects.seen import Seen
 from lowbit_conformance.suite.explaining import Asked
 
 rng = np.random.default_rng(1)

@@ -26,7 +26,8 @@ from lowbit_conformance.defects.backends import right, rounded
 from lowbit_conformance.defects.bank import BANK, MODULES
 from lowbit_conformance.defects.defect import COMMON, Defect
 from lowbit_conformance.defects.description import describe
-from lowbit_conformance.defects.diagnosis import Seen, common_defects
+from lowbit_conformance.defects.diagnosis import common_defects
+from lowbit_conformance.defects.seen import Seen
 from lowbit_conformance.packing import pack
 from lowbit_conformance.suite.explaining import Asked
 

@@ -16,7 +16,8 @@ from lowbit.quantization import packing
 from lowbit.quantization.affine import quantize
 from lowbit_conformance.defects import activations, places, routes
 from lowbit_conformance.defects.attention import replacing
-from lowbit_conformance.defects.diagnosis import Seen, common_defects
+from lowbit_conformance.defects.diagnosis import common_defects
+from lowbit_conformance.defects.seen import Seen
 from lowbit_conformance.suite.explaining import Asked
 
 RNG = np.random.default_rng(11)

@@ -17,7 +17,9 @@ from lowbit.operations import OPERATIONS
 from lowbit.quantization.affine import dequantize, quantize
 from lowbit.quantization.bfp import bfp12, bfp16
 from lowbit.quantization.gptq import hessian
-from lowbit_conformance.defects.diagnosis import Seen, common_defects, nearly
+from lowbit_conformance.defects.diagnosis import common_defects
+from lowbit_conformance.defects.likeness import nearly
+from lowbit_conformance.defects.seen import Seen
 from lowbit_conformance.defects.stage_table import STAGES, of_stages
 from lowbit_conformance.defects.stages import At
 from lowbit_conformance.suite.cases import HABIT
