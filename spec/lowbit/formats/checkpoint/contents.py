@@ -149,19 +149,33 @@ def _check_packed(table: Table, packing: Packing, name: str, shape: Shape) -> No
     _check_options(file, matrix, method, rows=shape[1])
 
 
+OF_FORMATS = {
+    "awq-gemm": {"bits": 4},
+    "awq-gemv": {"bits": 4},
+    "mxfp4": {"bits": 4, "group_size": 32},
+    "nvfp4": {"bits": 4, "group_size": 16},
+    "nvfp4-pack": {"bits": 4, "group_size": 16},
+    "fp8-tensor": {"bits": 8},
+    "fp8-channel": {"bits": 8},
+    "fp8-block": {"bits": 8},
+}
+"""The bits and group sizes of formats that have no options for them."""
+
+
 def _check_options(file: str, matrix: Packed, method: Method, rows: int) -> None:
-    """Refuse bits or groups that are not those of the configuration; ``g_idx`` says which rows are a group."""
-    bits, group_size = map(matrix.layout.options.get, ("bits", "group_size"))
+    """Refuse bits or groups that are not those of the configuration."""
+    options = {**OF_FORMATS.get(matrix.format, {}), **matrix.layout.options}
+    bits, group_size = map(options.get, ("bits", "group_size"))
     if bits is not None and method.allowed_bits and bits not in method.allowed_bits:
-        allowed = f"{spoken(list(map(str, method.allowed_bits)))}, as {CONFIG} says"
+        allowed = f"{spoken(method.allowed_bits)}, as {CONFIG} says"
         raise FormatError(file, f"bits of matrix {quoted(matrix.module)}", bits, allowed)
-    if group_size is None or "g_idx" in matrix.tensors:
+    if group_size is None:
         return
-    told = rows if method.group_size == -1 else method.group_size
-    if told not in (None, group_size):
-        given = f"{group_size} by the number of its scales"
-        raise FormatError(file, f"group_size of matrix {quoted(matrix.module)}", given, f"{told}, as {CONFIG} says")
-    if told is None and rows % group_size:
+    told = [rows if each == -1 else each for each in method.group_sizes]
+    if told and group_size not in told:
+        given, allowed = f"{group_size} by the number of its scales", f"{spoken(told)}, as {CONFIG} says"
+        raise FormatError(file, f"group_size of matrix {quoted(matrix.module)}", given, allowed)
+    if not told and rows % group_size:
         allowed = f"a number of groups that divides {rows}"
         raise FormatError(file, f"scales of matrix {quoted(matrix.module)}", f"of groups of {group_size}", allowed)
 

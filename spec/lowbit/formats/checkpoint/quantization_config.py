@@ -1,26 +1,28 @@
 """How a checkpoint was quantised, as its ``config.json`` says.
 
 Tools that quantise a checkpoint leave a ``quantization_config`` there. Each has names of its own for the number of bits
-and the weights of a group; `NUMBERS` lists them. What is missing or malformed is None: nothing is computed from these
-numbers that the tensors do not confirm.
+and the weights of a group; `NUMBERS` lists them. What is missing is None, and what cannot be such a number is refused.
+Nothing is computed from these numbers that the tensors do not confirm.
 
 **Modules that stay floats**, such as the head or routers, stand in a list, for which each tool has another word. The
 tensors show it too, so a list is only compared with them: a module that it names and that is quantised nevertheless is
 refused. Some entries are patterns, regular expressions among them; those of a file are never run, and not compared.
 
 **Other bits for some matrices** are what GPTQModel's ``dynamic`` and AutoRound's ``extra_config`` ask for, by patterns
-as well. The tensors show the bits of each matrix, and `Method.allowed_bits` holds all that may come.
+as well, and other groups. The tensors show both for each matrix; `Method.allowed_bits` and `Method.group_sizes` hold
+all that may come.
 
 Source: transformers, ``utils/quantization_config.py``; GPTQModel, ``quantization/config.py`` (``dynamic``); AutoRound,
 ``export/export_to_autoround``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lowbit.system.json_files import LARGEST_INTEGER, Fields, read_fields
+from lowbit.errors import FormatError
+from lowbit.system.json_files import LARGEST_INTEGER, Fields, described, read_fields
 
 CONFIGS = ("quantization_config", "compression_config")
 UNNAMED = "not named"
@@ -45,6 +47,13 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "axis": (("quant_config", "weight_quant_params", "axis"), ("axis",)),
 }
 """Where configurations keep their numbers."""
+MOST_BITS = 16
+ALLOWED: Mapping[str, tuple[Callable[[int], bool], str]] = {
+    "bits": (lambda bits: 1 <= bits <= MOST_BITS, f"an integer from 1 to {MOST_BITS}"),
+    "group_size": (lambda size: size == -1 or 1 <= size <= LARGEST_INTEGER, "a positive integer, or -1 for whole rows"),
+    "axis": (lambda axis: axis in (0, 1), "0 or 1"),
+}
+"""What these may be, and how errors say it."""
 LABELS = tuple(
     (key,) for key in ("checkpoint_format", "packing_format", "version", "format", "quant_algo", "bnb_4bit_quant_type")
 )
@@ -86,6 +95,7 @@ class Method:
         axis: of HQQ.
         label: its own name for the layout of its tensors; empty if it has none.
         allowed_bits: those that its matrices may have; empty if it does not say them.
+        group_sizes: the same of `group_size`.
         floats: modules that stay floats, or the ends of their names.
         activations: how the tool casts activations, in words; empty where it leaves them alone.
         unsupported: the name of a part of the configuration that asks for more than quantised matrices; else empty.
@@ -97,6 +107,7 @@ class Method:
     axis: int | None = None
     label: str = ""
     allowed_bits: tuple[int, ...] = ()
+    group_sizes: tuple[int, ...] = ()
     floats: tuple[str, ...] = ()
     activations: str = ""
     unsupported: str = ""
@@ -124,7 +135,8 @@ def method_of(folder: Path, fields: Fields) -> Method | None:
     """The method of a checkpoint directory, from its ``config.json`` or from where AutoGPTQ kept it; None for floats.
 
     Raises:
-        ArgumentError, FormatError: the older file cannot be read.
+        ArgumentError: the older file cannot be read.
+        FormatError: likewise, or a number of the configuration that cannot be one.
     """
     found = read_method(fields)
     return read_older(read_fields(folder / OLDER)) if found is None and (folder / OLDER).is_file() else found
@@ -133,6 +145,9 @@ def method_of(folder: Path, fields: Fields) -> Method | None:
 def read_method(fields: Fields) -> Method | None:
     """The method that a ``config.json`` names; None for weights that are not quantised.
 
+    Raises:
+        FormatError: a number of it that cannot be one.
+
     >>> method = read_method(Fields("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}))
     >>> method and (method.name, method.bits, method.allowed_bits)
     ('gptq', 4, (4,))
@@ -140,21 +155,21 @@ def read_method(fields: Fields) -> Method | None:
     nested = fields.values.get("text_config")
     places = (fields.values, nested if isinstance(nested, dict) else {})
     found = [each for place in places for key in CONFIGS if isinstance(each := place.get(key), dict)]
-    return _method(found[0]) if found else None
+    return _method(fields.file, found[0]) if found else None
 
 
 def read_older(fields: Fields) -> Method:
     """The method of a ``quantize_config.json``, which is GPTQ where it names no other."""
-    return _method({"quant_method": "gptq", **fields.values})
+    return _method(fields.file, {"quant_method": "gptq", **fields.values})
 
 
-def _method(values: Mapping[str, Any]) -> Method:
+def _method(file: str, values: Mapping[str, Any]) -> Method:
     groups = values.get(GROUPS)
     schemes = [each for each in groups.values() if isinstance(each, dict)] if isinstance(groups, dict) else []
     differ = any(each.get("weights") != schemes[0].get("weights") for each in schemes)
     values = {**values, GROUPS: {FIRST: schemes[0]}} if schemes else values
     name, label = _text(values.get("quant_method")) or UNNAMED, _label(values)
-    numbers = {number: _first_integer(values, paths) for number, paths in NUMBERS.items()}
+    numbers = {number: _number(file, values, number) for number in NUMBERS}
     for loaded in (4, 8):
         if values.get(f"load_in_{loaded}bit") is True or values.get(f"_load_in_{loaded}bit") is True:
             name, numbers["bits"] = "bitsandbytes", loaded
@@ -166,20 +181,21 @@ def _method(values: Mapping[str, Any]) -> Method:
         group_size,
         numbers["axis"],
         label,
-        allowed_bits=_allowed_bits(values, bits),
+        allowed_bits=_with_rules(file, values, "bits", bits),
+        group_sizes=_with_rules(file, values, "group_size", group_size),
         floats=_floats(values),
         activations=_activations(values),
         unsupported=GROUPS if differ else next((key for key in REFUSED if _asks(values.get(key))), ""),
     )
 
 
-def _allowed_bits(values: Mapping[str, Any], bits: int | None) -> tuple[int, ...]:
-    """The bits of the method, and those that patterns give to some matrices."""
+def _with_rules(file: str, values: Mapping[str, Any], number: str, own: int | None) -> tuple[int, ...]:
+    """A number of the method, and those that patterns give to some matrices; none where the method gives none."""
+    if own is None:
+        return ()
     rules = [values.get(key) for key in RULES]
-    named = [each for rule in rules if isinstance(rule, dict) for each in rule.values()]
-    other = [each.get("bits") for each in named if isinstance(each, dict)]
-    known = [each for each in (bits, *other) if type(each) is int and 1 <= each <= 8]
-    return tuple(sorted(set(known)))
+    named = [each for rule in rules if isinstance(rule, dict) for each in rule.values() if isinstance(each, dict)]
+    return tuple(sorted({own} | {other for each in named if (other := _number(file, each, number)) is not None}))
 
 
 def _floats(values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -191,8 +207,9 @@ def _floats(values: Mapping[str, Any]) -> tuple[str, ...]:
 def _activations(values: Mapping[str, Any]) -> str:
     cast = _at(values, (GROUPS, FIRST, "input_activations"))
     if isinstance(cast, dict):
-        bits = _first_integer(cast, (("num_bits",),))
-        return f"{_text(cast.get('type')) or 'another type'} of {bits or 'other'} bits"
+        bits = cast.get("num_bits")
+        told = bits if type(bits) is int and 1 <= bits <= MOST_BITS else "other"
+        return f"{_text(cast.get('type')) or 'another type'} of {told} bits"
     return "float8" if isinstance(values.get("activation_scheme"), str) else ""
 
 
@@ -209,9 +226,19 @@ def _text(value: object) -> str:
     return value[:40] if isinstance(value, str) else ""
 
 
-def _first_integer(values: Mapping[str, Any], paths: tuple[tuple[str, ...], ...]) -> int | None:
-    found = (_at(values, path) for path in paths)
-    return next((each for each in found if type(each) is int and abs(each) <= LARGEST_INTEGER), None)
+def _number(file: str, values: Mapping[str, Any], number: str) -> int | None:
+    """One of `NUMBERS`; None where it is not given.
+
+    Raises:
+        FormatError: what is given cannot be such a number.
+    """
+    may_be, allowed = ALLOWED[number]
+    for path in NUMBERS[number]:
+        if (found := _at(values, path)) is not None:
+            if type(found) is not int or not may_be(found):
+                raise FormatError(file, ".".join(path), described(found), allowed)
+            return found
+    return None
 
 
 def _at(values: object, path: tuple[str, ...]) -> object:

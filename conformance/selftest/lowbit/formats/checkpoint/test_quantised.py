@@ -406,7 +406,31 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("ct-pack", {"config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {}}}}, "config_groups is given"),
     ("ct-pack", {"config_groups": {"a": {"weights": {"num_bits": 9}}}}, "kind of the tensors of"),
     ("hqq-4", {"quant_config": {"weight_quant_params": {"nbits": 8, "group_size": 32, "axis": 1}}}, "shape of tensor"),
-    ("hqq-4", {"quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 32, "axis": 2}}}, "kind of the"),
+    (
+        "hqq-4",
+        {"quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 32, "axis": 2}}},
+        "axis is 2",
+    ),
+    ("gptq-v1-4", {"group_size": 64}, "group_size of matrix .* is 32 by the number of its scales; allowed: 64, as"),
+    ("gptq-v2-2", {"group_size": -1}, "group_size of matrix .* is 32 by the number of its scales; allowed: 64, as"),
+    (
+        "gptq-v1-4",
+        {"group_size": "32"},
+        r"config\.json: group_size is '32'; allowed: a positive integer",
+    ),
+    (
+        "gptq-v1-4",
+        {"group_size": 0},
+        r"config\.json: group_size is 0; allowed: a positive integer",
+    ),
+    ("gptq-v1-4", {"bits": True}, r"config\.json: bits is True; allowed: an integer from 1 to 16"),
+    ("awq-gemm", {"bits": 8}, "bits of matrix .* is 4; allowed: 8, as config.json says"),
+    (
+        "ct-mxfp4",
+        {"config_groups": {"a": {"weights": {"group_size": 16}}}},
+        "group_size of matrix .* is 32 by .*: 16",
+    ),
+    ("ct-nvfp4", {"config_groups": {"a": {"weights": {"num_bits": 8}}}}, "bits of matrix .* is 4; allowed: 8, as"),
     ("awq-gemm", {"transform_config": {"a": 1}}, "transform_config is given; allowed: absent"),
 ]
 
@@ -416,6 +440,13 @@ def test_a_configuration_that_says_otherwise(name: str, config: dict[str, Any], 
     """Than the tensors, or asks for what is not supported."""
     with pytest.raises(FormatError, match=message):
         open_checkpoint(copied(name, tmp_path / "m", config))
+
+
+def test_groups_that_a_pattern_gives_to_some_matrices(tmp_path: Path) -> None:
+    """As GPTQModel's ``dynamic`` does: the tensors say which matrix has which."""
+    config = {"group_size": 64, "dynamic": {"+:.*": {"group_size": 32}, "+:lm_head": {"bits": 8}}}
+    folder = copied("gptq-v2-4", tmp_path / "m", config)
+    assert {each.layout.options["group_size"] for each in open_checkpoint(folder).packed.values()} == {32}
 
 
 def test_floats_that_claim_to_be_quantised(tmp_path: Path) -> None:
