@@ -1,4 +1,7 @@
-"""Running an experiment row by row: finished rows are kept, and an interrupted run goes on where it ended."""
+"""Running an experiment row by row: finished rows are kept, and an interrupted run goes on where it ended.
+
+A file holds the runs that measured its rows, each with its machine, versions and date; a row has the number of its run.
+"""
 
 import json
 import sys
@@ -64,7 +67,7 @@ def run(experiment: Experiment, folder: Path = RESULTS, *, quick: bool = False, 
     rows = list(experiment.rows(quick))
     kept = {} if fresh else _kept(file, quick)
     done = {_key(row.settings): kept[_key(row.settings)] for row in rows if _key(row.settings) in kept}
-    began, left = time.monotonic(), len(rows) - len(done)
+    began, left, this_run = time.monotonic(), len(rows) - len(done), stamp()
     for row in rows:
         key = _key(row.settings)
         if key in done:
@@ -72,7 +75,7 @@ def run(experiment: Experiment, folder: Path = RESULTS, *, quick: bool = False, 
         started = time.monotonic()
         result = dict(row.measure())
         seconds = time.monotonic() - started
-        done[key] = {"settings": dict(row.settings), "seconds": round(seconds, 1), **result}
+        done[key] = {"settings": dict(row.settings), "seconds": round(seconds, 1), "run": this_run, **result}
         _write(file, experiment, quick, [done[_key(each.settings)] for each in rows if _key(each.settings) in done])
         measured = sum(_key(each.settings) in done for each in rows) - (len(rows) - left)
         rest = (time.monotonic() - began) / measured * (left - measured)
@@ -87,15 +90,27 @@ def _key(settings: Settings) -> str:
     return json.dumps(dict(settings), sort_keys=True)
 
 
+def stamp() -> dict[str, Any]:
+    """What a run has in common: machine, versions and date."""
+    packages = {name: version(name) for name in ("lowbit", "numpy")}
+    return {"machine": description(), "versions": packages, "date": datetime.now(UTC).date().isoformat()}
+
+
 def _kept(file: Path, quick: bool) -> dict[str, Result]:
-    """The rows of a file of the same kind."""
+    """The rows of a file of the same kind, each with its whole run."""
     if not file.is_file():
         return {}
     told = json.loads(file.read_text("utf-8"))
-    return {} if told["quick"] != quick else {_key(row["settings"]): row for row in told["rows"]}
+    if told["quick"] != quick:
+        return {}
+    return {_key(row["settings"]): row | {"run": told["runs"][row["run"]]} for row in told["rows"]}
 
 
 def _write(file: Path, experiment: Experiment, quick: bool, rows: Sequence[Result]) -> None:
-    packages = {name: version(name) for name in ("lowbit", "numpy")}
-    stamp = {"machine": description(), "versions": packages, "date": datetime.now(UTC).date().isoformat()}
-    write_json(file, {"experiment": experiment.name, "about": experiment.about, "quick": quick, **stamp, "rows": rows})
+    runs = list[Mapping[str, Any]]()
+    for row in rows:
+        if row["run"] not in runs:
+            runs.append(row["run"])
+    numbered = [{**row, "run": runs.index(row["run"])} for row in rows]
+    told = {"experiment": experiment.name, "about": experiment.about, "quick": quick, "runs": runs, "rows": numbered}
+    write_json(file, told)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments import encoder, groups, heads, keys, llama_cpp, mixed, ngram, qigen, scores
+from experiments import encoder, groups, heads, keys, llama_cpp, mixed, ngram, qigen, running, scores
 from experiments.measuring import DENSE, losses, subject
 from experiments.ngram import NGrams
 from experiments.running import RESULTS, Experiment, Row, run
@@ -53,6 +53,24 @@ def test_finished_rows_are_kept(tmp_path: Path) -> None:
     run(numbered(measure), tmp_path, fresh=True)
     run(numbered(measure), tmp_path, quick=True)
     assert seen == [0, 1, 2] * 3
+
+
+def test_each_row_says_when_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are kept stay with their run; what two runs have in common stands once in the file."""
+    dates = iter(["2026-01-01", "2026-01-02", "2026-01-02"])
+    monkeypatch.setattr(running, "stamp", lambda: {"date": next(dates)})
+
+    def measure(number: int, ends: int) -> dict[str, Any]:
+        if number == ends:
+            raise KeyboardInterrupt
+        return {"nats": [0.0], "counts": [1]}
+
+    for ends in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            run(numbered(partial(measure, ends=ends)), tmp_path)
+    told = read(run(numbered(partial(measure, ends=3)), tmp_path))
+    assert [run["date"] for run in told["runs"]] == ["2026-01-01", "2026-01-02"]
+    assert [row["run"] for row in told["rows"]] == [0, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ as it is, so what stands behind ± is the standard error of a difference in pair
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import exp, expm1, log
 from pathlib import Path
@@ -41,7 +42,7 @@ MIXTRAL_WIKI2 = {
 
 
 class Results(SphinxDirective):
-    """``.. results:: NAME``: the tables of an experiment, and a line on the machine and the date."""
+    """``.. results:: NAME``: the tables of an experiment, and a line on the machines and the dates."""
 
     required_arguments = 1
 
@@ -56,9 +57,25 @@ class Results(SphinxDirective):
         shown: list[nodes.Node] = []
         for title, heads, rows, widths in TABLES[name](told["rows"]):
             shown += [nodes.paragraph("", "", nodes.strong(text=title)), table(heads, rows, widths)]
-        versions = ", ".join(f"{each} {number}" for each, number in told["versions"].items())
-        said = f"Measured on {told['date']}, {told['machine']['cpu']}, {versions}. {scored(told['rows'])}"
-        return [*shown, nodes.paragraph(text=said)]
+        return [*shown, nodes.paragraph(text=f"{measured(told)} {scored(told['rows'])}")]
+
+
+def measured(told: Mapping[str, Any]) -> str:
+    """When the rows were measured, and on what.
+
+    >>> run = {"date": "2026-01-02", "machine": {"cpu": "Abacus"}, "versions": {"numpy": "2.0"}}
+    >>> measured({"runs": [run], "rows": [{"run": 0}]})
+    'Measured on 2026-01-02, Abacus, numpy 2.0.'
+    >>> measured({"runs": [run, run | {"date": "2026-01-03"}], "rows": [{"run": 0}, {"run": 1}, {"run": 1}]})
+    'Measured on 2026-01-02, Abacus, numpy 2.0 (1 row); 2026-01-03, Abacus, numpy 2.0 (2 rows).'
+    """
+    counts, said = Counter(row["run"] for row in told["rows"]), list[str]()
+    for number, run in enumerate(told["runs"]):
+        versions = ", ".join(f"{each} {version}" for each, version in run["versions"].items())
+        part = f"{run['date']}, {run['machine']['cpu']}, {versions}"
+        count = f" ({counts[number]} {'row' if counts[number] == 1 else 'rows'})"
+        said.append(part + (count if len(told["runs"]) > 1 else ""))
+    return f"Measured on {'; '.join(said)}."
 
 
 def scored(rows: Sequence[Row]) -> str:
