@@ -46,6 +46,9 @@ class Account:
     sentence: str
 
 
+MOST_KEPT = 4 * 2**30
+"""Bytes of the largest directory whose step is kept: the cache gets a copy of its weights, as they are laid out."""
+
 Placed = tuple[AnyDecoder, Callable[[], Account], Interrupts]
 """A decoder, what it says of itself, and the interrupts that it is to check for."""
 
@@ -115,11 +118,13 @@ def by_layer(
 
 
 def _may_be_kept(layered: LayeredWeights, backend: Backend, options: Options) -> bool:
-    """Whether a step is worth looking for: the backend keeps some, and no product has a matrix of float32."""
+    """Whether a step is worth looking for: the backend keeps some, and this model is neither large nor of float32."""
     if not backend.keeps_steps or options.step not in ("auto", "compiled"):
         return False
+    if not isinstance(layered, Checkpoint):
+        return True
     all_are_quantised = options.plan is not None and None not in options.plan.parts.values()
-    return all_are_quantised or not (isinstance(layered, Checkpoint) and layered.has_wide_matrices)
+    return layered.nbytes <= MOST_KEPT and (all_are_quantised or not layered.has_wide_matrices)
 
 
 def _identity(layered: LayeredWeights, options: Options) -> tuple[str, ...] | None:

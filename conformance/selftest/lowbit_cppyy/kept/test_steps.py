@@ -16,11 +16,11 @@ from tiny_gguf import published, write
 
 from lowbit.backend.base import Backend, StepRequest
 from lowbit.errors import NotDeclaredError, UnavailableError
-from lowbit.formats.checkpoint.reader import Checkpoint
+from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
 from lowbit.model.decoder import AnyDecoder, Decoder
 from lowbit.model.quantization_plan import Plan, Quantization
 from lowbit.model.step import step_of
-from lowbit.runtime import Options, load
+from lowbit.runtime import Options, load, placement
 from lowbit.runtime.linears import Contract
 from lowbit.system.storage import code_folder
 from lowbit_cppyy import CppyyBackend
@@ -263,6 +263,20 @@ def test_a_model_in_a_directory_is_kept(folder: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(Checkpoint, "layer", None)
     with load(shutil.copytree(places[0], tmp_path / "copy"), "cppyy") as again:
         np.testing.assert_array_equal(again.logits([1, 2, 3]), answer)
+
+
+@pytest.mark.parametrize("kind", ["large", "float32"])
+def test_some_directories_are_not_kept(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of large ones would fill the disk, and matrices of float32 have no kernels; nothing is compiled for them."""
+    made = of_16_bits(0) if kind == "large" else tiny_checkpoint.published(tiny_checkpoint.DENSE)
+    path, before = tiny_checkpoint.write(tmp_path / "m", made), set(folder.iterdir())
+    if kind == "large":
+        monkeypatch.setattr(placement, "MOST_KEPT", open_checkpoint(path).nbytes - 1)
+    with load(path, "cppyy") as model:
+        assert model.logits([1, 2, 3]).size
+    assert set(folder.iterdir()) == before
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
