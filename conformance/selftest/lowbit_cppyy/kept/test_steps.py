@@ -269,7 +269,7 @@ def test_a_model_in_a_directory_is_kept(folder: Path, tmp_path: Path, monkeypatc
 def test_some_directories_are_not_kept(
     kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Copies of large ones would fill the disk, and matrices of float32 have no kernels; nothing is compiled for them."""
+    """Copies of large ones would fill the disk, and matrices of float32 have no kernels: nothing is compiled."""
     made = of_16_bits(0) if kind == "large" else tiny_checkpoint.published(tiny_checkpoint.DENSE)
     path, before = tiny_checkpoint.write(tmp_path / "m", made), set(folder.iterdir())
     if kind == "large":
