@@ -5,7 +5,6 @@ as it is, so what stands behind ± is the standard error of a difference in pair
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import exp, expm1, log
 from pathlib import Path
@@ -61,21 +60,35 @@ class Results(SphinxDirective):
 
 
 def measured(told: Mapping[str, Any]) -> str:
-    """When the rows were measured, and on what.
+    """When the rows were measured, and on what; of several runs, which rows each has.
 
     >>> run = {"date": "2026-01-02", "machine": {"cpu": "Abacus"}, "versions": {"numpy": "2.0"}}
-    >>> measured({"runs": [run], "rows": [{"run": 0}]})
+    >>> rows = [{"run": 0, "settings": {"order": "none"}}, {"run": 1, "settings": {"order": "norm"}}]
+    >>> measured({"runs": [run], "rows": rows[:1]})
     'Measured on 2026-01-02, Abacus, numpy 2.0.'
-    >>> measured({"runs": [run, run | {"date": "2026-01-03"}], "rows": [{"run": 0}, {"run": 1}, {"run": 1}]})
-    'Measured on 2026-01-02, Abacus, numpy 2.0 (1 row); 2026-01-03, Abacus, numpy 2.0 (2 rows).'
+    >>> measured({"runs": [run, run | {"date": "2026-01-03"}], "rows": rows})
+    'Measured on 2026-01-02, Abacus, numpy 2.0 (1 row: order none); 2026-01-03, Abacus, numpy 2.0 (1 row: order norm).'
     """
-    counts, said = Counter(row["run"] for row in told["rows"]), list[str]()
+    said = list[str]()
     for number, run in enumerate(told["runs"]):
         versions = ", ".join(f"{each} {version}" for each, version in run["versions"].items())
-        part = f"{run['date']}, {run['machine']['cpu']}, {versions}"
-        count = f" ({counts[number]} {'row' if counts[number] == 1 else 'rows'})"
-        said.append(part + (count if len(told["runs"]) > 1 else ""))
+        here = [row["settings"] for row in told["rows"] if row["run"] == number]
+        part = f"{len(here)} {'row' if len(here) == 1 else 'rows'}"
+        if alone := own([row["settings"] for row in told["rows"] if row["run"] != number], here):
+            part += f": {alone}"
+        said.append(f"{run['date']}, {run['machine']['cpu']}, {versions}" + (f" ({part})" if told["runs"][1:] else ""))
     return f"Measured on {'; '.join(said)}."
+
+
+def own(others: Sequence[Row], rows: Sequence[Row]) -> str:
+    """The settings that all rows of a run have, and no row of another.
+
+    >>> own([{"order": "none", "block": 8}], [{"order": "norm", "block": 8}, {"order": "norm", "block": 16}])
+    'order norm'
+    """
+    alike = {pair for pair in rows[0].items() if all(pair in row.items() for row in rows)}
+    elsewhere = {pair for row in others for pair in row.items()}
+    return ", ".join(f"{name} {value}" for name, value in rows[0].items() if (name, value) in alike - elsewhere)
 
 
 def scored(rows: Sequence[Row]) -> str:
