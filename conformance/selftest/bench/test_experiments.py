@@ -73,6 +73,20 @@ def test_each_row_says_when_it_was_measured(tmp_path: Path, monkeypatch: pytest.
     assert [row["run"] for row in told["rows"]] == [0, 1, 1]
 
 
+def test_the_page_names_the_rows_of_each_run() -> None:
+    """By what all rows of a run have and no other row has; a file of one run needs no names."""
+    run = {"machine": {"cpu": "Abacus"}, "versions": {"numpy": "2.0"}}
+    told = {"runs": [run | {"date": "2026-01-01"}, run | {"date": "2026-01-02"}]}
+    places = [(0, "none", 8), (0, "norm", 8), (1, "pair", 8), (1, "pair", 16)]
+    rows = [{"run": number, "settings": {"order": order, "block": block}} for number, order, block in places]
+    said = results.measured(told | {"rows": rows})
+    assert said.startswith("Measured on 2026-01-01, Abacus, numpy 2.0 (2 rows); ")
+    assert said.endswith("2026-01-02, Abacus, numpy 2.0 (2 rows: order pair).")
+    alone = results.measured({"runs": told["runs"][:1], "rows": rows[:2]})
+    assert alone == "Measured on 2026-01-01, Abacus, numpy 2.0."
+    assert "rows: order keys over queries)" in results.measured(read(RESULTS / "ksort.json"))
+
+
 @pytest.mark.parametrize(
     "experiment",
     thinned([ngram, qigen, encoder, keys, scores, heads, mixed], 3),

@@ -74,16 +74,16 @@ def measured(told: Mapping[str, Any]) -> str:
         versions = ", ".join(f"{each} {version}" for each, version in run["versions"].items())
         here = [row["settings"] for row in told["rows"] if row["run"] == number]
         part = f"{len(here)} {'row' if len(here) == 1 else 'rows'}"
-        if alone := own([row["settings"] for row in told["rows"] if row["run"] != number], here):
+        if alone := distinct([row["settings"] for row in told["rows"] if row["run"] != number], here):
             part += f": {alone}"
         said.append(f"{run['date']}, {run['machine']['cpu']}, {versions}" + (f" ({part})" if told["runs"][1:] else ""))
     return f"Measured on {'; '.join(said)}."
 
 
-def own(others: Sequence[Row], rows: Sequence[Row]) -> str:
+def distinct(others: Sequence[Row], rows: Sequence[Row]) -> str:
     """The settings that all rows of a run have, and no row of another.
 
-    >>> own([{"order": "none", "block": 8}], [{"order": "norm", "block": 8}, {"order": "norm", "block": 16}])
+    >>> distinct([{"order": "none", "block": 8}], [{"order": "norm", "block": 8}, {"order": "norm", "block": 16}])
     'order norm'
     """
     alike = {pair for pair in rows[0].items() if all(pair in row.items() for row in rows)}
