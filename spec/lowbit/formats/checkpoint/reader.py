@@ -146,6 +146,8 @@ class Checkpoint:
         Raises:
             ArgumentError, FormatError: as `with_digests`.
         """
+        if all(place.sha256 for place in self.table.values()):
+            return self
         return replace(self, table=with_digests(self.table, progress))
 
     def contents(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from lowbit.cli import app
 from lowbit.errors import FormatError, UnavailableError
 from lowbit.formats.checkpoint import digests as tensor_digests
+from lowbit.formats.checkpoint import reader as checkpoint_reader
 from lowbit.formats.checkpoint import tensors as checkpoint_tensors
 from lowbit.formats.checkpoint.cache import quantized
 from lowbit.formats.checkpoint.digests import settled, with_digests
@@ -447,3 +448,10 @@ def test_a_cache_that_cannot_be_written_is_refused_first(
     if not os.access(tmp_path / "closed", os.W_OK):
         with pytest.raises(UnavailableError, match="Permission denied; give a folder"):
             quantized(open_checkpoint(model), PLAN, tmp_path / "closed")
+
+
+def test_what_is_identified_is_not_read_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that is run and quantised is identified for both."""
+    source = open_checkpoint(model).identified()
+    monkeypatch.setattr(checkpoint_reader, "with_digests", None)
+    assert source.identified() is source
