@@ -7,6 +7,7 @@ if __name__ == "__main__" and not sys.flags.safe_path and sys.path[0] == os.getc
     del sys.path[0]  # the current folder, in which a numpy.py or signal.py would be run instead of the real module
 
 import atexit
+import gc
 import signal
 from types import FrameType
 
@@ -21,6 +22,7 @@ def main() -> None:
     threads; then there is nothing left to clean up.
     """
     atexit.register(_ignore)  # registered first, it runs last
+    gc.disable()  # while modules are imported, of which nothing becomes garbage (`lowbit.cli.commands`)
     try:
         _open_standard_streams()
         from lowbit.cli import main as run

@@ -23,6 +23,7 @@ Source: the GGUF specification of the ggml project; types and block sizes are th
 
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -40,6 +41,9 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 2**25
 """Of all before the tensors' data; the largest vocabularies take 16 MB. A sparse file may claim any size."""
+LENGTH = struct.Struct("<Q")
+WINDOW = 2**20
+"""Bytes of a header that are read at once where strings follow each other."""
 MAX_KEY_BYTES = 2**16 - 1
 MAX_NAME_BYTES = 64
 MAX_DIMENSIONS = 4
@@ -181,6 +185,21 @@ def _check_overlap(tensors: Mapping[str, TensorInfo], file: str) -> None:
 # **The cursor** reads from front to back and never past what the file has.
 
 
+def _strings_of(window: bytes, count: int, found: list[str]) -> int:
+    """Add the strings with which these bytes begin, until there are `count`, or one is cut off or no UTF-8. Returns the
+    bytes that they take."""
+    start, last = 0, len(window) - LENGTH.size
+    with suppress(UnicodeDecodeError):
+        while len(found) < count and start <= last:
+            first = start + LENGTH.size
+            end = first + LENGTH.unpack_from(window, start)[0]
+            if end > len(window):
+                break
+            found.append(window[first:end].decode())
+            start = end
+    return start
+
+
 class _Cursor:
     """A position in the file, and reads that are checked against the bytes that are left for a header."""
 
@@ -239,20 +258,16 @@ class _Cursor:
         return self._numbers(kind, count, field)
 
     def _strings(self, count: int, field: str) -> list[str]:
-        """Strings, perhaps millions of them, so a name is made only for one that is refused."""
+        """Strings, perhaps millions of them: many are taken from each read, and a name is made only for one that is
+        refused, or longer than a read."""
         found: list[str] = []
-        for number in range(count):
-            before = self.position
-            length = int.from_bytes(self.stream.read(8), "little")
-            data = self.stream.read(length) if length <= self.size - before - 8 else None
-            try:
-                if data is None or len(data) != length:
-                    raise ValueError("cut off")
-                found.append(data.decode("utf-8"))
-                self.position = before + 8 + length
-            except ValueError:  # read it again, for the message
-                self.stream.seek(before)
-                found.append(self.string(f"element {number} of {field}"))
+        while len(found) < count:
+            window = self.stream.read(min(WINDOW, self.size - self.position))
+            taken = _strings_of(window, count, found)
+            self.position += taken
+            self.stream.seek(self.position)
+            if taken == 0:
+                found.append(self.string(f"element {len(found)} of {field}"))
         return found
 
     def _numbers(self, kind: GGUFValueType, count: int, field: str) -> Array:
