@@ -22,6 +22,7 @@ struct Linear {
 constexpr std::int64_t max_rows = 16;         // of Route::rows
 constexpr std::int64_t max_panel = 128;       // of Linear::panel
 constexpr std::int64_t rows_at_once = 64;     // rows of x laid out together, which bounds the memory of a call
+constexpr std::int64_t own_rows = 32;         // likewise, where each thread has rows of its own
 constexpr std::int64_t chunk_work = 1 << 16;  // the least multiply-adds of a chunk
 constexpr std::int64_t wake_work = 1 << 21;   // and of a call that wakes sleeping threads; measured: less is not worth it
 constexpr std::int64_t chunks_per_thread = 16;

@@ -131,8 +131,8 @@ class Pool {
 
   // Calls `team` once in each of several threads, which may wait for one another: the caller and the workers that come
   // in time. It is for long work of many parts, between which the threads stay awake. Where another thread uses the
-  // workers, the caller is alone.
-  Status together(Team team, const void* context) {
+  // workers, the caller is alone. `patience` is the time that it waits for them.
+  Status together(Team team, const void* context, std::chrono::nanoseconds patience) {
     if (forked()) return FORKED;
     if (stopped_.load(std::memory_order_acquire)) return CLOSED;
     const std::shared_lock<std::shared_mutex> call(calls_);
@@ -146,7 +146,7 @@ class Pool {
     job_ = {nullptr, team, context, 0, 0, processor()};
     came_.store(0, std::memory_order_relaxed), size_.store(0, std::memory_order_relaxed);
     open(true, static_cast<int>(workers));
-    watch(gathering_patience, [&] { return came_.load(std::memory_order_relaxed) == workers; });
+    gather(workers, std::max<std::chrono::nanoseconds>(patience, least_patience));
     const int size = 1 + static_cast<int>(came_.fetch_or(too_late, std::memory_order_acq_rel));
     size_.store(size, std::memory_order_release);
     team(context, 0, size);
@@ -181,12 +181,15 @@ class Pool {
   // sleeping and being woken, so that it loses at most as much again.
   static constexpr std::chrono::microseconds caller_patience{20};
 
-  // The time that the caller of `together` spins for workers to come: more than waking one takes. Tests that look for
-  // races choose a long one, so that all workers come.
+  // The least time that the caller of `together` waits for workers to come: more than waking one mostly takes. Tests
+  // that look for races choose a long one, so that all workers come.
 #ifndef LOWBIT_GATHERING
 #define LOWBIT_GATHERING 100
 #endif
-  static constexpr std::chrono::microseconds gathering_patience{LOWBIT_GATHERING};
+  static constexpr std::chrono::microseconds least_patience{LOWBIT_GATHERING};
+  // The time that it spins, and a worker with it, before it leaves its processor to others, of which a worker that waits
+  // for the same processor may be one.
+  static constexpr std::chrono::microseconds gathering_patience{100};
   // The time that a worker spins after such a call: a decoder that generates makes the next one soon.
   static constexpr std::chrono::microseconds team_patience{200};
 
@@ -246,6 +249,14 @@ class Pool {
 
   void leave() {
     if (state_.value.fetch_sub(1, std::memory_order_acq_rel) == (caller_sleeps | 1)) state_.wake_all();
+  }
+
+  // Waits until all workers have come to a team, for at most this time.
+  void gather(std::uint32_t workers, std::chrono::nanoseconds patience) {
+    const auto deadline = std::chrono::steady_clock::now() + patience;
+    const auto all_came = [&] { return came_.load(std::memory_order_relaxed) == workers; };
+    while (!watch(gathering_patience, all_came) && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::yield();
   }
 
   // Takes part in a team, unless it has begun.

@@ -189,6 +189,36 @@ inline void compute_tiles(const Product& product, const float* laid_out, std::in
   }
 }
 
+// Whether threads divide the rows of a product and not its columns. With so many tokens every thread has whole tiles of
+// rows, and what it lays out stays in its own cache; with fewer the bytes of the matrix count, which are then read once.
+inline bool divides_rows(std::int64_t tokens, int threads) { return tokens >= 2 * max_rows * threads; }
+
+// The same where threads divide the rows: each lays out some of its own rows after others, and multiplies them by all
+// columns.
+template <bool Paired, int Count, class Done>
+void multiply_rows(const Team& team, const Product* const (&products)[Count], const float* x, float* const (&outs)[Count],
+                   const Done& done) {
+  const std::int64_t K = products[0]->rows(), tile = products[0]->route->rows, tiles = (team.tokens + tile - 1) / tile;
+  const std::int64_t last = std::min(team.tokens, team.last(tiles) * tile), step = own_rows / tile * tile;
+  float* const laid_out = reinterpret_cast<float*>(team.own);
+  for (std::int64_t t = team.first(tiles) * tile; t < last; t += step) {
+    const std::int64_t rows = std::min(last - t, step);
+    for (int n = 0; n < Count; ++n) {
+      const Product& product = *products[n];
+      const Route& route = *product.route;
+      const bool again = n > 0 && product.layout == products[n - 1]->layout;
+      for (std::int64_t row = 0; !again && row < rows; row += route.rows) {
+        char* const room = team.own + product.laid_out_bytes(own_rows);
+        const std::int64_t count = std::min(rows - row, route.rows);
+        const int status = lay_rows(product, x + (t + row) * K, count, room, laid_out + row * route.x_length);
+        if (status != OK) team.fail(status);
+      }
+      compute_tiles(product, laid_out, rows, {0, product.tiles()}, outs[n] + t * product.columns());
+      if (!Paired || n == Count - 1) done(n, t, rows, 0, product.columns());
+    }
+  }
+}
+
 // Y = X W for the tokens of the call and several matrices. `done(n, row, rows, first, last)` is called when this thread
 // has written the columns first .. last of rows of matrix n. With `Paired`, both matrices are divided alike, and
 // `done(0, …)` is called when both are written. Every thread has x at the same values, in memory of its own or shared.
@@ -198,6 +228,10 @@ int multiply_all(const Team& team, const Product* const (&products)[Count], cons
   const std::int64_t T = team.tokens, K = products[0]->rows();
   for (const Product* product : products)
     if (product->cast < 0 && product->route->folded && any_tiny(x, T * K)) return TINY;
+  if (divides_rows(T, team.threads)) {
+    multiply_rows<Paired>(team, products, x, outs, done);
+    return OK;
+  }
   Share shares[Count];
   if constexpr (Paired) {
     share_pair(team, *products[0], *products[1], shares);
@@ -352,7 +386,15 @@ inline void attend_rows(const Team& team, const KernelSet& kernels, const Kept& 
 struct Products {
   std::vector<Product> all;
   std::int64_t own_bytes = 0, row_floats = 0;  // of a thread, and of a row that is laid out for all
+  std::int64_t bytes = 0;                      // that one call reads
 };
+
+// The time that a step waits for the threads of its pool: a quarter of what it takes alone, reckoned as 16 bytes of
+// matrices in a nanosecond for each token, and at most 20 ms. Of prompts that waited for 100 us, a quarter began alone on
+// a machine of two virtual processors, and took twice as long.
+inline std::chrono::nanoseconds gathering_time(const Products& products, std::int64_t tokens) {
+  return std::chrono::nanoseconds(std::min<std::int64_t>(products.bytes / 64 * tokens, 20'000'000));
+}
 
 struct Model;
 
@@ -609,7 +651,9 @@ struct Room {
     shared = {T == 1 ? 0 : (std::min(T, rows_at_once) + max_rows) * row_floats};
     rotation = {model.rotation_floats()};
     row = {model.hidden};
-    own = {std::max<std::int64_t>(own_bytes / 4 + 16, attention_room(heads, group))};
+    // However many threads of the pool take part: a pool that is busy leaves the caller alone.
+    const std::int64_t laid_out = divides_rows(T, 1) ? (own_rows + max_rows) * row_floats : 0;
+    own = {std::max<std::int64_t>(own_bytes / 4 + 16 + laid_out, attention_room(heads, group))};
   }
   std::int64_t each() const { return rotation.whole() + row.whole() + own.whole(); }
   std::int64_t floats(int threads) const { return values.whole() + shared.whole() + threads * each(); }
@@ -670,7 +714,7 @@ inline int run_step(Model& model, const Products* const (&tables)[3], Call call,
     if (thread == 0) own.tiny = status;
   };
   room.raise_fences(memory, model.pool->threads());
-  const Status status = model.pool->together(body, &context);
+  const Status status = model.pool->together(body, &context, gathering_time(*tables[0], call.tokens));
   lower_fences(memory, memory + room.floats(model.pool->threads()));
   if (status != OK) return status;
   if (context.tiny != OK) return context.tiny;
@@ -702,6 +746,7 @@ inline std::uintptr_t create_products(const std::int64_t* numbers, std::int64_t 
                           numbers[5]};
     made->own_bytes = std::max(made->own_bytes, product.laid_out_bytes(1) + product.cast_bytes());
     made->row_floats = std::max(made->row_floats, route->x_length);
+    made->bytes += product.bytes;
     made->all.push_back(product);
   }
   return reinterpret_cast<std::uintptr_t>(made);

@@ -24,6 +24,7 @@ NO_FUTEX = "-DLOWBIT_NO_FUTEX"
 CHANGES = {
     "leaves silently": ("fetch_sub(1, std::memory_order_acq_rel)", "fetch_sub(1, std::memory_order_relaxed)"),
     "leaves shares undone": ("} while (take_over(thread));", "} while (false);"),
+    "waits for nobody": ("gather(workers, ", "gather(0, "),
     "watches for 300 µs": ("worker_patience{25}", "worker_patience{300}"),
 }
 Program = Callable[..., Callable[[], subprocess.CompletedProcess[str]]]
@@ -79,6 +80,11 @@ def test_the_sanitizer_notices_a_race(program: Program) -> None:
 def test_the_checks_notice_a_pool_that_does_not_do_its_work(program: Program) -> None:
     """And with shares of late workers that nobody steals."""
     assert "not so: every index exactly once" in program("pool_stress", change="leaves shares undone")().stderr
+
+
+def test_the_checks_notice_a_caller_that_begins_alone(program: Program) -> None:
+    """And with a caller that does not wait for workers which are late."""
+    assert "not so: who waits gets all workers" in program("pool_stress", change="waits for nobody")().stderr
 
 
 def test_an_idle_worker_sleeps_after_a_few_microseconds(program: Program) -> None:

@@ -168,7 +168,31 @@ static void short_lives() {
   }
 }
 
+// The threads of a team: how many there are, and that each number below that is one of them.
+struct Team {
+  std::atomic<int> size{0}, numbers{0};
+  static void run(const void* context, int thread, int threads) {
+    auto& self = *static_cast<Team*>(const_cast<void*>(context));
+    self.size.store(threads);
+    check((self.numbers.fetch_or(1 << thread) & 1 << thread) == 0, "no two threads of a team have one number");
+  }
+};
+
+// Workers sleep at first, so they come late: to a caller that waits for a minute all of them come.
+static void teams() {
+  for (int threads : {1, 2, 4})
+    for (std::chrono::nanoseconds patience : {std::chrono::seconds(60), std::chrono::seconds(0)}) {
+      Pool pool(threads);
+      pass_by(2000);
+      Team team;
+      check(pool.together(Team::run, &team, patience) == lowbit::OK, "a team does its work");
+      check(team.numbers.load() == (1 << team.size.load()) - 1, "the numbers of a team are those below its size");
+      if (patience.count() > 0) check(team.size.load() == threads, "who waits gets all workers");
+    }
+}
+
 int main() {
+  teams();
   every_index_once();
   very_many_indices();
   shares();
