@@ -25,7 +25,7 @@ from engines import Setting
 from limits import MemoryReader
 from peers.base import AbsentError
 from quiet import settle
-from whole_model import READ, child, report_of, shared, thread_counts, write
+from whole_model import READ, child, report_of, shared, tell, thread_counts, write
 
 from lowbit.formats import fetch as data
 from lowbit.runtime import open_model
@@ -54,6 +54,7 @@ def of_prompt(
     spin, pids = reader.freedom(), [each.pid for each in engines]
     runs: list[list[dict[str, Any]]] = [[] for _ in engines]
     for repetition in range(options.repetitions + 1):  # the first warms everything and is dropped
+        tell(f"  prompt of {len(prompt)} tokens, repetition {repetition} of {options.repetitions}")
         for place in range(len(engines)):
             index = (place + repetition) % len(engines)
             settle(pids)

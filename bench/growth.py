@@ -29,7 +29,7 @@ from engines import Setting
 from limits import MemoryReader
 from peers.base import AbsentError
 from quiet import settle
-from whole_model import READ, child, report_of, shared, thread_counts, write
+from whole_model import READ, child, report_of, shared, tell, thread_counts, write
 
 from lowbit.formats import fetch as data
 from lowbit.runtime import Contract, open_model
@@ -74,12 +74,14 @@ def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
     with running(alone, options.isa, options.only) as (found, absent):
         engines = found
         for context in contexts:
+            tell(f"  {context} tokens of context")
             engines = [each for each in engines if not each.failure]
             points += of_context(engines, words[:context], reader, options.repetitions)
         absent |= {each.name: each.failure for each in found if each.failure}
     together = replace(alone, length=SHORT + 2 * ROUNDS, sequences=max(options.batches))
     with running(together, options.isa, options.only) as (batched, _):
         for batch in options.batches:
+            tell(f"  batches of {batch}")
             able = [each for each in batched if each.batches and not each.failure]
             points += of_batch(able, words, batch, reader, options.repetitions)
         absent |= {f"{each.name}, in batches": each.failure for each in batched if each.failure}

@@ -41,9 +41,14 @@ def shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--child", type=int, default=0, help=argparse.SUPPRESS)
 
 
+def tell(sentence: str) -> None:
+    """Say on standard error what is measured now."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
 def child(program: str, threads: int) -> dict[str, Any]:
     """What a program finds on a number of threads, in a process whose libraries are limited to them."""
-    print(f"measuring on {threads} thread(s)", file=sys.stderr, flush=True)
+    tell(f"measuring on {threads} thread(s)")
     words = [sys.executable, program, *sys.argv[1:], "--child", str(threads)]
     limits = os.environ | dict.fromkeys(LIMITS, str(threads))
     answer = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=limits).stdout

@@ -12,6 +12,7 @@ every run, and nothing is kept of earlier runs. ``pytest --hypothesis-profile=se
 failure prints the decorator that repeats it.
 """
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -117,3 +118,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     outcomes.forget()
     yield tmp_path
     outcomes.forget()
+
+
+def pytest_collection_finish() -> None:
+    """Look for no garbage among the tests and modules themselves, which take long to look through."""
+    gc.freeze()
