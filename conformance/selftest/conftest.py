@@ -35,7 +35,7 @@ collect_ignore = [  # kernels for libraries that only `nox -s functions` install
 ]
 collect_ignore += ["support/interop.py", "support/interop_tools.py"]  # programs for what `nox -s interop` installs
 LINES = [line.split() for line in (HERE / "slow.txt").read_text("utf-8").splitlines() if not line.startswith("#")]
-MOST = 1.0
+MOST = 0.5
 """Of a function whose cases cost more processor seconds than this, only some are run by `nox -s tests`; all of them by
 `nox -s conformance`."""
 SLOW = {name: 0.0 if seconds == "-" else float(seconds) for seconds, name in LINES}

@@ -14,7 +14,6 @@ from experiments.ngram import NGrams
 from experiments.running import RESULTS, Experiment, Row, run
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quantize
 from lowbit_docs import results
-from sampling import thinned
 
 from lowbit.attention.pooling import pool
 from lowbit.model.decoder import Decoder
@@ -89,7 +88,7 @@ def test_the_page_names_the_rows_of_each_run() -> None:
 
 @pytest.mark.parametrize(
     "experiment",
-    thinned([ngram, qigen, encoder, keys, scores, heads, mixed], 3),
+    [ngram, qigen, encoder, keys, scores, heads, mixed],
     ids=lambda each: str(each.EXPERIMENT.name),
 )
 def test_the_quick_form_runs(experiment: Any, tmp_path: Path) -> None:

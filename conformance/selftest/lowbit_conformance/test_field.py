@@ -12,7 +12,6 @@ from field.legal import judged
 from field.mended import MENDED
 from field.mistakes import KERNELS, MISTAKES, Mistake
 from field.trying import LISTS, changed, claim_of, kernels, outcome, tried
-from sampling import thinned
 
 from lowbit.backend.function import Claim
 
@@ -54,7 +53,7 @@ def named(mistake: Mistake) -> str:
     return f"{mistake.kernel}-{mistake.what}".replace(" ", "-")
 
 
-@pytest.mark.parametrize("name", thinned(RIGHT, 3), ids="-".join)
+@pytest.mark.parametrize("name", RIGHT, ids="-".join)
 def test_right_kernels_pass(name: tuple[str, str]) -> None:
     """In numpy and in C++, without padding or wrapping."""
     compiler("g++")
@@ -64,7 +63,7 @@ def test_right_kernels_pass(name: tuple[str, str]) -> None:
         assert found.executed > 5 and not found.failures, found.failures
 
 
-@pytest.mark.parametrize("name", thinned(MORE, 5))
+@pytest.mark.parametrize("name", MORE)
 def test_right_kernels_of_more_formats_pass(name: str) -> None:
     """Those of which `LISTS` has mistakes, in numpy."""
     with kernels(compiled=()):
@@ -75,7 +74,7 @@ def test_right_kernels_of_more_formats_pass(name: str) -> None:
 STEPS = [each for each in SEVENTH_KERNELS if each[1] != "attend"]
 
 
-@pytest.mark.parametrize("kernel", thinned(STEPS, 15), ids="-".join)
+@pytest.mark.parametrize("kernel", STEPS, ids="-".join)
 def test_right_casts_and_steps_pass(kernel: tuple[str, str]) -> None:
     """Casts, and what a model computes besides products; attention takes half a minute, and is left to the lists."""
     file, name = kernel
@@ -86,15 +85,11 @@ def test_right_casts_and_steps_pass(kernel: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "claim"),
-    thinned(
-        [
-            ("pool", Claim("pooling.pool", {"method": "mean"})),
-            ("rope", Claim("rope.rotate", {"head_dim": 64})),
-            ("attend", Claim("attention.attend", {"head_dim": 64})),
-        ],
-        3,
-        rows=True,
-    ),
+    [
+        ("pool", Claim("pooling.pool", {"method": "mean"})),
+        ("rope", Claim("rope.rotate", {"head_dim": 64})),
+        ("attend", Claim("attention.attend", {"head_dim": 64})),
+    ],
 )
 def test_what_is_not_declared_is_not_asked_for(name: str, claim: Claim) -> None:
     """Neither by cases of special contents, nor by those that stand for several calls."""
@@ -103,7 +98,7 @@ def test_what_is_not_declared_is_not_asked_for(name: str, claim: Claim) -> None:
         assert found.executed > 30 and not found.failures, found.failures
 
 
-@pytest.mark.parametrize("mistake", thinned(SAMPLE, 9), ids=named)
+@pytest.mark.parametrize("mistake", SAMPLE, ids=named)
 def test_a_mistake_is_killed_and_named(mistake: Mistake) -> None:
     """By a name that says what it is."""
     if mistake.file.endswith(".cpp"):
@@ -111,9 +106,7 @@ def test_a_mistake_is_killed_and_named(mistake: Mistake) -> None:
     assert outcome(mistake, tried(mistake)) == "named"
 
 
-@pytest.mark.parametrize(
-    "mistake", thinned(MENDED, 18), ids=lambda each: f"{each.kernel}-{each.what}".replace(" ", "-")
-)
+@pytest.mark.parametrize("mistake", MENDED, ids=lambda each: f"{each.kernel}-{each.what}".replace(" ", "-"))
 def test_what_was_mended_is_named(mistake: Mistake) -> None:
     """Mistakes that had no name, or a wrong one."""
     assert outcome(mistake, tried(mistake)) == "named"
@@ -126,7 +119,7 @@ def test_right_attention_over_stored_and_new_tokens_passes() -> None:
         assert found.executed >= 4 and not found.failures, found.failures
 
 
-@pytest.mark.parametrize("way", thinned(["sums_of_32", "kahan", "weights_in_three_steps"], 3))
+@pytest.mark.parametrize("way", ["sums_of_32", "kahan", "weights_in_three_steps"])
 def test_a_legal_way_is_not_refused(way: str) -> None:
     """Three of those that ``python -m field.legal 200`` tries with many seeds."""
     found = judged(way, seeds=1)

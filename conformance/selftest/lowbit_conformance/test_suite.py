@@ -10,7 +10,6 @@ from typing import Any
 import odd_backends
 import pytest
 from paths import SUPPORT
-from sampling import thinned
 
 from lowbit.backend import Declaration, Range
 from lowbit.operations import OPERATIONS
@@ -110,7 +109,7 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("odd", thinned(ODD, 9), ids=lambda odd: odd[0].__name__)
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd[0].__name__)
 def test_an_odd_backend_fails(odd: tuple[type, str]) -> None:
     """What is declared and lacks, a skip of its own, and an end while loading are failures in the case they are in."""
     backend, message = odd

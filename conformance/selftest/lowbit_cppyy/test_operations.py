@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import sanitized_programs
 from kernel_runs import HERE
-from sampling import thinned
 
 from lowbit.arrays import F32, Array
 from lowbit.attention import rope
@@ -399,7 +398,7 @@ def requests(backend: CppyyBackend) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
-@pytest.mark.parametrize("table", thinned(KINDS, 3), ids=lambda table: table.name)
+@pytest.mark.parametrize("table", KINDS, ids=lambda table: table.name)
 def test_every_access_is_inside_its_array(table: InstructionSet) -> None:
     """Nothing is read or written outside, nothing is undefined, and the bits are those of cppyy's compiler. An argument
     with one float less than stated is detected."""

@@ -20,7 +20,6 @@ from kernel_runs import (
     some_blocks,
     some_matrix,
 )
-from sampling import thinned
 
 from lowbit.arrays import F32
 from lowbit.linear import integer, linear
@@ -117,7 +116,7 @@ EACH = list(product(BITS, HERE))
 """Each width with each instruction set of this processor."""
 
 
-@pytest.mark.parametrize("each", thinned(EACH, 3), ids=lambda each: f"{each[0]}-{each[1].name}")
+@pytest.mark.parametrize("each", EACH, ids=lambda each: f"{each[0]}-{each[1].name}")
 def test_compiled_kernels_have_the_bits_of_the_interpreted_program(each: tuple[int, InstructionSet]) -> None:
     """For every method: not one rounding differs."""
     bits, table = each
@@ -128,7 +127,7 @@ def test_compiled_kernels_have_the_bits_of_the_interpreted_program(each: tuple[i
         assert_same_bits(Compiled(matrix, replace(recipe, panel=32), table)(x), bits_expected)
 
 
-@pytest.mark.parametrize("each", thinned(EACH, 3), ids=lambda each: f"{each[0]}-{each[1].name}")
+@pytest.mark.parametrize("each", EACH, ids=lambda each: f"{each[0]}-{each[1].name}")
 def test_the_kernels_that_are_used_have_the_bits_of_the_interpreted_program(each: tuple[int, InstructionSet]) -> None:
     """The default kernels, for one row of x less than they take; the kinds of scales alternate."""
     bits, table = each

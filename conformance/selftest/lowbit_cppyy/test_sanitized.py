@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import sanitized_programs
 from kernel_runs import HERE, Activations, Compiled, activations, kind_of, purposes_of, some_matrix
-from sampling import thinned
 
 from lowbit.arrays import F32, Array
 from lowbit.quantization.affine import QuantizedMatrix
@@ -225,7 +224,7 @@ def answer(driver: Path, written_cases: Sequence[bytes]) -> "subprocess.Complete
     return sanitized_programs.answer(driver, b"".join(written_cases), "3")
 
 
-@pytest.mark.parametrize("table", thinned(HERE, 2), ids=lambda table: table.name)
+@pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
 def test_every_access_is_inside_its_array(
     driver: Driver, table: InstructionSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +247,7 @@ def test_the_cast_is_inside_its_arrays(driver: Driver, monkeypatch: pytest.Monke
     assert result.returncode == 0, result.stderr.decode()[:2000]
 
 
-@pytest.mark.parametrize("table", thinned(HERE, 2), ids=lambda table: table.name)
+@pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
 def test_the_sanitizer_notices_a_stream_that_is_a_line_short(
     driver: Driver, table: InstructionSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,6 @@ from cuda_cases import every_kernel
 from cuda_tools import needs_nvrtc
 from paths import ROOT
 from port_contract import KERNELS, add, fill, turn
-from sampling import thinned
 
 from lowbit_cuda.cuda import compiler
 from lowbit_cuda.cuda.reserve import CODE
@@ -26,7 +25,7 @@ TABLE = every_kernel()
 RECORD = ROOT / "docs/data/cuda-kernels.json"
 
 
-@pytest.mark.parametrize("arch", thinned(ARCHITECTURES, 3))
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("source", sorted({one.source for one in TABLE}))
 def test_a_source_compiles_to_the_kernels_of_the_table(source: str, arch: str) -> None:
     """All of them and no others, each with the arguments that launches give it, in the same order and place.
@@ -47,7 +46,7 @@ def test_a_source_compiles_to_the_kernels_of_the_table(source: str, arch: str) -
             assert recorded["kernels"] == {name: vars(usage) for name, usage in made.usage.items()}
 
 
-@pytest.mark.parametrize("arch", thinned(ARCHITECTURES, 3))
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_reserve_has_room_for_all_code(arch: str) -> None:
     """Every source in pieces of its own."""
     made = [compiler.compile_source(source, arch) for source in sorted({one.source for one in TABLE})]

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from building import EXAMPLES, SOURCES, STRICT, build, c_library, compiler
-from sampling import thinned
 
 QUICK = ["--quick"]
 DECLARED = ("packing.pack", "packing.unpack", "linear.qgemv")
@@ -88,7 +87,7 @@ def stored_example(source: Path, folder: Path) -> tuple[str, str]:
     return "--library", str(library(source, folder / "libmine.so"))
 
 
-@pytest.mark.parametrize("source", thinned(STORED, 4))
+@pytest.mark.parametrize("source", STORED)
 @pytest.mark.whole
 def test_examples_of_stored_matrices_are_certified(source: str, tmp_path: Path) -> None:
     """Q4_0 with Q8_0, GPTQ in float16, MXFP4 and AWQ in bfloat16: all cases of the profile pass in all seeds."""
@@ -112,7 +111,7 @@ MISTAKES = {
 """In each example a piece of text, the mistake in its place, and the defect that it is."""
 
 
-@pytest.mark.parametrize("source", thinned(MISTAKES, 4))
+@pytest.mark.parametrize("source", MISTAKES)
 def test_a_mistake_in_an_example_is_named(source: str, tmp_path: Path) -> None:
     """The example with one mistake fails, and the diagnosis says which mistake it is."""
     right, wrong, defect = MISTAKES[source]

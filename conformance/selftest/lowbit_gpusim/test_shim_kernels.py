@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from cuda_cases import Case, cases
 from cuda_tools import needs_compiler
-from sampling import thinned
 from sanitized import ADDRESS, THREAD, Sanitized
 from shim_cases import RIGHT, checked
 
@@ -41,7 +40,7 @@ def test_the_table_has_the_kernels_of_the_sources() -> None:
     assert sum(len(of(name)) for name in MAKERS) == len(cases())
 
 
-@pytest.mark.parametrize("name", thinned(MAKERS, 3))
+@pytest.mark.parametrize("name", MAKERS)
 def test_a_kernel_computes_what_it_means(watched: Watched, name: str) -> None:
     """Every case of every variant: nothing is found wrong with it, its numbers are those of the meaning, and they have
     the same bits whatever the order of blocks and threads."""
@@ -76,7 +75,7 @@ def test_a_simulated_device_runs_it(name: str) -> None:
     assert not wrong, f"{case}: {wrong}"
 
 
-@pytest.mark.parametrize("name", thinned(MAKERS, 5))
+@pytest.mark.parametrize("name", MAKERS)
 def test_a_kernel_keeps_to_its_memory(memory: Sanitized, name: str) -> None:
     """Under AddressSanitizer and UndefinedBehaviorSanitizer, in a process of its own, with the same numbers."""
     every = of(name)
@@ -106,7 +105,7 @@ def threads() -> Sanitized:
     return checked(Sanitized(THREAD, [RIGHT, *(build.KERNELS / name for name in sorted(set(TINY.values())))]))
 
 
-@pytest.mark.parametrize("name", thinned(TINY, 2))
+@pytest.mark.parametrize("name", TINY)
 def test_a_kernel_has_no_races(threads: Sanitized, name: str) -> None:
     """Under ThreadSanitizer, which knows nothing of the watch."""
     case = next(case for case in cases() if str(case) == name)

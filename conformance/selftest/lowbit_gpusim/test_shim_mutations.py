@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from cuda_cases import Case, cases
 from cuda_tools import needs_compiler
-from sampling import thinned
 
 from lowbit_cuda.kernels.table import MAKERS
 from lowbit_gpusim.shim import build
@@ -69,7 +68,7 @@ def kernels() -> dict[str, list[Case]]:
     return every
 
 
-@pytest.mark.parametrize("name", thinned(MAKERS, 2))
+@pytest.mark.parametrize("name", MAKERS)
 def test_every_planted_bug_is_found(watched: Watched, name: str) -> None:
     """Of each kernel: each barrier and each shuffle that it reaches."""
     for kernel, every in kernels().items():

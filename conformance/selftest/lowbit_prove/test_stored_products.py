@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 from mutants import CHANGES, Change, mutants, shifted
-from sampling import thinned
 from stored_runs import laid_out
 
 from lowbit.kernels.program import Address, Instruction, Program, Step
@@ -52,7 +51,7 @@ def names(kernels: tuple[StoredKernel, ...]) -> dict[str, Any]:
     return {"argvalues": kernels, "ids": [each.name for each in kernels]}
 
 
-@pytest.mark.parametrize("own", thinned(SMALL, 4), ids=names(SMALL)["ids"])
+@pytest.mark.parametrize("own", SMALL, ids=names(SMALL)["ids"])
 def test_a_kernel_is_proved(own: StoredKernel) -> None:
     found = products.of_kernel(own).decide()
     assert isinstance(found, Proof) and found.steps > 64, found
@@ -70,7 +69,7 @@ MUTATED = (kernel("q4_k", "fold"), kernel("q6_k", "dot4"), kernel("awq-gemm", "f
 
 
 @pytest.mark.parametrize("own", **names(MUTATED))
-@pytest.mark.parametrize("change", thinned(CHANGES, 4), ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_mistake_is_refuted(own: StoredKernel, change: Change) -> None:
     """At two places of each kind where the program can have it."""
     found = list(mutants(own.program, change))

@@ -14,7 +14,6 @@ import pytest
 from building import EXAMPLES, compiler
 from cuda_tools import needs, no_nvrtc
 from paths import ROOT, SUPPORT
-from sampling import thinned
 
 from lowbit.formats import fetch as data
 from lowbit_cuda.cuda.compiler import CompileError, compile_source
@@ -93,7 +92,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("words", thinned(COMMANDS, 5))
+@pytest.mark.parametrize("words", COMMANDS)
 def test_no_command_runs_anything_of_it(planted: Planted, words: str) -> None:
     """Each of them gets as far as it does elsewhere."""
     done = planted.runs(LOWBIT, *words.split())
@@ -133,7 +132,7 @@ def test_python_m_keeps_what_the_user_has_named(planted: Planted, tmp_path: Path
             assert '"mine": {"usable": true' in said
 
 
-@pytest.mark.parametrize("name", thinned(["numpy", "lowbit_numpy:NumpyBackend"], 2))
+@pytest.mark.parametrize("name", ["numpy", "lowbit_numpy:NumpyBackend"])
 def test_conformance_runs_nothing_of_it(planted: Planted, name: str) -> None:
     """Command, judge and host; neither pytest's settings nor a conftest.py count."""
     done = planted.runs(LOWBIT, "conformance", name, *QUICK)
@@ -186,7 +185,7 @@ CHILDREN = {
 }
 
 
-@pytest.mark.parametrize("part", thinned(CHILDREN, 2))
+@pytest.mark.parametrize("part", CHILDREN)
 def test_parts_that_start_the_suite_run_nothing_of_it(planted: Planted, part: str) -> None:
     """Their children are lowbit's own, here with a backend that does not exist."""
     script = f"try:\n    {CHILDREN[part]}\nexcept Exception as error:\n    print(error)"

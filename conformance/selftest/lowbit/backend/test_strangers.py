@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 from command_line import CommandLine, command_line
-from sampling import thinned
 from typer.testing import CliRunner
 
 from lowbit.backend import asking
@@ -199,7 +198,7 @@ def listing(lowbit: CommandLine, strangers: Path) -> "subprocess.CompletedProces
     return lowbit.run("backends", "--json", path=strangers)
 
 
-@pytest.mark.parametrize("name", thinned(BACKENDS, 3))
+@pytest.mark.parametrize("name", BACKENDS)
 def test_a_backend_breaks_its_own_line(name: str, listing: "subprocess.CompletedProcess[str]") -> None:
     """It is listed with the reason, or as it is where what it does harms nobody."""
     reason = BACKENDS[name][1]
@@ -288,7 +287,7 @@ QUICK = [arguments for arguments in COMMANDS if arguments[0] not in ("backends",
 UNREAD = [(arguments, "1") for arguments in COMMANDS] + [(arguments, "") for arguments in QUICK]
 
 
-@pytest.mark.parametrize(("arguments", "unbuffered"), thinned(UNREAD, 3, rows=True), ids=lambda value: " ".join(value))
+@pytest.mark.parametrize(("arguments", "unbuffered"), UNREAD, ids=lambda value: " ".join(value))
 def test_an_answer_that_nobody_reads(
     lowbit: CommandLine, tmp_path: Path, arguments: list[str], unbuffered: str
 ) -> None:

@@ -10,7 +10,6 @@ import pytest
 import tiny_checkpoint
 import tiny_gguf
 from gguf import GGMLQuantizationType
-from sampling import thinned
 from typer.testing import CliRunner, Result
 
 from lowbit.cli import app
@@ -77,8 +76,8 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     assert found["backends"]["numpy"]["advice"] == "Nothing to do: every matrix is multiplied as it is stored."
 
 
-@pytest.mark.parametrize("kind", thinned(["Q4_1", "Q5_0", "F16"], 3))
-@pytest.mark.parametrize("tied", thinned([True, False], 2))
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "F16"])
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("backend", ["numpy", "gguf", pytest.param("cppyy", marks=pytest.mark.toolchain)])
 def test_what_is_native_is_what_runs(kind: str, tied: bool, backend: str, tmp_path: Path) -> None:
     """The matrices that the header calls native are those that the backend takes when the model is loaded."""
@@ -124,7 +123,7 @@ def test_a_directory(shards: int, tmp_path: Path) -> None:
     assert counts == {"embedding": 1, "attention": 8, "experts": 24, "router": 2, "norms": 5, "head": 1}
 
 
-@pytest.mark.parametrize("columns", thinned(["80", "200"], 2))
+@pytest.mark.parametrize("columns", ["80", "200"])
 def test_lines_of_eighty_columns(columns: str, tmp_path: Path) -> None:
     """However wide the terminal is, no line is longer, and the numbers are those of the JSON answer."""
     path = tiny_gguf.write(tmp_path / "m.gguf")
@@ -258,7 +257,7 @@ PREQUANTISED: list[tuple[str, dict[str, Any], dict[str, str], dict[str, int], tu
 ]
 
 
-@pytest.mark.parametrize(("format", "config", "ends", "options", "method"), thinned(PREQUANTISED, 3, rows=True))
+@pytest.mark.parametrize(("format", "config", "ends", "options", "method"), PREQUANTISED)
 def test_a_quantised_directory(
     format: str,
     config: dict[str, Any],
@@ -323,18 +322,14 @@ def test_tensors_that_no_format_describes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("label", "fill", "value", "version", "format"),
-    thinned(
-        [
-            ("gptq", 0x77, 7, "gptq-v1", "gptq-v1"),
-            ("gptq_v2", 0x88, 8, "gptq-v2", "gptq-v2"),
-            ("gptq", 0x88, 8, "gptq-v2", "gptq-v2"),
-            ("gptq_v2", 0x77, 7, "gptq-v1", "gptq-v1"),
-            ("gptq_v2", 0x55, 5, None, "gptq-v2"),
-            ("gptq", 0x87, None, None, "gptq-v1"),
-        ],
-        3,
-        rows=True,
-    ),
+    [
+        ("gptq", 0x77, 7, "gptq-v1", "gptq-v1"),
+        ("gptq_v2", 0x88, 8, "gptq-v2", "gptq-v2"),
+        ("gptq", 0x88, 8, "gptq-v2", "gptq-v2"),
+        ("gptq_v2", 0x77, 7, "gptq-v1", "gptq-v1"),
+        ("gptq_v2", 0x55, 5, None, "gptq-v2"),
+        ("gptq", 0x87, None, None, "gptq-v1"),
+    ],
 )
 def test_the_version_of_gptq(
     label: str, fill: int, value: int | None, version: str | None, format: str, tmp_path: Path

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from fuzzing import fuzzed
 from mixtral.recordings import FILE, Recordings
-from sampling import thinned
 
 from lowbit.errors import ArgumentError, FormatError
 from lowbit_cuda.cuda import compiler
@@ -20,31 +19,27 @@ from lowbit_cuda.cuda import compiler
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("seed", thinned([1, 2], 2))
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
     ("target", "count", "ends"),
-    thinned(
-        [
-            ("vectors", 600, {"agree", "disagree", "FormatError"}),
-            ("trees", 600, {"read", "ArgumentError"}),
-            ("declared", 600, {"read", "ArgumentError", "UnavailableError"}),
-            ("lines", 600, {"value", "ArgumentError", "NotDeclaredError", "RuntimeError", "BrokenLineError"}),
-            ("results", 200, {"value", "ArgumentError", "ValueError"}),
-            ("stored", 200, {"value", "ArgumentError", "ValueError"}),
-            ("checkpoint", 200, {"read", "FormatError"}),
-            ("shards", 200, {"read", "FormatError"}),
-            ("gguf", 200, {"read", "FormatError"}),
-            ("inspected", 400, {"read", "FormatError"}),
-            ("prequantised", 300, {"read", "ArgumentError", "FormatError"}),
-            ("quantized", 200, {"read", "FormatError"}),
-            ("outcome", 200, {"read", "warned", "passed over"}),
-            ("cubin", 200, {"read", "none"}),
-            ("kills", 150, {"resumed", "begun anew", "ArgumentError"}),
-            ("recordings", 200, {"read", "FormatError"}),
-        ],
-        2,
-        rows=True,
-    ),
+    [
+        ("vectors", 600, {"agree", "disagree", "FormatError"}),
+        ("trees", 600, {"read", "ArgumentError"}),
+        ("declared", 600, {"read", "ArgumentError", "UnavailableError"}),
+        ("lines", 600, {"value", "ArgumentError", "NotDeclaredError", "RuntimeError", "BrokenLineError"}),
+        ("results", 200, {"value", "ArgumentError", "ValueError"}),
+        ("stored", 200, {"value", "ArgumentError", "ValueError"}),
+        ("checkpoint", 200, {"read", "FormatError"}),
+        ("shards", 200, {"read", "FormatError"}),
+        ("gguf", 200, {"read", "FormatError"}),
+        ("inspected", 400, {"read", "FormatError"}),
+        ("prequantised", 300, {"read", "ArgumentError", "FormatError"}),
+        ("quantized", 200, {"read", "FormatError"}),
+        ("outcome", 200, {"read", "warned", "passed over"}),
+        ("cubin", 200, {"read", "none"}),
+        ("kills", 150, {"resumed", "begun anew", "ArgumentError"}),
+        ("recordings", 200, {"read", "FormatError"}),
+    ],
 )
 def test_mutations_are_read_or_refused(target: str, count: int, ends: set[str], seed: int) -> None:
     """No other exception, no warning, no hang, no control character in a message, and little memory."""

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from cuda_models import PROMPT
 from cuda_models import model as random_model
-from sampling import thinned
 from tiny_checkpoint import write as write_checkpoint
 from tiny_gguf import CONFIG, write
 
@@ -237,7 +236,7 @@ def test_keys_in_fewer_bits(keys: Keys, gguf: Path) -> None:
 
 
 @pytest.mark.toolchain
-@pytest.mark.parametrize("keys", thinned(KEYS, 3))
+@pytest.mark.parametrize("keys", KEYS)
 def test_a_compiled_step_with_keys_in_fewer_bits(keys: Keys, gguf: Path) -> None:
     """It has the bits of the operations; float32 is the default."""
     with (

@@ -15,7 +15,6 @@ from in_process import failures
 from kills import bank, matrix
 from kills.bank import ALL, HABITUAL
 from kills.trial import cases_of, try_out
-from sampling import thinned
 
 from lowbit.contract.operation import HABITS
 from lowbit.errors import ArgumentError
@@ -90,7 +89,7 @@ def _calls(mark: Any, case: Any) -> Any:
     return [(case, owner.last)] if owner.last else []
 
 
-@pytest.mark.parametrize("name", thinned(NAMES, 80))
+@pytest.mark.parametrize("name", NAMES)
 def test_the_diagnosis_names_the_defect(name: str) -> None:
     """The first cases that a defect fails are all explained by it, so it is named, alone or beside its equals."""
     defect = BANK[name]
@@ -194,7 +193,7 @@ def cross_section() -> list[str]:
     return [*chosen, *sorted(by_verdict.values())]
 
 
-@pytest.mark.parametrize("name", thinned(cross_section(), 40))
+@pytest.mark.parametrize("name", cross_section())
 def test_the_suite_finds_it_for_its_own_reason(name: str) -> None:
     """The suite fails a backend with the defect, with the verdict that the bank expects."""
     entry = matrix.described(name) | matrix.entry_of(try_out(name, seeds=1))

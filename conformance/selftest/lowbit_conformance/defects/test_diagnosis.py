@@ -14,7 +14,6 @@ from hosting import hosted
 from mistaken import MISTAKES, judged, verdict
 from mistakes_products import Mistake
 from paths import SUPPORT
-from sampling import thinned
 
 from lowbit.attention.attention import attend_to
 from lowbit.attention.rope import half_split, rotate_heads, rotation
@@ -60,7 +59,7 @@ def test_the_list_is_long_and_its_names_exist() -> None:
     assert not unknown, unknown
 
 
-@pytest.mark.parametrize("part", thinned(range(PARTS), PARTS))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_mistakes_are_named_rightly(part: int) -> None:
     """Of every sixteenth mistake: all are found, enough are named rightly, and none is given a wrong name."""
     said = [verdict(mistake, judged(mistake)) for mistake in SAMPLE[part::PARTS]]
@@ -70,7 +69,7 @@ def test_mistakes_are_named_rightly(part: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", thinned(["one-element:linear.qgemv", "lanes-unpacked:linear.qgemv", "a-lot-of-noise:linear.qgemv"], 3)
+    "name", ["one-element:linear.qgemv", "lanes-unpacked:linear.qgemv", "a-lot-of-noise:linear.qgemv"]
 )
 def test_what_has_no_name_is_described(name: str) -> None:
     """A mistake that the bank does not have is given no name."""

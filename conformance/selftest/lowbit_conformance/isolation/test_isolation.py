@@ -42,7 +42,6 @@ from misbehaving import (
     WritesX,
 )
 from paths import SUPPORT
-from sampling import thinned
 
 from lowbit.errors import ArgumentError
 from lowbit_conformance.isolation import faults
@@ -117,18 +116,14 @@ needs_handler = pytest.mark.skipif(not faults.handler(), reason="needs a C compi
 @needs_handler
 @pytest.mark.parametrize(
     ("kind", "verdict"),
-    thinned(
-        [
-            (ReadsPastTheEnd, "UNDECLARED_OVERREAD: a read 0 bytes past the end of x"),
-            (ReadsFarPast, "OOB_READ: a read 1000 bytes past the end of x"),
-            (ReadsAnEarlierCall, "OOB_READ: a read of element 0 of x after the call that it was given to"),
-            (WritesX, "INPUT_MUTATED: a write to element 0 of x"),
-            (WritesPastOut, "OOB_WRITE: a write 0 bytes past the end of out"),
-            (ReadsNull, "CRASHED(SIGSEGV): a read of address 0x0, which is no argument"),
-        ],
-        2,
-        rows=True,
-    ),
+    [
+        (ReadsPastTheEnd, "UNDECLARED_OVERREAD: a read 0 bytes past the end of x"),
+        (ReadsFarPast, "OOB_READ: a read 1000 bytes past the end of x"),
+        (ReadsAnEarlierCall, "OOB_READ: a read of element 0 of x after the call that it was given to"),
+        (WritesX, "INPUT_MUTATED: a write to element 0 of x"),
+        (WritesPastOut, "OOB_WRITE: a write 0 bytes past the end of out"),
+        (ReadsNull, "CRASHED(SIGSEGV): a read of address 0x0, which is no argument"),
+    ],
 )
 def test_a_fault_is_called_by_its_name(kind: type[Mine], verdict: str) -> None:
     """The address that could not be touched says what was done, and to which array."""
@@ -137,19 +132,15 @@ def test_a_fault_is_called_by_its_name(kind: type[Mine], verdict: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "verdict"),
-    thinned(
-        [
-            (Mine, "passed"),
-            (RenamesItself, "passed"),
-            (WritesNothing, "STALE_OUTPUT: 5 of 5 elements of out were never written"),
-            (UsesThePadding, "OOB_READ: the result changes with the bytes around the arguments"),
-            (SaysWhatItSees, "RAISED: RuntimeError: signs []"),
-            (ClosesStandardOutput, "STATE_CHANGED: standard output"),
-            (RedirectsStandardOutput, "STATE_CHANGED: standard output"),
-        ],
-        2,
-        rows=True,
-    ),
+    [
+        (Mine, "passed"),
+        (RenamesItself, "passed"),
+        (WritesNothing, "STALE_OUTPUT: 5 of 5 elements of out were never written"),
+        (UsesThePadding, "OOB_READ: the result changes with the bytes around the arguments"),
+        (SaysWhatItSees, "RAISED: RuntimeError: signs []"),
+        (ClosesStandardOutput, "STATE_CHANGED: standard output"),
+        (RedirectsStandardOutput, "STATE_CHANGED: standard output"),
+    ],
 )
 def test_what_is_seen_without_a_fault(kind: type[Mine], verdict: str) -> None:
     """Poison, padding and the comparison of both sides; and a backend sees nothing of the suite."""
@@ -158,16 +149,12 @@ def test_what_is_seen_without_a_fault(kind: type[Mine], verdict: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "verdict"),
-    thinned(
-        [
-            (BlindsTheWatch, "WROTE_TO_STDOUT: 'hello"),
-            (BlindsTheWatchOfSignals, "STATE_CHANGED: signals blocked"),
-            (BlindsTheWatchOfTheFolder, "STATE_CHANGED: the folder: /, before "),
-            (BlindsTheWatchOfTheMask, "STATE_CHANGED: the file mode mask: 0077, before "),
-        ],
-        2,
-        rows=True,
-    ),
+    [
+        (BlindsTheWatch, "WROTE_TO_STDOUT: 'hello"),
+        (BlindsTheWatchOfSignals, "STATE_CHANGED: signals blocked"),
+        (BlindsTheWatchOfTheFolder, "STATE_CHANGED: the folder: /, before "),
+        (BlindsTheWatchOfTheMask, "STATE_CHANGED: the file mode mask: 0077, before "),
+    ],
 )
 def test_the_judge_sees_for_itself(kind: type[Mine], verdict: str) -> None:
     """A backend that silences the watch in its own process is seen from outside."""
@@ -322,19 +309,15 @@ def test_a_host_ends_with_its_judge() -> None:
 
 @pytest.mark.parametrize(
     ("program", "words"),
-    thinned(
-        [
-            ("import os; os._exit(7)", "CRASHED: the process ended with status 7"),
-            ("import os, time; os.write(0, b'x' * 8); time.sleep(600)", "CRASHED: the process broke the protocol"),
-            (
-                "import os, time; os.write(0, b'\\x02' + bytes(7) + b'[]'); time.sleep(600)",
-                "CRASHED: the process broke",
-            ),
-            ("import os, time; os.write(0, bytes(6) + b'\\xff\\xff'); time.sleep(600)", "CRASHED: the process broke"),
-        ],
-        2,
-        rows=True,
-    ),
+    [
+        ("import os; os._exit(7)", "CRASHED: the process ended with status 7"),
+        ("import os, time; os.write(0, b'x' * 8); time.sleep(600)", "CRASHED: the process broke the protocol"),
+        (
+            "import os, time; os.write(0, b'\\x02' + bytes(7) + b'[]'); time.sleep(600)",
+            "CRASHED: the process broke",
+        ),
+        ("import os, time; os.write(0, bytes(6) + b'\\xff\\xff'); time.sleep(600)", "CRASHED: the process broke"),
+    ],
 )
 def test_a_broken_channel_ends_in_words(
     arena: Arena, monkeypatch: pytest.MonkeyPatch, program: str, words: str

@@ -8,7 +8,6 @@ from contextlib import closing
 import attacking
 import pytest
 from hosting import verdict_on
-from sampling import thinned
 
 from lowbit_conformance.isolation.arena import Arena
 from lowbit_conformance.isolation.process import HostEndedError, HostProcess
@@ -30,7 +29,7 @@ REPLIES = {
 }
 
 
-@pytest.mark.parametrize("reply", thinned(REPLIES.values(), 2), ids=list(REPLIES))
+@pytest.mark.parametrize("reply", list(REPLIES.values()), ids=list(REPLIES))
 def test_a_reply_that_is_none_is_a_crash(arena: Arena, monkeypatch: pytest.MonkeyPatch, reply: bytes) -> None:
     """Whatever JSON can be, and cannot."""
     program = f"import os, sys, time; os.write(0, {struct.pack('<Q', len(reply))!r})\n"
@@ -49,7 +48,7 @@ def test_a_host_that_ends_by_a_real_time_signal(arena: Arena) -> None:
         host.ask({"do": "capabilities"}, 5.0)
 
 
-@pytest.mark.parametrize("change", thinned(attacking.CHANGES, 6))
+@pytest.mark.parametrize("change", attacking.CHANGES)
 def test_a_reply_of_another_form_is_a_verdict(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that puts its own words in the place of the host's."""
     monkeypatch.setenv("CHANGE", change)

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sampling import thinned
 
 from lowbit import backend as backends
 from lowbit.backend import Backend, wire
@@ -364,7 +363,7 @@ def check_sealed(test: Callable[..., None], case: Case, backend: Backend) -> int
 
 @pytest.mark.parametrize(
     "mark",
-    thinned(CHECKS, 14),
+    CHECKS,
     ids=lambda mark: "-".join(
         (mark.clause, mark.generator.__name__, mark.test.__module__.rpartition(".")[2], mark.test.__name__)
     ),

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_checkpoint
-from sampling import thinned
 from step_runs import EDGES, PROMPTS, edge, edge_answers, logits, model, operations
 from tiny_gguf import published, write
 
@@ -101,7 +100,7 @@ CASES: tuple[tuple[str, Contract], ...] = (
 )
 
 
-@pytest.mark.parametrize("each", thinned(CASES, 6), ids="-".join)
+@pytest.mark.parametrize("each", CASES, ids="-".join)
 def test_a_kept_step_has_the_bits_of_the_operations(each: tuple[str, Contract], folder: Path) -> None:
     """When it is made, and when it is found; on one thread and on three; of prompts, tokens, batches and many rows."""
     name, contract = each

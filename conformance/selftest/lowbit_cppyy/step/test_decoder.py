@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import step_runs
 from kernel_runs import HERE
-from sampling import thinned
 from step_runs import DIRECTORIES, MODELS, PROMPTS, answers, directory, logits, model, operations
 
 from lowbit.arrays import F32
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.toolchain
 
 
 @pytest.mark.parametrize("contract", ("float32", "integer"))
-@pytest.mark.parametrize("name", thinned(MODELS, 2))
+@pytest.mark.parametrize("name", MODELS)
 def test_every_logit_has_the_bits_of_the_operations(name: str, contract: Contract) -> None:
     """Prompts of one token, a few and many, and tokens after them, on one thread, two and three."""
     weights, expected = model(name), dict[int, F32]()

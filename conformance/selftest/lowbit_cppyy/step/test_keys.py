@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kernel_runs import HERE
-from sampling import thinned
 from step_runs import EDGES, MODELS, answers, compiled, edge, edge_answers, logits, model, operations
 
 from lowbit.arrays import F32
@@ -22,7 +21,7 @@ FEWER: tuple[Keys, ...] = ("float16", "bfp12")
 
 
 @pytest.mark.parametrize("keys", FEWER)
-@pytest.mark.parametrize("name", thinned(MODELS, 4))
+@pytest.mark.parametrize("name", MODELS)
 def test_every_logit_has_the_bits_of_the_operations(name: str, keys: Keys) -> None:
     """Prompts of one token, a few and many, tokens after them, and batches; on one thread and on three."""
     expected: list[F32] = []

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import sanitized_programs
 from kernel_runs import HERE
-from sampling import thinned
 from sanitized_guest import THREADS, sanitized
 from step_runs import EDGES, answers, compiled, edge, edge_answers, logits, model, operations
 
@@ -60,7 +59,7 @@ def test_addresses_and_what_is_undefined(each: tuple[str, Contract], threads: in
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", thinned(EDGES, 4))
+@pytest.mark.parametrize("name", EDGES)
 def test_addresses_at_the_ends_of_sizes(name: str) -> None:
     """Sizes of one, and sizes that fill no vector and no panel."""
     with CppyyBackend(isa=SLOWEST.name, threads=1) as backend:
@@ -95,7 +94,7 @@ def test_a_thread_that_leaves_its_memory_is_found(
 
 
 @pytest.mark.usefixtures("races")
-@pytest.mark.parametrize("each", thinned(STEPS, 8), ids="-".join)
+@pytest.mark.parametrize("each", STEPS, ids="-".join)
 def test_threads(each: tuple[str, Contract]) -> None:
     """ThreadSanitizer, with two threads and with three."""
     name, contract = each

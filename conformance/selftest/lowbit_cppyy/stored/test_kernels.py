@@ -7,7 +7,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from kernel_runs import HERE, assert_same_bits
-from sampling import thinned
 from stored_runs import CASES, CASTS, interpreted, kernel_for, some_activations, some_cast, some_stored
 
 from lowbit.arrays import Array
@@ -40,7 +39,7 @@ def purposes(cast: bool) -> tuple[Purpose, Purpose]:
     return ("integer vector", "integer rows") if cast else ("vector", "rows")
 
 
-@pytest.mark.parametrize("case", thinned(CASES, 8))
+@pytest.mark.parametrize("case", CASES)
 def test_compiled_kernels_are_their_programs(case: str) -> None:
     """One row and four, interpreted on numpy and compiled, the same bits; instruction sets take turns."""
     name, cast = case.split()[0], case.endswith("cast")
@@ -77,7 +76,7 @@ def product(prepared: PreparedStored, x: Array | Stored) -> Array:
     return prepared.gemv(x[0])[np.newaxis] if len(x) == 1 else prepared.gemm(x)
 
 
-@pytest.mark.parametrize("case", thinned(CASES, 3))
+@pytest.mark.parametrize("case", CASES)
 def test_rows_and_threads_change_no_bit(case: str) -> None:
     """Each of five rows alone, beside the others, and with three threads."""
     name, cast = case.split()[0], case.endswith("cast")
@@ -167,7 +166,7 @@ def test_results_are_rounded_once_to_nearest(name: Result) -> None:
 
 
 @pytest.mark.parametrize("format", ["q8_0", "gguf-mxfp4"])
-@pytest.mark.parametrize("table", thinned(HERE, 3), ids=lambda table: table.name)
+@pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
 def test_activations_too_small_for_powers_of_two_are_not_rounded(table: InstructionSet, format: str) -> None:
     """Subnormal ones are multiplied as they are, by a kernel that shifts; one row and several."""
     with CppyyBackend(isa=table.name, threads=1) as backend:
