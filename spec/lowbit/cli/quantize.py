@@ -13,6 +13,8 @@ field                 holds
 ``group_size``        weights in a group
 ``symmetric``         whether every zero is the middle of the codes
 ``act_order``         whether groups may be other than runs of rows
+``block_size``        GPTQ's block; ``null`` where it is a group
+``recipe``            of HQQ: ``ruled``, or a version of its package; ``null`` for other methods
 ``calibration``       ``text``, ``tokens`` and ``window``; ``null`` without calibration
 ``bytes``             of all tensors
 ``resumed``           the number of blocks that an interrupted run had finished
@@ -48,6 +50,7 @@ from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
 from lowbit.formats.fetch import DEFAULT_TEXT, TABLE
 from lowbit.quantization.gptq import DAMPING
+from lowbit.quantization.hqq_published import RECIPES
 from lowbit.rewriting.apart import Apart
 from lowbit.rewriting.journal import check_destination
 from lowbit.rewriting.layouts import LAYOUTS, layout_of
@@ -110,6 +113,18 @@ def quantize(
             "--damping", help=f"With gptq: the part of the mean of the Hessian's diagonal that is added; {DAMPING}."
         ),
     ] = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            "--block-size",
+            help="With gptq: rows whose errors the ranges of their groups do not see, such as the authors' 128. By "
+            "default every range sees all errors before it.",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str,
+        typer.Option("--recipe", help=f"With hqq: lowbit's ruling or a version of its package: {spoken(RECIPES)}."),
+    ] = RECIPES[0],
     processes: Annotated[
         int | None,
         typer.Option(
@@ -131,7 +146,8 @@ def quantize(
     seen = Calibration(by, calibration, calibration_tokens, window, damping)
     has_minima = chosen.is_file and by != "hqq" and not symmetric
     zeros = {"real_zeros": chosen.has_real_zeros, "has_minima": has_minima}
-    rounding = Rounding(by, group_size, symmetric, act_order, seen.part, **zeros)
+    solved = check_choice("--recipe", recipe, RECIPES)
+    rounding = Rounding(by, group_size, symmetric, act_order, seen.part, block_size, solved, **zeros)
     request = Request(rounding, chosen, attention_bits or bits, experts_bits or bits)
     request.check()
     check_destination(out, is_file=chosen.is_file)
@@ -223,6 +239,8 @@ def _answer(source: Source, out: Path, request: Request, text: Path | None, told
         "group_size": request.rounding.group_size,
         "symmetric": request.rounding.symmetric,
         "act_order": request.rounding.act_order,
+        "block_size": request.rounding.block_size,
+        "recipe": request.rounding.recipe if request.rounding.method == "hqq" else None,
         "calibration": seen,
         "bytes": told["bytes"],
         "resumed": told["resumed"],

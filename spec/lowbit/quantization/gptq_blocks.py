@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F32, F64
+from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.quantization.affine import group_codes, group_values
 from lowbit.quantization.coded import CodedMatrix, Grid, runs
@@ -58,7 +59,18 @@ class Inputs:
         return cls(order, diagonal[order] != 0, np.ascontiguousarray(lower[::-1, ::-1]))
 
 
-def rounded(weights: F32, inputs: Inputs, bits: int, grid: Grid) -> CodedMatrix:
+def check_block_size(argument: str, block_size: int, group_size: int) -> None:
+    """Refuse a block that is not of whole groups.
+
+    Raises:
+        ArgumentError: names the argument.
+    """
+    check_integer(argument, block_size, least=1)
+    if block_size % group_size:
+        raise ArgumentError(argument, block_size, f"a multiple of the group size, {group_size}")
+
+
+def rounded(weights: F32, inputs: Inputs, bits: int, grid: Grid, block_size: int | None = None) -> CodedMatrix:
     """Round the rows of a matrix one after another, each to its target.
 
     Args:
@@ -66,17 +78,22 @@ def rounded(weights: F32, inputs: Inputs, bits: int, grid: Grid) -> CodedMatrix:
         inputs: of this matrix.
         bits: 2, 3, 4 or 8.
         grid: of every group; groups are runs of rows in the order of `inputs`.
+        block_size: rows whose errors the ranges of groups in the same block do not see, whole groups; None for a group.
 
     Raises:
-        ArgumentError: a range that float16 cannot hold.
+        ArgumentError: a range that float16 cannot hold; a block that is not of whole groups.
     """
     triangle, live = inputs.factor, inputs.live
+    each = grid.group_size if block_size is None else block_size
+    check_block_size("block_size", each, grid.group_size)
     rows = np.where(live[:, np.newaxis], weights[inputs.order], 0).astype(np.float64)
     ratios = triangle / triangle.diagonal()
     goals, codes, scales, zeros = rows.copy(), np.empty(rows.shape, np.uint8), [], []
     for begin in range(0, len(rows), grid.group_size):
         group = slice(begin, min(begin + grid.group_size, len(rows)))
-        free = unrounded(goals, rows, triangle, group)
+        if begin % each == 0:
+            first, at_first = begin, goals.copy() if each > grid.group_size else goals
+        free = unrounded(at_first, rows, triangle, slice(first, group.stop))[begin - first :]
         scale, zero = grid.of(of_live(free, live[group]), bits)
         scales.append(scale)
         zeros.append(zero)

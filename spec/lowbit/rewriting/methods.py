@@ -26,6 +26,9 @@ from lowbit.quantization import gptq_blocks, hqq, hqq_solver
 from lowbit.quantization.affine import group_codes
 from lowbit.quantization.coded import CodedMatrix, Grid, runs
 from lowbit.quantization.gptq import DAMPING
+from lowbit.quantization.hqq_numbers import decode
+from lowbit.quantization.hqq_published import Recipe
+from lowbit.quantization.packing import unpack
 
 Method = Literal["rtn", "gptq", "hqq"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -41,6 +44,8 @@ class Rounding:
         symmetric: whether every zero is the middle of the codes.
         act_order: whether GPTQ takes the most important inputs first.
         damping: of GPTQ's Hessian.
+        block_size: GPTQ's block in whole groups, whose ranges do not see its errors; None for a group.
+        recipe: of HQQ, one of `RECIPES`; others than ``ruled`` need real zeros.
         real_zeros: whether zeros may be any float16 number.
         has_minima: whether groups have minima in place of zeros (rtn and gptq).
     """
@@ -50,6 +55,8 @@ class Rounding:
     symmetric: bool = False
     act_order: bool = False
     damping: float = DAMPING
+    block_size: int | None = None
+    recipe: Recipe = "ruled"
     real_zeros: bool = False
     has_minima: bool = False
 
@@ -74,10 +81,12 @@ class Rounding:
         Raises:
             ArgumentError: weights that the method cannot quantise, such as a range beyond float16.
         """
+        if self.method == "hqq" and self.recipe != "ruled":
+            return by_published_hqq(weights, bits, self.group_size, self.recipe)
         if self.method == "hqq":
             return by_hqq(weights, bits, self.group_size, real_zeros=self.real_zeros)
         if self.method == "gptq" and inputs is not None:
-            return gptq_blocks.rounded(weights, inputs, bits, self.grid)
+            return gptq_blocks.rounded(weights, inputs, bits, self.grid, self.block_size)
         return to_nearest(weights, bits, self.grid)
 
 
@@ -118,6 +127,15 @@ def by_hqq(weights: F32, bits: int, group_size: int, *, real_zeros: bool) -> Cod
         codes = hqq_solver.codes(blocks, scales.astype(np.float32).reshape(-1), wide.reshape(-1), bits)
     back = _exchanged(codes.reshape(group_size, -1, columns)).reshape(rows, columns)
     return CodedMatrix(back, scales, wide.astype(np.float64), runs(rows, group_size), bits, group_size)
+
+
+def by_published_hqq(weights: F32, bits: int, group_size: int, recipe: Recipe) -> CodedMatrix:
+    """Codes, scales and zeros of a version of HQQ's package (`lowbit.quantization.hqq_published`), along axis 1."""
+    found = hqq.quantize(weights, bits=bits, group_size=group_size, scale_dtype="float16", recipe=recipe)
+    rows, columns = weights.shape
+    scales, zeros = (np.ascontiguousarray(decode(each).reshape(columns, -1).T) for each in (found.scales, found.zeros))
+    numbers = scales.astype(np.float16), zeros.astype(np.float64), runs(rows, group_size)
+    return CodedMatrix(unpack(found.words, bits), *numbers, bits, group_size)
 
 
 def _exchanged(numbers: Array) -> Array:

@@ -20,6 +20,8 @@ from lowbit.formats.fetch import Report, silent
 from lowbit.model.calibration import Seen, Streams, source_of
 from lowbit.model.weights import LayerWeights, Matrix, linear_shapes, to_float
 from lowbit.quantization.coded import digest
+from lowbit.quantization.gptq_blocks import check_block_size
+from lowbit.quantization.hqq_published import RECIPES
 from lowbit.quantization.packing import BITS
 from lowbit.rewriting.journal import Journal, journal, read_windows
 from lowbit.rewriting.layouts import Description, Layout
@@ -86,6 +88,13 @@ class Request:
             raise ArgumentError("--format", f"{layout.name} with {given}", "gptq-v2, which has other bits for some")
         if self.rounding.act_order and (method != "gptq" or not layout.has_order):
             raise ArgumentError("--act-order", "given", "only with --method gptq and a layout of GPTQ")
+        if self.rounding.block_size is not None:
+            if method != "gptq":
+                raise ArgumentError("--block-size", "given", "only with --method gptq")
+            check_block_size("--block-size", self.rounding.block_size, self.rounding.group_size)
+        check_choice("--recipe", self.rounding.recipe, RECIPES)
+        if self.rounding.recipe != "ruled" and not (method == "hqq" and layout.has_real_zeros):
+            raise ArgumentError("--recipe", self.rounding.recipe, "only with --method hqq and --format hqq")
         if self.rounding.symmetric and method == "hqq":
             raise ArgumentError("--symmetric", "given", "only with rtn or gptq: HQQ moves the zeros")
         if layout.is_file and not self.rounding.symmetric and max(self.attention_bits, self.experts_bits) > 4:

@@ -93,6 +93,25 @@ def test_gptq_is_that_of_the_chapter(sources: dict[str, Path], tmp_path: Path) -
     assert all(each["calibrated"] for each in told["matrices"].values())
 
 
+def test_the_authors_blocks_and_recipes(sources: dict[str, Path], tmp_path: Path) -> None:
+    """GPTQ with a block of several groups, and a version of HQQ's package: the numbers of the chapters."""
+    seen = ["--method", "gptq", "--calibration", sources["text"], "--window", 32, "--block-size", 32]
+    told = answer(sources["gguf"], "-o", tmp_path / "gptq", *seen, *GROUP)
+    assert (told["block_size"], told["recipe"]) == (32, None)
+    published = ["--method", "hqq", "--format", "hqq", "--recipe", "hqq-0.2.8"]
+    told = answer(sources["gguf"], "-o", tmp_path / "hqq", *published, *GROUP)
+    assert (told["block_size"], told["recipe"]) == (None, "hqq-0.2.8")
+    before = open_model(sources["gguf"])
+    squares = hessians(before.weights, before.tokenizer.encode(TEXT, begin=False), 32)
+    by_gptq, by_hqq = (open_model(tmp_path / name).weights.layers[0].linears() for name in ("gptq", "hqq"))
+    for name, matrix in before.weights.layers[0].linears().items():
+        weights, square = to_float(matrix), squares[f"layers[0].{name}"]
+        blocks = gptq.quantize(weights, square, bits=4, group_size=16, scale_dtype="float16", block_size=32)
+        np.testing.assert_array_equal(to_float(by_gptq[name]), blocks.dequantize(), err_msg=name)
+        solved = by_solver(weights, bits=4, group_size=16, scale_dtype="float16", recipe="hqq-0.2.8")
+        np.testing.assert_array_equal(to_float(by_hqq[name]), dequantize(solved), err_msg=name)
+
+
 def hessians(weights: LlamaWeights, tokens: list[int], window: int) -> dict[str, F64]:
     """X^T X of what every matrix reads, by the whole decoder."""
     names = {id(matrix): name for number, layer in enumerate(weights.layers) for name, matrix in _named(number, layer)}
@@ -442,6 +461,15 @@ REFUSED: list[tuple[list[object], str]] = [
     (["--format", "floats"], "--format is 'floats'"),
     (["--act-order"], "--act-order is given; allowed: only with --method gptq and a layout of GPTQ"),
     (["--method", "hqq", "--symmetric"], "--symmetric is given; allowed: only with rtn or gptq"),
+    (["--block-size", 128], "--block-size is given; allowed: only with --method gptq"),
+    (["--method", "gptq", "--block-size", 100], "--block-size is 100; allowed: a multiple of the group size, 64"),
+    (["--method", "gptq", "--block-size", 0], "--block-size is 0; allowed: an integer of at least 1"),
+    (
+        ["--method", "hqq", "--recipe", "hqq-0.1.1"],
+        "--recipe is hqq-0.1.1; allowed: only with --method hqq and --format",
+    ),
+    (["--format", "hqq", "--recipe", "hqq-0.2.8"], "--recipe is hqq-0.2.8; allowed: only with --method hqq"),
+    (["--recipe", "best"], "--recipe is 'best'; allowed: ruled, hqq-0.1.1 or hqq-0.2.8"),
     (["--group-size", 0], "--group-size is 0"),
     (["--group-size", 24, "--format", "awq"], "does not fit the layout awq: group_size is 24; allowed: a divisor"),
     (["--group-size", 24, "--method", "hqq"], "--group-size is 24; allowed: a divisor of 64"),

@@ -52,6 +52,23 @@ def test_the_codes_are_those_of_the_chapter(bits: int, group_size: int, act_orde
     np.testing.assert_array_equal(found.floats, expected.dequantize())
 
 
+@pytest.mark.parametrize("block_size", (16, 48, 128))
+@pytest.mark.parametrize("act_order", (False, True))
+def test_blocks_of_several_groups(block_size: int, act_order: bool) -> None:
+    """Ranges do not see the errors of their own block, as in the authors' code. One that is no multiple is refused."""
+    weights, hessian = layer(7)
+    options = {"act_order": act_order, "scale_dtype": "float16", "block_size": block_size}
+    expected = gptq.quantize(weights, hessian, bits=3, group_size=16, **options)  # type: ignore[arg-type]
+    inputs = Inputs.of(hessian, act_order=act_order, damping=gptq.DAMPING)
+    found = rounded(weights, inputs, 3, Grid(16), block_size)
+    np.testing.assert_array_equal(found.floats, expected.dequantize())
+    assert block_size == 16 or (found.floats != rounded(weights, inputs, 3, Grid(16)).floats).any()
+    with pytest.raises(
+        ArgumentError, match=f"block_size is {block_size + 8}; allowed: a multiple of the group size, 16"
+    ):
+        rounded(weights, inputs, 3, Grid(16), block_size + 8)
+
+
 def test_the_factor_is_that_of_the_chapter() -> None:
     """The bound is that of a product of triangular factors in float64, with room for the condition of H."""
     _, hessian = layer(0)

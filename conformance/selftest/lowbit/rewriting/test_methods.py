@@ -5,6 +5,7 @@ import pytest
 
 from lowbit.quantization import affine, hqq
 from lowbit.quantization.coded import Grid
+from lowbit.quantization.hqq_published import RECIPES, Recipe
 from lowbit.quantization.packing import unpack
 from lowbit.rewriting.methods import Rounding, by_hqq, to_nearest
 
@@ -27,6 +28,17 @@ def test_hqq_is_that_of_the_solver(bits: int) -> None:
     """Codes, scales and zeros; the numbers differ by the roundings of float32 products, of which there are two."""
     expected = hqq.quantize(WEIGHTS, bits=bits, group_size=16, scale_dtype="float16")
     found = by_hqq(WEIGHTS, bits, 16, real_zeros=True)
+    np.testing.assert_array_equal(found.codes, unpack(expected.words, bits))
+    limit = 2**-23 * np.abs(found.values) + 2**-24 * found.scales.max() * 2**bits
+    assert (np.abs(found.values - hqq.dequantize(expected)) <= limit).all()
+
+
+@pytest.mark.parametrize("recipe", [each for each in RECIPES if each != "ruled"])
+@pytest.mark.parametrize("bits", [3, 4])
+def test_a_recipe_of_hqq_is_that_of_its_chapter(bits: int, recipe: Recipe) -> None:
+    """Code for code."""
+    expected = hqq.quantize(WEIGHTS, bits=bits, group_size=16, scale_dtype="float16", recipe=recipe)
+    found = Rounding("hqq", 16, recipe=recipe, real_zeros=True)(WEIGHTS, bits)
     np.testing.assert_array_equal(found.codes, unpack(expected.words, bits))
     limit = 2**-23 * np.abs(found.values) + 2**-24 * found.scales.max() * 2**bits
     assert (np.abs(found.values - hqq.dequantize(expected)) <= limit).all()
