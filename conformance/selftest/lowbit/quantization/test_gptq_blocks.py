@@ -57,8 +57,15 @@ def test_the_codes_are_those_of_the_chapter(bits: int, group_size: int, act_orde
 def test_blocks_of_several_groups(block_size: int, act_order: bool) -> None:
     """Ranges do not see the errors of their own block, as in the authors' code. One that is no multiple is refused."""
     weights, hessian = layer(7)
-    options = {"act_order": act_order, "scale_dtype": "float16", "block_size": block_size}
-    expected = gptq.quantize(weights, hessian, bits=3, group_size=16, **options)  # type: ignore[arg-type]
+    expected = gptq.quantize(
+        weights,
+        hessian,
+        bits=3,
+        group_size=16,
+        act_order=act_order,
+        scale_dtype="float16",
+        block_size=block_size,
+    )
     inputs = Inputs.of(hessian, act_order=act_order, damping=gptq.DAMPING)
     found = rounded(weights, inputs, 3, Grid(16), block_size)
     np.testing.assert_array_equal(found.floats, expected.dequantize())
