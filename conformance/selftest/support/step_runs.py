@@ -40,12 +40,21 @@ from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.step.decoder import CompiledDecoder
 
 LLAMA = replace(CONFIG, context=600)
-ODD = LlamaConfig(2, 96, 160, 4, 2, 40, 265, 64, 500.0, 1e-3)  # a head is no whole chunk, a matrix no whole panel
+ODD = LlamaConfig(2, 96, 160, 4, 2, 40, 265, 128, 500.0, 1e-3)  # a head is no whole chunk, a matrix no whole panel
 SCALED = replace(LLAMA, rope_scaling=llama3_scaling(LLAMA.head_dim, LLAMA.rope_base, 8.0, 1.0, 4.0, 32))
 UNROTATED = replace(LLAMA, layers=4, unrotated=(1, 2))
-WIDE = replace(CONFIG, hidden=256, feed_forward=512, heads=4, kv_heads=1, head_dim=64)  # blocks of 256 weights
+# Blocks of 256 weights.
+WIDE = replace(CONFIG, context=128, hidden=256, feed_forward=512, heads=4, kv_heads=1, head_dim=64)
 GEMMA = replace(
-    CONFIG, layers=3, head_dim=32, window=4, full_every=3, local_rope_base=100.0, activation="gelu", embedding_scale=8.0
+    CONFIG,
+    context=128,
+    layers=3,
+    head_dim=32,
+    window=4,
+    full_every=3,
+    local_rope_base=100.0,
+    activation="gelu",
+    embedding_scale=8.0,
 )
 FORMATS = {"mixed": ("q4_k", "q6_k", "q5_0", "q8_0"), "act-order": ("gptq-v2",), "floats": ("bfloat16", "float16")}
 """Of the matrices of a model, in turns; so q, k and v, and gate and up, may lie in different formats."""
@@ -86,7 +95,9 @@ MODELS = (
 DATA = Path(__file__).parents[1] / "lowbit/formats/checkpoint/data"
 DIRECTORIES = sorted(path for path in DATA.iterdir() if (path / "expected.npz").exists())
 """Tiny directories of every kind of model."""
-PROMPTS = (1, 3, 11)
+DIVIDED = 67
+"""Tokens of a prompt whose rows two threads divide (``divides_rows`` of ``cpp/step.h``)."""
+PROMPTS = (1, 3, 11, DIVIDED)
 
 
 @cache
@@ -215,12 +226,15 @@ def logits(decoder: AnyDecoder, prompt: int, count: int) -> F32:
 
 
 def answers(decoder: Decoder | CompiledDecoder) -> list[F32]:
-    """The logits of tokens after prompts of one token, a few and many, and the hidden states of batches."""
+    """The logits of tokens after prompts of one token, a few, many, and so many that two threads divide them, and the
+    hidden states of batches."""
     states: list[Any] = [decoder.new_state(3) for _ in range(3)]
     for state, prompt in zip(states, ([5], [7, 1, 3], [4, 4]), strict=True):
         decoder.hidden(prompt, state)
     batches = [decoder.hidden_batch(tokens, states).astype(np.float32) for tokens in ([1, 2, 3], [0, 9, 8])]
-    return [logits(decoder, 1, 3), logits(decoder, 3, 1), logits(decoder, 11, 2), *batches]
+    many = min(DIVIDED, decoder.config.context)
+    prompts = [logits(decoder, prompt, count) for prompt, count in ((1, 3), (3, 1), (11, 2), (many, 1))]
+    return [*prompts, *batches]
 
 
 def compiled(backend: CppyyBackend, decoder: Decoder) -> CompiledDecoder:
