@@ -193,8 +193,8 @@ inline void compute_tiles(const Product& product, const float* laid_out, std::in
 // rows, and what it lays out stays in its own cache; with fewer the bytes of the matrix count, which are then read once.
 inline bool divides_rows(std::int64_t tokens, int threads) { return tokens >= 2 * max_rows * threads; }
 
-// The same where threads divide the rows: each lays out some of its own rows after others, and multiplies them by all
-// columns.
+// What `multiply_all` does where threads divide the rows: each lays out `own_rows` of its own rows at a time, and multiplies
+// them by all columns.
 template <bool Paired, int Count, class Done>
 void multiply_rows(const Team& team, const Product* const (&products)[Count], const float* x, float* const (&outs)[Count],
                    const Done& done) {

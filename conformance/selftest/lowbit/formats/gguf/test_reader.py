@@ -1,5 +1,6 @@
 """Reading GGUF: what a sound file says, and that no other file does worse than an error of one line."""
 
+import io
 import os
 import struct
 import time
@@ -16,6 +17,7 @@ from tiny_gguf import CONFIG, Published, published, write
 
 from lowbit.attention.rope import Scaling, llama3_scaling
 from lowbit.errors import ArgumentError, FormatError, LowbitError
+from lowbit.formats.gguf import header
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.formats.gguf.tokenizer import read_tokenizer
 from lowbit.model.config import LlamaConfig
@@ -417,3 +419,13 @@ def test_a_string_of_an_array_that_is_refused_is_named(tmp_path: Path) -> None:
         path.write_bytes(crafted(entries=1, body=entry("k", 9, array)))
         with pytest.raises(FormatError, match=message):
             open_gguf(path)
+
+
+@pytest.mark.parametrize("window", (8, 11, 16, 17, 64))
+def test_strings_longer_than_a_read_and_across_two(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is read at once, an array holds the same strings, and what follows it is read from its place."""
+    monkeypatch.setattr(header, "WINDOW", window)
+    texts = ["", "a", "\N{GREEK SMALL LETTER OMEGA}" * 9, "b" * 40, "", "c" * window, "d" * (window - 8), "e"]
+    array = struct.pack("<IQ", 8, len(texts)) + b"".join(map(string, texts))
+    data = crafted(entries=2, body=entry("k", 9, array) + entry("l", 8, string("after")))
+    assert header.walk(io.BytesIO(data), len(data), "m.gguf").metadata == {"k": texts, "l": "after"}
