@@ -290,8 +290,10 @@ def _fewer(solver: z3.Solver, groups: Any, numbers: Sizes) -> Sizes:
 def _numbers(solver: z3.Solver, groups: Any) -> Sizes | None:
     """K, the rows of a group and D, where D is larger than declared; None if there are none.
 
-    To the solver the number of groups is any for which a few facts hold. Where it takes a wrong one, it is told for
-    which sizes the right one is the number of groups.
+    To the solver the number of groups is any for which a few facts hold, since a quotient of two unknowns is beyond it.
+    Where it takes a wrong one, it is told for which sizes the right one is the number of groups; and what the rows
+    allow at this size of a group, and so at larger and smaller ones: G = ⌈K/n⌉ has (G − 1)·n < K ≤ G·n. With either
+    alone some formulas take too many corrections, depending on what the solver was asked before.
     """
     for _ in range(MOST_CORRECTIONS):
         answer = solver.check()
@@ -307,6 +309,8 @@ def _numbers(solver: z3.Solver, groups: Any) -> Sizes | None:
             return rows, size, total
         solver.add(z3.Implies(z3.And(rows >= ROWS, size <= SIZE), groups <= right))
         solver.add(z3.Implies(z3.And(rows <= ROWS, size >= SIZE), groups >= right))
+        solver.add(z3.Implies(size <= SIZE, (groups - 1) * size < ROWS))
+        solver.add(z3.Implies(size >= SIZE, groups * size >= ROWS))
     raise UndecidedError("the solver does not find the right number of groups")
 
 
