@@ -226,7 +226,7 @@ def logits(decoder: AnyDecoder, prompt: int, count: int) -> F32:
 
 
 def answers(decoder: Decoder | CompiledDecoder) -> list[F32]:
-    """The logits of tokens after prompts of one token, a few, many, and so many that two threads divide them, and the
+    """The logits of tokens after prompts of several lengths, the last long enough for two threads to divide it, and the
     hidden states of batches."""
     states: list[Any] = [decoder.new_state(3) for _ in range(3)]
     for state, prompt in zip(states, ([5], [7, 1, 3], [4, 4]), strict=True):
