@@ -30,7 +30,7 @@ from lowbit_cppyy.runtime import processor
 from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.runtime.compiler import TINY, Linear, Pool, Route, preparing, raise_failure, runtime
 from lowbit_cppyy.runtime.decode_operations import DecodeOperations
-from lowbit_cppyy.runtime.products import Product, Routes, integer_purpose
+from lowbit_cppyy.runtime.products import Product, Routes, few_are_faster, integer_purpose
 from lowbit_cppyy.runtime.routing_operations import RoutingOperations
 from lowbit_cppyy.runtime.toolchain import check_toolchain
 from lowbit_cppyy.step.decoder import CompiledDecoder
@@ -60,8 +60,8 @@ def integer_roundings(rows: int, group_size: int) -> int:
     return integer_loop(SEGMENT)(rows, group_size) + 1
 
 
-FEW_ROWS = 4
-"""Up to this many rows of x, the kernel for few rows is used."""
+SEVERAL: tuple[Purpose, Purpose] = ("rows", "many rows")
+"""What multiplies several rows of x, a few and many."""
 
 
 class CppyyLinear(PreparedLinear):
@@ -72,6 +72,7 @@ class CppyyLinear(PreparedLinear):
         self._panel = layout.panel
         self._linear = Linear(layout, layout.apply(matrix), pool)
         self._handle, self._routes = self._linear.handle, Routes(partial(_route, layout, table))
+        self._rows_of = {purpose: recipe_for(purpose, layout, table).rows for purpose in SEVERAL}
         compiled = runtime()
         self._multiply, self._cast, self._blocks = compiled.multiply, compiled.multiply_cast, compiled.multiply_blocks
         self._vector = self._routes.of("vector").handle
@@ -81,7 +82,7 @@ class CppyyLinear(PreparedLinear):
             self._failed(status, "vector", x, out, 1)
 
     def _qgemm(self, x: F32, out: F32) -> None:
-        purpose = _purpose(len(x))
+        purpose = self._purpose(len(x))
         if status := self._multiply(self._handle, self._routes.of(purpose).handle, x, out, len(x)):
             self._failed(status, purpose, x, out, len(x))
 
@@ -100,8 +101,13 @@ class CppyyLinear(PreparedLinear):
         if activations is not None:
             route = self._routes.of(integer_purpose(tokens))
         else:
-            route = self._routes.of("vector" if tokens == 1 else _purpose(tokens), exact=exact)
+            route = self._routes.of("vector" if tokens == 1 else self._purpose(tokens), exact=exact)
         return Product(self._handle, route, False, -1, self.nbytes, self._panel)
+
+    def _purpose(self, rows: int) -> Purpose:
+        """What multiplies several rows of x, and one row where its bits must not depend on how many there are."""
+        few, many = SEVERAL
+        return few if few_are_faster(rows, self._rows_of[few], self._rows_of[many]) else many
 
     def _failed(self, status: int, purpose: Purpose, x: F32, out: F32, rows: int) -> None:
         """Use the kernel without powers of two if an activation is too small for them; otherwise raise the error."""
@@ -117,11 +123,6 @@ def _route(layout: PanelLayout, table: InstructionSet, purpose: Purpose, exact: 
     if exact:
         recipe = replace(recipe, method="shift")
     return Route(Kernel(recipe, table), ActivationStream(recipe, layout))
-
-
-def _purpose(rows: int) -> Purpose:
-    """What multiplies several rows of x, and one row where its bits must not depend on how many there are."""
-    return "rows" if rows <= FEW_ROWS else "many rows"
 
 
 class CppyyBackend(DecodeOperations, RoutingOperations, StoredProducts, Casts, Backend):

@@ -411,6 +411,14 @@ struct Call {
   Likeliest* likeliest;        // of the logits of each thread; nullptr where no token is chosen
 };
 
+// The table with the kernels that multiply some rows by a matrix in the least time, as `few_are_faster` of
+// runtime/products.py says.
+inline int table_for(const Product* const (&tables)[3], std::int64_t number, std::int64_t rows) {
+  if (rows == 1) return 0;
+  const Route &few = *tables[1][number].route, &many = *tables[2][number].route;
+  return 9 * whole_blocks(rows, few) <= 8 * whole_blocks(rows, many) ? 1 : 2;
+}
+
 // How a token is chosen at the end of a step, and the token. At a temperature of 0 it is the likeliest.
 struct Wanted {
   Sampling how;
@@ -457,10 +465,9 @@ struct Experts {
 
 constexpr int unrouted = 9;  // status of a step in which the score of an expert is not finite
 
-constexpr std::int64_t few_rows = 4;  // lowbit_cppyy.backend.FEW_ROWS
-
 inline const Product* expert_product(const Call& call, const Experts& own, std::int64_t expert, int which, std::int64_t rows) {
-  return call.tables[rows == 1 ? 0 : rows <= few_rows ? 1 : 2] + own.first + 3 * expert + which;
+  const std::int64_t number = own.first + 3 * expert + which;
+  return call.tables[table_for(call.tables, number, rows)] + number;
 }
 
 // One token's experts in ascending order, and their weights.
@@ -692,7 +699,7 @@ inline int run_step(Model& model, const Products* const (&tables)[3], Call call,
   float* const memory = model.memory.data() + (64 - reinterpret_cast<std::uintptr_t>(model.memory.data()) % 64) % 64 / 4;
   call.model = &model, call.values = memory, call.likeliest = wanted ? model.likeliest.data() : nullptr;
   for (int n = 0; n < 3; ++n) call.tables[n] = tables[n]->all.data();
-  call.products = call.tables[call.tokens == 1 ? 0 : call.tokens <= few_rows ? 1 : 2];
+  call.products = call.tables[table_for(call.tables, 0, call.tokens)];
   model.failure.store(OK, std::memory_order_relaxed);
   struct Context {
     Model* model;

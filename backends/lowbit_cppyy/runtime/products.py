@@ -30,6 +30,22 @@ def integer_purpose(rows: int) -> Purpose:
     return "integer vector" if rows == 1 else "integer rows"
 
 
+def few_are_faster(rows: int, few: int, many: int) -> bool:
+    """Whether kernels for few rows of x multiply these rows in less time than those for many.
+
+    A kernel computes whole blocks of rows. Those for many rows take 8/9 of the time for each; measured: 0.86 to 0.89.
+
+    >>> few_are_faster(20, 4, 8), few_are_faster(24, 4, 8)
+    (True, False)
+
+    Args:
+        rows: of x.
+        few: rows that a kernel for few of them computes at once.
+        many: the same for many.
+    """
+    return 9 * -(-rows // few) * few <= 8 * -(-rows // many) * many
+
+
 @dataclass(frozen=True)
 class Product:
     """One product, as numbers for ``cpp/step.h``.

@@ -32,8 +32,9 @@ from lowbit_cppyy.runtime.calls import FLOATS
 from lowbit_cppyy.runtime.compiler import FORKED, NO_MEMORY, TINY, raise_failure
 from lowbit_cppyy.stored.casts import raise_for
 
-PURPOSES = (1, 2, 5)
-"""Numbers of tokens for which the backend may choose other kernels: one, a few, many."""
+PURPOSES = (1, 2, 128)
+"""Numbers of tokens that have kernels of their own: one, a few, many. Between the last two a step chooses by the rows
+that the kernels compute; from 121 on it would always choose the same, as no kernel computes more than 16."""
 UNROUTED = 9
 """Status of a step in which the score of an expert is not finite."""
 UNKEPT = 10
@@ -286,10 +287,15 @@ class CompiledDecoder:
             raise_for(status, rows)
 
     def _tables_of(self, count: int, *, exact: bool) -> U64:
-        """The addresses of the products of one token, of a few and of many: in a dense model those of the call. A
-        sparse model may send any number of tokens to an expert."""
-        own = max(each for each in PURPOSES if each <= count)
-        purposes = [own] * 3 if self.config.routing is None else [min(each, own) for each in PURPOSES]
+        """The addresses of the products of one token, of a few and of many, of which a step chooses. A dense model is
+        given one table alone where there is no choice. A sparse model may send any number of tokens to an expert."""
+        one, _, many = PURPOSES
+        if count == one:
+            purposes: tuple[int, ...] = (one,) * 3
+        elif self.config.routing is None and count >= many:
+            purposes = (many,) * 3
+        else:
+            purposes = PURPOSES
         return np.array([self.parts.table_of(each, exact=exact) for each in purposes], np.uint64)
 
 
