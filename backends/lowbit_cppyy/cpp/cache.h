@@ -94,8 +94,8 @@ struct KeptRows {
   std::int64_t type;
   const std::uint8_t* rows;
 
-  const float* operator()(std::int64_t first, std::int64_t left, float* copy) const {
-    if (type == FLOAT32) return rows_at(kernels, shape, reinterpret_cast<const float*>(rows), first, left, copy);
+  const float* operator()(std::int64_t first, std::int64_t left, std::int64_t least, float* copy) const {
+    if (type == FLOAT32) return rows_at(kernels, shape, reinterpret_cast<const float*>(rows), first, left, least, copy);
     const std::int64_t d = shape.d, each = row_bytes(type, d), seen = std::min(left, chunk);
     const std::uint8_t* const from = rows + first * each;
     if (type == FLOAT16) {

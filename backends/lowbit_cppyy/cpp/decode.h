@@ -201,68 +201,82 @@ inline void fill_behind(const KernelSet& kernels, const Heads& shape, std::int64
   std::fill(copy + seen * shape.d, copy + read * shape.d + shape.channels() - shape.d, 0.0f);
 }
 
-// The rows of `chunk` tokens, of which `left` are visible, for a kernel to read: in place, or copied where fewer are
-// left or a kernel would read beyond the last row of the head. It reads `channels` elements from the start of each row,
-// which for narrow heads are several rows.
+// The rows of `chunk` tokens, of which `left` are visible, for a kernel to read: in place, or copied where the first of
+// several queries sees fewer, `least`, or a kernel would read beyond the last row of the head. It reads `channels`
+// elements from the start of each row, which for narrow heads are several rows.
 inline const float* rows_at(const KernelSet& kernels, const Heads& shape, const float* rows, std::int64_t first,
-                            std::int64_t left, float* copy) {
+                            std::int64_t left, std::int64_t least, float* copy) {
   const std::int64_t end = (first + chunk - 1) * shape.d + shape.channels();
-  if (left >= chunk && end <= shape.length * shape.d) return rows + first * shape.d;
+  if (least >= chunk && end <= shape.length * shape.d) return rows + first * shape.d;
   const std::int64_t seen = std::min(left, chunk);
   std::memcpy(copy, rows + first * shape.d, seen * shape.d * sizeof(float));
   fill_behind(kernels, shape, seen, copy);
   return copy;
 }
 
-inline std::int64_t attention_room(const Heads& shape, std::int64_t heads) {
-  return chunk * shape.d + 16 + heads * (2 * shape.channels() + 16 + (shape.length + chunk - 1) / chunk * chunk);
+inline std::int64_t attention_room(const Heads& shape, std::int64_t queries) {
+  return chunk * shape.d + 16 + queries * (2 * shape.channels() + 16 + (shape.length + chunk - 1) / chunk * chunk);
 }
 
-// Query heads h0 .. h1 of one token, which all read one key-value head. `keys(first, left, copy)` and `values` give its
-// rows as `rows_at` does. `room` has space for `attention_room` floats.
+// Query heads h0 .. h1 of the tokens t0 .. t1, which all read one key-value head, and of which several have no window
+// or one that begins at the first token. `keys(first, left, least, copy)` and `values` give its rows as `rows_at` does.
+// `room` has space for `attention_room` floats, with a query for each head and token.
 template <class Keys, class Values>
 inline void attend_heads(const KernelSet& kernels, const Heads& shape, const float* queries, const Keys& keys,
-                         const Values& values, std::int64_t token, std::int64_t h0, std::int64_t h1, float* room,
-                         float* out) {
-  const std::int64_t d = shape.d, channels = shape.channels(), end = shape.length - shape.tokens + token + 1;
-  const std::int64_t start = shape.window > 0 ? std::max<std::int64_t>(0, end - shape.window) : 0, seen = end - start;
-  const std::int64_t padded = (seen + chunk - 1) / chunk * chunk;
-  float* const copy = room + (h1 - h0) * (2 * channels + 16 + padded);
+                         const Values& values, std::int64_t t0, std::int64_t t1, std::int64_t h0, std::int64_t h1,
+                         float* room, float* out) {
+  const std::int64_t d = shape.d, channels = shape.channels(), first_end = shape.length - shape.tokens + t0 + 1;
+  const std::int64_t start = shape.window > 0 ? std::max<std::int64_t>(0, first_end - shape.window) : 0;
+  const std::int64_t heads = h1 - h0, count = (t1 - t0) * heads, least = first_end - start, most = least + t1 - t0 - 1;
+  const std::int64_t padded = (most + chunk - 1) / chunk * chunk;
+  const auto seen = [&](std::int64_t n) { return least + n / heads; };
+  float* const copy = room + count * (2 * channels + 16 + padded);
   // Followed by its scale, and by the exponential of its sink.
-  const auto query = [&](std::int64_t h) { return room + (h - h0) * (channels + 16); };
-  const auto mix = [&](std::int64_t h) { return query(h1) + (h - h0) * channels; };
-  const auto probabilities = [&](std::int64_t h) { return mix(h1) + (h - h0) * padded; };
-  std::fill(room, probabilities(h0), 0.0f);
-  for (std::int64_t h = h0; h < h1; ++h) {
-    std::memcpy(query(h), queries + (token * shape.heads + h) * d, d * sizeof(float));
-    query(h)[channels] = shape.scale > 0 ? shape.scale : static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
+  const auto query = [&](std::int64_t n) { return room + n * (channels + 16); };
+  const auto mix = [&](std::int64_t n) { return query(count) + n * channels; };
+  const auto probabilities = [&](std::int64_t n) { return mix(count) + n * padded; };
+  const auto row_of = [&](std::int64_t n) { return ((t0 + n / heads) * shape.heads + h0 + n % heads) * d; };
+  std::fill(room, probabilities(0), 0.0f);
+  for (std::int64_t n = 0; n < count; ++n) {
+    std::memcpy(query(n), queries + row_of(n), d * sizeof(float));
+    query(n)[channels] = shape.scale > 0 ? shape.scale : static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
   }
-  for (std::int64_t u = 0; u < seen; u += chunk) {
-    const float* const rows = keys(start + u, seen - u, copy);
-    const std::int64_t iterations = (std::min(seen - u, chunk) + kernels.lanes - 1) / kernels.lanes;
-    for (std::int64_t h = h0; h < h1; ++h)
-      kernels.call[0](elements(rows), nullptr, nullptr, query(h), probabilities(h) + u, Sizes{iterations});
-  }
-  for (std::int64_t h = h0; h < h1; ++h) {
+  // Calls body(rows, u, n) for all rows that a query sees, `chunk` at a time, the last token first. A row is 0 for the
+  // token before it, as rows behind the last are for all: a kernel may read the row behind those that are seen.
+  const auto each_chunk = [&](const auto& rows_from, const auto& body) {
+    for (std::int64_t u = 0; u < most; u += chunk) {
+      const float* const rows = rows_from(start + u, most - u, least - u, copy);
+      for (std::int64_t n = count - 1; n >= 0 && u < seen(n); --n) {
+        const std::int64_t behind = seen(n) - u;
+        if (n % heads == heads - 1 && seen(n) < most && behind < chunk) std::fill_n(copy + behind * d, d, 0.0f);
+        body(rows, u, n);
+      }
+    }
+  };
+  each_chunk(keys, [&](const float* rows, std::int64_t u, std::int64_t n) {
+    const std::int64_t iterations = (std::min(seen(n) - u, chunk) + kernels.lanes - 1) / kernels.lanes;
+    kernels.call[0](elements(rows), nullptr, nullptr, query(n), probabilities(n) + u, Sizes{iterations});
+  });
+  for (std::int64_t n = 0; n < count; ++n) {
+    const std::int64_t whole = (seen(n) + chunk - 1) / chunk * chunk;
     if (shape.cap > 0)
-      each(kernels.call[7], Cap(shape.cap).numbers, probabilities(h), nullptr, seen, probabilities(h));
+      each(kernels.call[7], Cap(shape.cap).numbers, probabilities(n), nullptr, seen(n), probabilities(n));
     constexpr float none = -std::numeric_limits<float>::infinity();
-    std::fill(probabilities(h) + seen, probabilities(h) + padded, none);
-    const float sink = shape.sinks ? shape.sinks[h] : none;
-    const float minus = -std::max(largest(kernels.call[1], probabilities(h), padded), sink);
-    each(kernels.call[2], &minus, probabilities(h), nullptr, padded, probabilities(h));
-    if (shape.sinks) each(kernels.call[2], &minus, &sink, nullptr, 1, query(h) + channels + 1);
+    std::fill(probabilities(n) + seen(n), probabilities(n) + whole, none);
+    const float sink = shape.sinks ? shape.sinks[h0 + n % heads] : none;
+    const float minus = -std::max(largest(kernels.call[1], probabilities(n), whole), sink);
+    each(kernels.call[2], &minus, probabilities(n), nullptr, whole, probabilities(n));
+    if (shape.sinks) each(kernels.call[2], &minus, &sink, nullptr, 1, query(n) + channels + 1);
   }
-  for (std::int64_t u = 0; u < seen; u += chunk) {
-    const float* const rows = values(start + u, seen - u, copy);
-    for (std::int64_t h = h0; h < h1; ++h)
-      for (std::int64_t c = 0; c < channels; c += kernels.channels)
-        kernels.call[4](elements(rows + c), nullptr, nullptr, probabilities(h) + u, mix(h) + c,
-                       Sizes{(std::min(seen - u, chunk) + 1) / 2});
-  }
-  for (std::int64_t h = h0; h < h1; ++h) {
-    const float factor = 1 / (sum(kernels.call[3], probabilities(h), padded) + query(h)[channels + 1]);
-    each(kernels.call[5], &factor, mix(h), nullptr, d, out + (token * shape.heads + h) * d);
+  each_chunk(values, [&](const float* rows, std::int64_t u, std::int64_t n) {
+    for (std::int64_t c = 0; c < channels; c += kernels.channels)
+      kernels.call[4](elements(rows + c), nullptr, nullptr, probabilities(n) + u, mix(n) + c,
+                     Sizes{(std::min(seen(n) - u, chunk) + 1) / 2});
+  });
+  for (std::int64_t n = 0; n < count; ++n) {
+    const std::int64_t whole = (seen(n) + chunk - 1) / chunk * chunk;
+    const float factor = 1 / (sum(kernels.call[3], probabilities(n), whole) + query(n)[channels + 1]);
+    each(kernels.call[5], &factor, mix(n), nullptr, d, out + row_of(n));
   }
 }
 
@@ -279,12 +293,13 @@ inline Status attend(const KernelSet& kernels, const Heads& shape, const float* 
     for (std::int64_t job = first; job < last; ++job) {
       const std::int64_t token = job / (shape.kv_heads * parts), h = job % (shape.kv_heads * parts) * heads;
       const auto rows_of = [&](const float* rows) {
-        return [&kernels, &shape, rows](std::int64_t start, std::int64_t left, float* copy) {
-          return rows_at(kernels, shape, rows, start, left, copy);
+        return [&kernels, &shape, rows](std::int64_t start, std::int64_t left, std::int64_t least, float* copy) {
+          return rows_at(kernels, shape, rows, start, left, least, copy);
         };
       };
       attend_heads(kernels, shape, queries, rows_of(keys + h / group * shape.key_stride),
-                   rows_of(values + h / group * shape.value_stride), token, h, h + heads, static_cast<float*>(room), out);
+                   rows_of(values + h / group * shape.value_stride), token, token + 1, h, h + heads,
+                   static_cast<float*>(room), out);
     }
   });
 }

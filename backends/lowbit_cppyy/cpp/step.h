@@ -361,22 +361,42 @@ struct Kept {
   std::int64_t keys, values;
 };
 
+// Neighbouring tokens that attend together, so that each row of the cache is read, and widened, once for all of them.
+constexpr std::int64_t attending = 8;
+
+// The most tokens that attend together: fewer where threads would otherwise have too few groups of heads each.
+inline std::int64_t attend_together(const Team& team, std::int64_t kv_heads) {
+  return std::clamp<std::int64_t>(team.tokens * kv_heads / (8 * team.threads), 1, attending);
+}
+
+// Whether two tokens follow each other in a sequence and see the same first token.
+inline bool neighbours(const Place& a, const Place& b, std::int64_t window) {
+  return b.keys == a.keys && b.position == a.position + 1 && (window == 0 || b.position < window);
+}
+
 // Attention of each token over its cache, which holds the token itself. `before` are the heads of the blocks before this
 // one. Every thread takes one group of heads after the other, since later tokens see more.
 inline void attend_rows(const Team& team, const KernelSet& kernels, const Kept& kept, const Place* places,
                         std::int64_t before, std::int64_t query_heads, std::int64_t kv_heads, std::int64_t d, std::int64_t window,
                         const float* queries, float* out, float scale, float cap, const float* sinks) {
-  const std::int64_t group = query_heads / kv_heads, jobs = team.tokens * kv_heads;
-  const std::int64_t parts = jobs % team.threads != 0 && jobs < 8 * team.threads ? group : 1, heads = group / parts;
-  for (std::int64_t job = team.thread; job < jobs * parts; job += team.threads) {
-    const std::int64_t token = job / (kv_heads * parts), h = job % (kv_heads * parts) * heads;
-    const Place& place = places[token];
-    const std::int64_t length = place.position + 1, first = (before + h / group) * place.capacity;
-    const Heads shape{1, query_heads, kv_heads, length, d, std::min(window, length), 0, 0, scale, cap, sinks};
-    const KeptRows keys{kernels, shape, kept.keys, place.keys + first * row_bytes(kept.keys, d)};
-    const KeptRows values{kernels, shape, kept.values, place.values + first * row_bytes(kept.values, d)};
-    const std::int64_t row = token * query_heads * d;
-    attend_heads(kernels, shape, queries + row, keys, values, 0, h, h + heads, reinterpret_cast<float*>(team.own), out + row);
+  const std::int64_t group = query_heads / kv_heads, most = attend_together(team, kv_heads), jobs = team.tokens * kv_heads;
+  const std::int64_t parts = most == 1 && jobs % team.threads != 0 && jobs < 8 * team.threads ? group : 1;
+  const std::int64_t heads = group / parts;
+  std::int64_t job = 0, last;
+  for (std::int64_t token = 0; token < team.tokens; token = last) {
+    last = token + 1;
+    while (last < team.tokens && last - token < most && neighbours(places[last - 1], places[last], window)) ++last;
+    for (std::int64_t h = 0; h < query_heads; h += heads, ++job) {
+      if (job % team.threads != team.thread) continue;
+      const Place& place = places[last - 1];
+      const std::int64_t length = place.position + 1, first = (before + h / group) * place.capacity;
+      const Heads shape{last - token, query_heads, kv_heads, length, d, std::min(window, length), 0, 0, scale, cap, sinks};
+      const KeptRows keys{kernels, shape, kept.keys, place.keys + first * row_bytes(kept.keys, d)};
+      const KeptRows values{kernels, shape, kept.values, place.values + first * row_bytes(kept.values, d)};
+      const std::int64_t row = token * query_heads * d;
+      attend_heads(kernels, shape, queries + row, keys, values, 0, last - token, h, h + heads,
+                   reinterpret_cast<float*>(team.own), out + row);
+    }
   }
 }
 
@@ -660,7 +680,7 @@ struct Room {
     row = {model.hidden};
     // However many threads of the pool take part: a pool that is busy leaves the caller alone.
     const std::int64_t laid_out = divides_rows(T, 1) ? (own_rows + max_rows) * row_floats : 0;
-    own = {std::max<std::int64_t>(own_bytes / 4 + 16 + laid_out, attention_room(heads, group))};
+    own = {std::max<std::int64_t>(own_bytes / 4 + 16 + laid_out, attention_room(heads, group * (T == 1 ? 1 : attending)))};
   }
   std::int64_t each() const { return rotation.whole() + row.whole() + own.whole(); }
   std::int64_t floats(int threads) const { return values.whole() + shared.whole() + threads * each(); }
