@@ -156,10 +156,24 @@ inline float power_of_two(std::int64_t e) {
 
 constexpr std::int64_t activation_block = 32;  // elements that share an exponent (lowbit.linear.integer.ACTIVATIONS)
 
+// Lays out the mantissas of a segment in words of four bytes, `apart` elements apart, padded with zeros on both sides.
+// Returns their sum.
+inline __attribute__((always_inline)) std::int32_t lay_segment(const std::int8_t* from, std::int64_t length,
+                                                               std::int64_t start, std::int64_t elements,
+                                                               std::int64_t apart, float* to) {
+  std::int8_t bytes[(activation_block + 64) / 4 * 4] = {};
+  std::memcpy(bytes + start, from, length);
+  std::int32_t total = 0;
+  for (std::int64_t k = 0; k < length; ++k) total += from[k];
+  for (std::int64_t i = 0; i < elements; ++i) std::memcpy(&to[i * apart], bytes + 4 * i, 4);
+  return total;
+}
+
 // MANTISSAS: for each segment its mantissas, four bytes an element, padded with zeros to whole units, then 2^e; after
 // the last segment of a group, the sum of 2^e S.
 inline void lay_mantissas(const Groups& shape, const Route& route, const std::int8_t* mantissas,
                           const std::int16_t* exponents, std::int64_t count, std::int64_t blocks, float* to) {
+  constexpr std::int64_t whole = activation_block;
   const std::int64_t block = route.rows, quarters = shape.unit_codes / 4;
   for (std::int64_t b = 0, base = 0; base < shape.groups; ++b, base += shape.block_groups) {
     const Sizes& sizes = route.sizes[b];
@@ -168,20 +182,17 @@ inline void lay_mantissas(const Groups& shape, const Route& route, const std::in
       const std::int32_t* const segment = route.segments + 3 * (&sizes.turns[s] - route.sizes[0].turns);
       const std::int64_t first = segment[0], length = segment[1], start = segment[2];
       const std::int64_t elements = (start + length + shape.unit_codes - 1) / shape.unit_codes * quarters;
-      for (std::int64_t r = 0; r < block; ++r) {
-        const bool exists = r < count;
-        const std::int8_t* const from = exists ? mantissas + r * shape.rows + first : nullptr;
-        std::int32_t total = 0;
-        std::int8_t bytes[(activation_block + 64) / 4 * 4] = {};
-        if (exists) {
-          std::memcpy(bytes + start, from, length);
-          for (std::int64_t k = 0; k < length; ++k) total += from[k];
-        }
-        for (std::int64_t i = 0; i < elements; ++i) std::memcpy(&to[i * block + r], bytes + 4 * i, 4);
-        const float step = exists ? power_of_two(exponents[r * blocks + first / activation_block]) : 0.0f;
+      const bool usual = length == whole && start == 0 && elements == whole / 4;  // sizes that a compiler then knows
+      for (std::int64_t r = 0; r < count; ++r) {
+        const std::int8_t* const from = mantissas + r * shape.rows + first;
+        const std::int32_t total = usual ? lay_segment(from, whole, 0, whole / 4, block, to + r)
+                                         : lay_segment(from, length, start, elements, block, to + r);
+        const float step = power_of_two(exponents[r * blocks + first / whole]);
         to[elements * block + r] = step;
         sums[r] += step * static_cast<float>(total);
       }
+      for (std::int64_t i = 0; i <= elements && count < block; ++i)
+        std::fill(to + i * block + count, to + (i + 1) * block, 0.0f);
       to += (elements + 1) * block;
       if (sizes.ends[s]) {
         for (std::int64_t r = 0; r < block; ++r) to[r] = shape.negative ? -sums[r] : sums[r], sums[r] = 0.0f;
@@ -193,11 +204,10 @@ inline void lay_mantissas(const Groups& shape, const Route& route, const std::in
 
 // Activations in blocks of 32 with 8-bit mantissas (lowbit.quantization.bfp.cast): e from the largest magnitude, then
 // rint(x / 2^e) saturated at 127. Adding `rounder` rounds to nearest, ties to even. Returns whether x is finite; other
-// numbers have no cast.
+// numbers have no cast. The sizes of whole blocks are constants, of which a compiler makes vectors.
 inline bool cast_blocks(const float* x, std::int64_t n, std::int8_t* mantissas, std::int16_t* exponents) {
   bool finite = true;
-  for (std::int64_t start = 0; start < n; start += activation_block) {
-    const std::int64_t length = std::min(activation_block, n - start);
+  const auto cast = [&](std::int64_t start, std::int64_t length) __attribute__((always_inline)) {
     const std::uint32_t largest = largest_bits(x + start, length);
     finite = finite && largest < 0x7F800000u;
     // A normal float is f * 2^E' with E' = exponent bits - 126; e = E' - 7. Subnormal floats have the least exponent.
@@ -208,7 +218,10 @@ inline bool cast_blocks(const float* x, std::int64_t n, std::int8_t* mantissas, 
       mantissas[start + k] = static_cast<std::int8_t>(std::min(std::max(nearest, -127), 127));
     }
     exponents[start / activation_block] = static_cast<std::int16_t>(e);
-  }
+  };
+  const std::int64_t whole = n / activation_block * activation_block;
+  for (std::int64_t start = 0; start < whole; start += activation_block) cast(start, activation_block);
+  if (whole < n) cast(whole, n - whole);
   return finite;
 }
 
