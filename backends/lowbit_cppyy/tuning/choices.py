@@ -11,8 +11,8 @@ rules. The outcome of a search on this machine, kept on disk (`lowbit_cppyy.tuni
   multiply-adds bound the speed, at 86 % of what the processor can do, so unpacking a panel first and calling a library
   has nothing to gain. Where unpacking takes the ports of the multiply-adds, as on Intel's processors with registers of
   sixteen lanes, eight rows share a code: prompts of 128 tokens were measured 1.13 to 1.16 times as fast as with four.
-  One of 20 tokens, for which 24 rows are computed, is slower, 0.88 to 0.98 times as fast. A row has the same bits
-  whatever rows stand beside it.
+  One of 20 tokens, for which 24 rows would be computed, was 0.88 to 0.98 times as fast, so it keeps four
+  (`lowbit_cppyy.runtime.products.few_are_faster`). A row has the same bits whatever rows stand beside it.
 - **Integers.** Through 16 bits where the processor has no product of bytes into 32 bits.
 - **One row of x reads a whole row of the panel at once.** A narrower tile goes through the panel several times and
   reads memory in pieces: measured at half the speed.
