@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lowbit.backend.function import described
+from lowbit.backend.registry import check_name
 from lowbit.certification import LEAST_DEADLINE, Certification, Request
 from lowbit.errors import ArgumentError, LowbitError, UnavailableError
 from lowbit.system.interpreters import python_command, python_environment
@@ -201,6 +202,8 @@ def run(
     Raises:
         LowbitError: the suite refuses an argument or the backend.
     """
+    if len(target) == 1 and ":" not in target[0]:
+        check_name(target[0])  # before tens of thousands of cases are made
     judged = judged or target
     arguments = list(judged if len(judged) == 2 else ("--backend", *judged))
     arguments += [] if deadline is None else ["--deadline", str(deadline)]

@@ -10,9 +10,14 @@ from typing import Any
 import odd_backends
 import pytest
 from paths import SUPPORT
+from typer.testing import CliRunner
 
+import lowbit
 from lowbit.backend import Declaration, Range
+from lowbit.cli import app
+from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
+from lowbit_conformance.cli import conformance as command
 from lowbit_conformance.suite.cases import Case, MatrixCase
 from lowbit_conformance.suite.clauses import load_suite
 from lowbit_conformance.suite.fitting import moved
@@ -155,6 +160,14 @@ def test_an_unknown_backend_is_an_error() -> None:
     status, _, error = conformance("abacus")
     assert status == 2
     assert "backend is 'abacus'; allowed: cppyy" in error
+
+
+def test_an_unknown_backend_is_refused_before_cases_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command and by `certify`: pytest, which makes them, is not started."""
+    monkeypatch.setattr(command, "run_suite", lambda *_: pytest.fail("the suite was started"))
+    with pytest.raises(ArgumentError, match="backend is 'abacus'; allowed: cppyy"):
+        lowbit.certify("abacus")
+    assert "backend is 'abacus'" in str(CliRunner().invoke(app, ["conformance", "abacus"]).exception)
 
 
 def test_nothing_executed_is_no_pass() -> None:
