@@ -123,11 +123,14 @@ class PreparedStored:
             T × N numbers of that type.
 
         Raises:
-            ArgumentError: wrong dtype, shape or layout; numbers that the format has no cast for; an unknown result.
+            ArgumentError: wrong dtype, shape or layout; numbers, or a number of rows, that the format has no cast for;
+                an unknown result.
             NotDeclaredError: the backend does not declare `linear.gemm_cast`, or not for these formats.
         """
         self._checked(x, (None, self.rows), result)
         check_choice("activations", activations, CASTS)
+        if self.rows % (block := FORMATS[activations].block or 1):
+            raise ArgumentError("rows", self.rows, f"a multiple of {block}, the elements of a block of {activations}")
         self._check_declared("linear.gemm_cast", activations, result, len(x))
         out = self._out((len(x), self.columns), result)
         self._cast_and_multiply(x, activations, out)

@@ -23,8 +23,9 @@ from lowbit.contract.checks import check_choice
 from lowbit.errors import NotDeclaredError
 from lowbit.model.block import Linear, plain_linear
 from lowbit.model.weights import Matrix, is_float, to_float
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.tensor_formats.gguf_k import BLOCK
-from lowbit.tensor_formats.stored import Stored
+from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.tensor_formats.table import Format
 
 Contract = Literal["float32", "integer"]
@@ -42,6 +43,15 @@ def cast_for(table: Format) -> str:
     sums beside them.
     """
     return "q8_k" if table.block == BLOCK else "q8_0"
+
+
+def has_whole_blocks(rows: int, activations: str) -> bool:
+    """Whether activations for so many rows can be cast to a format.
+
+    >>> has_whole_blocks(64, "q8_0"), has_whole_blocks(48, "q8_0")
+    (True, False)
+    """
+    return rows % (FORMATS[activations].block or 1) == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,21 +121,31 @@ class BackendLinears:
         """
         if isinstance(matrix, np.ndarray):
             return self._plain(matrix, FLOATS)
-        integer, activations = self.contract == "integer", None
         try:
-            prepared: PreparedLinear | PreparedStored
-            if isinstance(matrix, Stored):
-                prepared = self.backend.prepare_stored(matrix)
-                if integer:
-                    activations = cast_for(matrix.table)
-                    self.backend.unchecked("linear.gemm_cast", {**matrix.parameters, "activations": activations})
-            else:
-                prepared, activations = self.backend.prepare(matrix), BLOCKS if integer else None
+            prepared, activations = self._prepared(matrix)
         except NotDeclaredError as error:
             return self._plain(to_float(matrix), FLOATS if is_float(matrix) else str(error))
         self.prepared += 1
         self.read_bytes += prepared.nbytes
         return BackendLinear(prepared, activations)
+
+    def _prepared(self, matrix: QuantizedMatrix | Stored) -> tuple[PreparedLinear | PreparedStored, str | None]:
+        """A matrix on the backend, and the format that activations are cast to.
+
+        Raises:
+            NotDeclaredError: the backend does not declare these products.
+        """
+        integer = self.contract == "integer"
+        if isinstance(matrix, QuantizedMatrix):
+            return self.backend.prepare(matrix), BLOCKS if integer else None
+        if not integer:
+            return self.backend.prepare_stored(matrix), None
+        activations = cast_for(matrix.table)
+        if not has_whole_blocks(matrix.rows, activations):
+            raise NotDeclaredError(self.backend.name, "linear.gemm_cast", f"rows {matrix.rows} of {activations}")
+        prepared = self.backend.prepare_stored(matrix)
+        self.backend.unchecked("linear.gemm_cast", {**matrix.parameters, "activations": activations})
+        return prepared, activations
 
     def _plain(self, matrix: F32, reason: str) -> Linear:
         self.float_matrices[reason] += 1

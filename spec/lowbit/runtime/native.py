@@ -16,7 +16,7 @@ from lowbit.contract.operation import Parameters
 from lowbit.contract.ranges import Range
 from lowbit.linear.integer import ACTIVATIONS
 from lowbit.runtime.inspection import Matrices
-from lowbit.runtime.linears import CONTRACTS, FLOATS, Contract, cast_for
+from lowbit.runtime.linears import CONTRACTS, FLOATS, Contract, cast_for, has_whole_blocks
 from lowbit.tensor_formats import dense
 from lowbit.tensor_formats.stored import FORMATS
 
@@ -37,7 +37,7 @@ class Products:
 
     Attributes:
         type: as in `lowbit.runtime.inspection.Held`.
-        is_quantised: whether they are not floats of 16 or 32 bits.
+        is_quantised: whether they are no floats.
         matrices: how many there are.
         native: for each contract, how many the backend multiplies by as they are stored.
         lacking: for each contract, why it does not, and how many matrices for each reason.
@@ -60,11 +60,6 @@ class Products:
     def is_native(self) -> bool:
         """Whether it multiplies by all of them in float32 as they are stored."""
         return self.native["float32"] == self.matrices
-
-    @property
-    def is_floats(self) -> bool:
-        """Whether no backend has products for them, because they are float32."""
-        return FLOATS in self.lacking["float32"]
 
 
 def products(operations: Operations, matrices: Iterable[Matrices], *, prepares_stored: bool) -> list[Products]:
@@ -94,9 +89,19 @@ def _missing(operations: Operations, contract: Contract, choices: Parameters | N
         return UNDESCRIBED
     if contract == "integer" and "linear.qgemm_bfp" not in operations:
         return NO_INTEGERS
-    if "format" in choices and not prepares_stored:
-        return UNPREPARED
-    return lacks(operations, *_call(contract, choices))
+    missing = UNPREPARED
+    if "format" not in choices or prepares_stored:
+        missing = lacks(operations, *_call(contract, choices)) or _uncut(contract, choices)
+    return FLOATS if missing and choices.get("format") in dense.NAMES else missing
+
+
+def _uncut(contract: Contract, choices: Parameters) -> str:
+    """Why activations are not cast; empty where they are, or need not be."""
+    rows = choices.get("rows")  # some headers do not say how many
+    if contract == "float32" or "format" not in choices or not isinstance(rows, int):
+        return ""
+    activations = cast_for(FORMATS[str(choices["format"])])
+    return "" if has_whole_blocks(rows, activations) else f"linear.gemm_cast lacks rows {rows} of {activations}"
 
 
 def _call(contract: Contract, choices: Parameters) -> tuple[str, Parameters]:
@@ -140,17 +145,16 @@ def advice(name: str, found: Mapping[str, list[Products]], operations: Operation
         runs: whether lowbit runs the model.
     """
     slow = [each for each in found[name] if not each.is_native]
-    packed = [each for each in slow if not each.is_floats]
     if not runs:
         if not any(each.is_quantised for each in found[name]):
             return "No matrix is quantised."
-        packed = [each for each in packed if each.is_quantised]
+        packed = [each for each in slow if each.is_quantised]
         return f"It has {f'no kernels for {_types(packed)}' if packed else 'kernels for every quantised matrix'}."
     if not slow:
         return "Nothing to do: every matrix is multiplied as it is stored."
-    other = _native_elsewhere(name, found, {each.type for each in packed})
+    other = _native_elsewhere(name, found, {each.type for each in slow})
     if other is not None:
-        return f"Use --backend {other}, which multiplies by {_types(packed)} as stored."
+        return f"Use --backend {other}, which multiplies by {_types(slow)} as stored."
     if not lacks(operations, "linear.qgemv", REQUANTISED):
         return f"Use --bits 4 --group-size 64: {name} multiplies natively by what that makes of {_types(slow)}."
     return "Use another backend: it has no products for these matrices, nor for what --bits 4 makes of them."

@@ -64,6 +64,14 @@ def test_wrong_activations_are_refused(x: Any, message: str) -> None:
     assert str(refusal.value) == message
 
 
+def test_rows_that_are_no_whole_blocks_are_not_cast() -> None:
+    """The rest would be left out of the sums."""
+    weights = Stored("float16", 48, 4, (np.ones((4, 48), np.float16),))
+    with pytest.raises(ArgumentError) as refusal:
+        Sums(weights).cast_and_multiply(np.ones((3, 48), np.float32), "q8_0")
+    assert str(refusal.value) == "rows is 48; allowed: a multiple of 32, the elements of a block of q8_0"
+
+
 def test_what_is_not_declared_is_refused() -> None:
     """Another product, other activations, another format, and what is no stored matrix."""
     prepared, wrong = SumsBackend().prepare_stored(WEIGHTS), dict[str, Any](weights=3)
