@@ -378,5 +378,6 @@ LEFT_OUT: Mapping[str, str] = {
     **dict.fromkeys(("nf4-double", "fp4-double"), "absmax is rounded to 8 bits about a mean of all blocks"),
     **dict.fromkeys(("nvfp4", "nvfp4-pack"), "a block's scale is rounded about that of the whole tensor"),
     "ct-pack-asym": "the zero is rounded in bfloat16, and so is what it is added to",
+    "float32": "nothing is rounded",
 }
 """Formats with an `encode` and without a theorem, and why."""

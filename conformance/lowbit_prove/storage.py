@@ -162,7 +162,7 @@ def values_of(parts: Parts) -> F64:
 
 
 def values(parts: Parts) -> Symbols:
-    """What codes stand for: themselves, signed bytes, numbers of a table, or floats of 16 bits."""
+    """What codes stand for: themselves, signed bytes, numbers of a table, or floats."""
     if parts.structure.is_floats:
         return symbols.of(parts.codes.view(FLOATS[parts.structure.values].dtype)).astype(np.float64)
     if parts.structure.values == "signed":

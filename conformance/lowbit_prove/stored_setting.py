@@ -62,7 +62,7 @@ def unknown_parts(layout: StoredLayout) -> Parts:
     structure, columns, groups = layout.structure, layout.columns, len(layout.lengths)
     runs = sum(layout.units) * UNIT // structure.run if structure.run else 0
     center, table = constants(structure)
-    code = np.dtype(np.uint16 if structure.is_floats else np.uint8)
+    code = np.dtype(f"u{structure.bits // 8}" if structure.is_floats else np.uint8)
     found: dict[str, Any] = {"codes": _unknown("q", sum(layout.lengths), columns, code, structure.bits)}
     dtype = SCALES[structure.scale]
     found["scales"] = (
@@ -219,7 +219,7 @@ class StoredSetting(Setting):
     def scales(self, column: int) -> Iterator[Scale]:
         if self.parts.structure.is_floats:
             dtype = FLOATS[self.parts.structure.values].dtype
-            one, by_default = (int(np.array(number, dtype).view(np.uint16)) for number in (1, 2))
+            one, by_default = (bits_of(number, dtype) for number in (1, 2))
             weights: Any = self.parts.codes
             for number in weights[:, column]:
                 yield Scale(_variable(number.data[()]), widened(number, self.parts).data[()], one, by_default)
@@ -296,9 +296,9 @@ class StoredSetting(Setting):
 
 
 def widened(codes: Symbols, parts: Parts) -> Symbols:
-    """Codes that are floats of 16 bits, as float32; bfloat16 is the upper half of one."""
-    if parts.structure.values == "float16":
-        return codes.view(np.float16).astype(FLOAT)
+    """Codes that are floats, as float32; bfloat16 is the upper half of one."""
+    if parts.structure.values != "bfloat16":
+        return codes.view(FLOATS[parts.structure.values].dtype).astype(FLOAT)
     shifted: Symbols = codes.astype(np.uint32) << np.uint32(16)
     return shifted.view(FLOAT)
 

@@ -13,7 +13,7 @@ import numpy as np
 from lowbit.arrays import F32, I64, Array
 from lowbit.contract.checks import check_choice
 from lowbit.tensor_formats.stored import Stored
-from lowbit_cppyy.stored.parts import FLOATS_OF_16, Parts, Structure
+from lowbit_cppyy.stored.parts import FLOATS, Parts, Structure
 
 Tensors = Mapping[str, Array]
 
@@ -255,17 +255,19 @@ def awq_gemv(stored: Stored) -> Parts:
     return grouped(codes, fields["scales"].T, zeros, 4, groups)
 
 
-# **Floats of 16 bits.**
+# **Floats.**
 
 
 def floats(stored: Stored) -> Parts:
     """Their patterns as codes, in one group without scales."""
-    codes = stored.by_name["numbers"].view(np.uint16).T.copy()
-    lengths, scales = [stored.rows], np.empty((1, 0), np.float32)
-    return Parts(OF_FLOATS[stored.format], codes, lengths, scales)
+    structure = OF_FLOATS[stored.format]
+    codes = stored.by_name["numbers"].view(f"u{structure.bits // 8}").T.copy()
+    return Parts(structure, codes, [stored.rows], np.empty((1, 0), np.float32))
 
 
-OF_FLOATS: Mapping[str, Structure] = MappingProxyType({name: Structure(16, name, "one") for name in FLOATS_OF_16})
+OF_FLOATS: Mapping[str, Structure] = MappingProxyType(
+    {name: Structure(bits, name, "one") for name, bits in FLOATS.items()}
+)
 
 
 PARTS: Mapping[str, Callable[[Stored], Parts]] = MappingProxyType(

@@ -214,7 +214,10 @@ class _Writer:
             yield Instruction("add", f"l_{j}", (f"l_{j}", f"c_{self.recipe.power(code)}"))
 
     def float(self, code: int, j: int) -> Iterator[Step]:
-        """A float of 16 bits, widened: bfloat16 is the upper half of a float32, and a word holds two rows of them."""
+        """A float as float32: bfloat16 is the upper half of one, and a word holds two rows of them."""
+        if self.structure.values == "float32":
+            yield Instruction("load_float", f"l_{j}", (self.row(code * self.recipe.panel, j),))
+            return
         if self.structure.values == "float16":
             place = code * row_elements(self.recipe.panel, np.float16)
             yield Instruction("load_half", f"l_{j}", (self.halves(place, j),))

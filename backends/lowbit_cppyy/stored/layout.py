@@ -3,7 +3,7 @@
 As in `lowbit_cppyy.layout.panels`, a kernel computes a *panel* of P columns at a time and reads one stream of 32-bit
 elements from front to back::
 
-    panel 0: group 0: unit 0: `bits` rows of P words; or 32 rows of P float16
+    panel 0: group 0: unit 0: `bits` rows of P words; or 32 rows of P float16 or float32
                               a row of P integers for each run of the unit, where runs have them
                               a row of P minima for each run, where there are any
                       unit 1: …
@@ -12,9 +12,9 @@ elements from front to back::
              group 1: …
     panel 1: …
 
-Codes of 16 bits are floats. A row of float16 is as an instruction widens it. A word of bfloat16 holds those of two
-rows, the first in its lower half, because a shift or a mask makes each of them the upper half of a float32. A matrix
-of floats is one group without scales.
+Codes of 16 and 32 bits are floats. A row of float16 is as an instruction widens it. A word of bfloat16 holds those of
+two rows, the first in its lower half, because a shift or a mask makes each of them the upper half of a float32. A
+matrix of floats is one group without scales.
 
 Codes take their bits, scales and offsets the bytes that the format gives them. Integers of runs take a byte, where the
 format gives them 4 or 6 bits: a block of 256 weights is 148 bytes instead of 144 in Q4_K, 180 instead of 176 in Q5_K,
@@ -223,7 +223,7 @@ def layout_of(parts: Parts, panel: int) -> StoredLayout:
 
 def in_stream(codes: Array, structure: Structure) -> Array:
     """Units × `UNIT` × N codes as units × rows × N numbers of the stream."""
-    if structure.values == "float16":
+    if structure.values in ("float16", "float32"):
         return codes
     return paired(codes) if structure.values == "bfloat16" else interleaved(codes, structure.bits)
 

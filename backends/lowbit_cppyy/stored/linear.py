@@ -49,10 +49,11 @@ def cast_roundings(rows: int, run: int) -> int:
     """The same for activations of 8 bits: the integers of a run of at least 16 rows are exact. Turning their sum into
     a float rounds once, and so do the scales of activations and of the run, and each addition.
 
-    Where the rows of a run have several scales, activations are floats: a term is rounded once as x, at most ⌈n/8⌉
-    times in its chain and 3 times where eight chains are added. A chain may begin with the sum of activations times a
-    center. A term of that is rounded once as x, ⌈n/8⌉ + 2 times in the sum and once by the center, and then as all
-    terms of the chain. Each is multiplied by the scale and added to y, which is 0 at first, at most twice for a group.
+    Where weights are floats, or the rows of a run have several scales, activations are floats: a term is rounded once
+    as x, once as a product unless that is fused, at most ⌈n/8⌉ times in its chain and 3 times where eight chains are
+    added. A chain may begin with the sum of activations times a center. A term of that is rounded once as x, ⌈n/8⌉ + 2
+    times in the sum and once by the center, and then as all terms of the chain. Each is multiplied by the scale and
+    added to y, which is 0 at first, at most twice for a group.
     """
     n = min(rows, run)
     return 2 * -(-n // 8) + 7 + 2 * -(-rows // n)

@@ -6,8 +6,8 @@ Every format that has a kernel says the same of a weight, with a code :math:`q` 
 
 A *group* is a run of rows that share the scale :math:`d_g`. In some formats it is cut into *runs* of 16 or 32 rows,
 each with a small integer :math:`t_s`; in the others :math:`t_s = 1` and a run is a group. The *value* :math:`v(q)` is
-the code itself, a signed byte, one of sixteen numbers of a table, or the float of 16 bits whose pattern the code is;
-matrices of such floats have neither scales nor groups, :math:`d_g = 1`. The *offset* :math:`o_s` is
+the code itself, a signed byte, one of sixteen numbers of a table, or the float of 16 or 32 bits whose pattern the code
+is; matrices of such floats have neither scales nor groups, :math:`d_g = 1`. The *offset* :math:`o_s` is
 
 - 0 (``none``);
 - :math:`-c\, d_g\, t_s` with a constant :math:`c` (``center``): codes that are stored plus :math:`c`;
@@ -18,23 +18,25 @@ matrices of such floats have neither scales nor groups, :math:`d_g = 1`. The *of
 A `Structure` is the choice among these. It determines a kernel; the numbers in `Parts` determine a matrix.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import F32, I64, U8, Array
+from lowbit.arrays import F32, I64, U8, U32, Array
 
 U16 = npt.NDArray[np.uint16]
 
-Values = Literal["codes", "signed", "table", "float16", "bfloat16"]
+Values = Literal["codes", "signed", "table", "float16", "bfloat16", "float32"]
 Scale = Literal["float16", "float32", "exponent", "one"]
 Inner = Literal["", "uint8", "int8"]
 Offset = Literal["none", "center", "number", "zero", "minimum"]
 
-FLOATS_OF_16: tuple[Values, ...] = ("float16", "bfloat16")
+FLOATS: Mapping[Values, int] = MappingProxyType({"float16": 16, "bfloat16": 16, "float32": 32})
+"""The values that are floats, and their bits."""
 UNIT = 32
 """Rows that a kernel unpacks together: a word of one bit for each, and so many words as a code has bits."""
 
@@ -44,7 +46,7 @@ class Structure:
     """What a kernel must know of a matrix.
 
     Attributes:
-        bits: width of a code: 2, 3, 4, 5, 6 or 8; 16 for floats.
+        bits: width of a code: 2, 3, 4, 5, 6 or 8; 16 or 32 for floats.
         values: what a code stands for; ``signed`` for 8 bits, ``table`` for 4.
         scale: type of the scales of groups, of a second scale and of offsets that are numbers; ``exponent`` for a
             byte E that stands for :math:`2^{E - 127}`, of formats without offset; ``one`` where there are no scales.
@@ -63,14 +65,15 @@ class Structure:
     @property
     def is_floats(self) -> bool:
         """Whether codes are floats, which a kernel multiplies by as they are."""
-        return self.values in FLOATS_OF_16
+        return self.values in FLOATS
 
     @property
     def name(self) -> str:
         """As it stands in the name of a kernel."""
         scale = {"float16": "_s16", "float32": "_s32", "exponent": "_e8", "one": ""}[self.scale]
         inner = f"{self.inner[0]}{self.run}" if self.inner else ""
-        values = {"codes": "u", "signed": "i", "table": "t", "float16": "f", "bfloat16": "b"}[self.values]
+        letters = {"codes": "u", "signed": "i", "table": "t", "float16": "f", "bfloat16": "b", "float32": "f"}
+        values = letters[self.values]
         offset = "" if self.offset == "none" else self.offset[0]
         return f"{values}{self.bits}{scale}{inner}{offset}"
 
@@ -81,7 +84,7 @@ class Parts:
 
     Attributes:
         structure: which of them there are.
-        codes: uint8, or uint16 for floats, K × N, in the order of `order`.
+        codes: uint8, or uint16 or uint32 for floats, K × N, in the order of `order`.
         lengths: rows of each group, G of them.
         scales: G × N; float32 holding numbers of the structure's type, or uint8 for exponents; G × 0 where there are
             none.
@@ -94,7 +97,7 @@ class Parts:
     """
 
     structure: Structure
-    codes: U8 | U16
+    codes: U8 | U16 | U32
     lengths: Sequence[int]
     scales: F32 | U8
     inner: Array | None = None

@@ -11,7 +11,7 @@ method      what it does                                                     for
 `high`      the same, each in the highest byte of its lane: too large by     the same
             2^24, and its activation too small by it
 `dot4`      integers: four codes by four activations in one step             activations of 8 bits
-`float`     floats of 16 bits are widened                                    matrices of them
+`float`     floats of 16 bits are widened, those of 32 taken as they are     matrices of them
 =========== ================================================================ ==========================================
 """
 

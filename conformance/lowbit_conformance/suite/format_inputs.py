@@ -19,7 +19,7 @@ import numpy as np
 from lowbit.arrays import F64, Array
 from lowbit.contract.checks import check_choice
 from lowbit.contract.rounding import Arithmetic
-from lowbit.numbers.floats import FLOATS, NAMES, Overflow, rounded
+from lowbit.numbers.floats import FLOATS, NAMES, FloatType, Overflow, rounded
 from lowbit.tensor_formats.stored import FORMATS, Result, Stored
 from lowbit.tensor_formats.table import Field, Format, Sizes
 from lowbit_conformance.suite.cases import Case
@@ -162,13 +162,21 @@ def other_codes(row: Field, usual: Array, rng: np.random.Generator, codes: Codes
     if codes == "cast" and usual.dtype == np.int8:
         return np.maximum(usual, np.int8(-127))
     if codes == "patterns" and floats:
-        kind = FLOATS[row.dtype]
-        finite = np.flatnonzero(np.isfinite(kind.values)).astype(kind.pattern_dtype)
-        return rng.choice(finite, usual.shape).view(kind.dtype)
+        return finite_numbers(FLOATS[row.dtype], usual.shape, rng)
     if codes == "largest" and not floats and row.below is None and row.values is None:
         most = 127 if usual.dtype == np.int8 else -1 if usual.dtype.kind == "i" else np.iinfo(usual.dtype).max
         return np.full_like(usual, most)
     return usual
+
+
+def finite_numbers(kind: FloatType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Numbers of a type by their patterns, each as likely as any other."""
+    if kind.bits == 32:  # too many to be listed
+        signs = rng.integers(0, 2, shape, np.uint32) << np.uint32(31)
+        patterns: Array = signs | rng.integers(0, kind.top, shape, np.uint32, endpoint=True)
+        return patterns.view(np.float32)
+    finite = np.flatnonzero(np.isfinite(kind.values)).astype(kind.pattern_dtype)
+    return rng.choice(finite, shape).view(kind.dtype)
 
 
 def without(codes: Array, rows: Array) -> Array:

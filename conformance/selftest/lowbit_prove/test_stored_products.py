@@ -42,7 +42,7 @@ SMALL = (
     *(kernel("gptq-v1-bf16", "shift"), kernel("awq-gemm", "dot4"), kernel("gptq-v1", "dot4", bits=8)),
     *(kernel("q4_k", "fold", "plain", rows=2), kernel("q6_k", "dot4", "plain", rows=2)),
     *(kernel("q4_0", "shift", chains=8), kernel("awq-gemm", "fold", chains=2, ahead=1024)),
-    *(kernel(name, "float", rows=2) for name in ("float16", "bfloat16")),
+    *(kernel(name, "float", rows=2) for name in ("float16", "bfloat16", "float32")),
     *(StoredKernel(separate_recipe(structure_of(name, 4), PANEL), TABLES["avx2"]) for name in ("q4_0", "iq4_xs")),
 )
 

@@ -56,7 +56,11 @@ GEMMA = replace(
     activation="gelu",
     embedding_scale=8.0,
 )
-FORMATS = {"mixed": ("q4_k", "q6_k", "q5_0", "q8_0"), "act-order": ("gptq-v2",), "floats": ("bfloat16", "float16")}
+FORMATS = {
+    "mixed": ("q4_k", "q6_k", "q5_0", "q8_0"),
+    "act-order": ("gptq-v2",),
+    "floats": ("bfloat16", "float16", "float32"),
+}
 """Of the matrices of a model, in turns; so q, k and v, and gate and up, may lie in different formats."""
 
 EDGES = {

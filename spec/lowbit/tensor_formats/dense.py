@@ -1,4 +1,4 @@
-r"""Numbers of 16 bits as they are: float16 and bfloat16.
+r"""Numbers as they are: float16, bfloat16 and float32.
 
 Most key-value caches are stored in the type in which the model computes, and so are the layers that a quantised model
 leaves alone. A row holds the K numbers of a token, or of an output, and there is nothing else:
@@ -7,7 +7,7 @@ leaves alone. A row holds the K numbers of a token, or of an output, and there i
 
 A cast rounds each number once, to nearest, ties to even; a number beyond the largest is refused.
 
-Source: IEEE 754-2019 §3.4 (float16); the bfloat16 of PyTorch and JAX.
+Source: IEEE 754-2019 §3.4 (float16 and float32); the bfloat16 of PyTorch and JAX.
 """
 
 from functools import partial
@@ -40,12 +40,13 @@ def of_type(name: Name) -> Format:
         fields=(Field("numbers", name, ("N", "K"), "codes", "one row for each token or output"),),
         decode=_decode,
         encode={"nearest": partial(_encode, name)},
-        source="IEEE 754-2019 for float16; PyTorch for bfloat16",
+        source="IEEE 754-2019 for float16 and float32; PyTorch for bfloat16",
     )
 
 
-NAMES: tuple[Name, ...] = ("float16", "bfloat16")
+NAMES: tuple[Name, ...] = ("float16", "bfloat16", "float32")
 """Of the formats of this chapter."""
 
 FLOAT16 = of_type("float16")
 BFLOAT16 = of_type("bfloat16")
+FLOAT32 = of_type("float32")

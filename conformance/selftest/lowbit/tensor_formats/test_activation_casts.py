@@ -166,9 +166,10 @@ def test_kivi_groups_keys_by_channel_and_values_by_token(bits: int, dtype: Any, 
 
 
 def test_dense_formats_are_what_ml_dtypes_writes() -> None:
-    """float16 and bfloat16, and what the first cannot hold."""
+    """float16 and bfloat16, what the first cannot hold, and float32, which is not rounded."""
     x = drawn("normal")
     assert np.array_equal(quantize(x, "float16").by_name["numbers"], x.astype(np.float16))
+    assert np.array_equal(quantize(x, "float32").by_name["numbers"], x)
     assert np.array_equal(quantize(x, "bfloat16").by_name["numbers"], x.astype(ml_dtypes.bfloat16))
     with pytest.raises(ArgumentError, match="65504"):
         quantize(x * np.float32(1e6), "float16")

@@ -83,9 +83,9 @@ class Inverse:
     def codes(self) -> Array:
         """K × N."""
         bits, columns = self._structure.bits, self._layout.columns
-        if self._structure.values == "float16":
-            halves = self._rows(self._body(), 0, UNIT, np.dtype(np.uint16))
-            return halves.reshape(-1, columns)[: self._layout.lengths[0]]
+        if self._structure.values in ("float16", "float32"):
+            patterns = self._rows(self._body(), 0, UNIT, np.dtype(f"u{bits // 8}"))
+            return patterns.reshape(-1, columns)[: self._layout.lengths[0]]
         words = self._rows(self._body(), 0, bits, np.dtype(np.uint32)).reshape(-1, bits, columns)
         if self._structure.values == "bfloat16":
             both = np.stack([words, words >> np.uint32(16)], axis=2).astype(np.uint16)

@@ -9,7 +9,7 @@ import pytest
 from kernel_runs import HERE, assert_same_bits
 from stored_runs import CASES, CASTS, interpreted, kernel_for, some_activations, some_cast, some_stored
 
-from lowbit.arrays import Array
+from lowbit.arrays import F32, Array
 from lowbit.backend.prepared_stored import PreparedStored
 from lowbit.errors import NotDeclaredError
 from lowbit.numbers.floats import rounded
@@ -107,6 +107,12 @@ def test_scales_of_activations_may_span_any_rows(name: str) -> None:
 # **Types.** A matrix with a single 1 gives each activation back, and an activation of 1 each weight.
 
 
+def with_each_upper_half() -> F32:
+    """Float32 numbers: each upper half beside a lower half of its own."""
+    upper = np.arange(65536, dtype=np.uint32)
+    return (upper << np.uint32(16) | upper * np.uint32(40503) % np.uint32(65536)).view(np.float32)
+
+
 def one_of_each(format: str = "q8_0") -> Stored:
     scale, code = {"q8_0": ([0, 60], 1), "gguf-mxfp4": ([127], 2)}[format]  # 1 in float16, and in E8M0
     blocks = np.zeros_like(quantize(np.zeros((1, 32), np.float32), format).tensors[0])
@@ -115,11 +121,12 @@ def one_of_each(format: str = "q8_0") -> Stored:
 
 
 @pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_every_weight_of_16_bits_is_read(name: str, table: InstructionSet) -> None:
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_every_weight_is_read(name: str, table: InstructionSet) -> None:
     """All finite numbers of a type, subnormal ones included, by the kernels for one row and for several, and for
-    activations of 8 bits."""
-    numbers = np.arange(65536, dtype=np.uint16).view(np.dtype(getattr(ml_dtypes, name, name)))
+    activations of 8 bits; of float32 those with each upper half, and lower halves of all kinds."""
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    numbers = np.arange(65536, dtype=np.uint16).view(dtype) if dtype.itemsize == 2 else with_each_upper_half()
     numbers = numbers[np.isfinite(numbers.astype(np.float32))]
     x, wanted = np.zeros((5, 2), np.float32), numbers.astype(np.float32)
     x[:, 1] = 1
