@@ -1,18 +1,27 @@
-"""Models in directories whose matrices have fewer than 32 bits: kernels multiply by their bytes as they are."""
+"""Models in directories, quantised or of floats: kernels multiply by the bytes of their matrices as they are."""
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_checkpoint import DENSE, narrowed, published, widened, write
+from gguf_families import converted
+from safetensors.numpy import load_file, save_file
+from tiny_checkpoint import DENSE, TYPES, narrowed, published, widened, write
 
 from lowbit.formats.checkpoint.reader import open_checkpoint
+from lowbit.formats.checkpoint.tensors import WHOLE
+from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.weights import Matrix
 from lowbit.runtime import Options, linears, load
 from lowbit.runtime.linears import CONTRACTS, Contract
 from lowbit_cppyy.stored.formats import PARTS
 
 DATA = Path(__file__).parents[1] / "lowbit" / "formats" / "checkpoint" / "quantised"
+FLOATS = DATA.parent / "data"
+"""Directories of models that are not quantised."""
 MODELS = sorted(path.parent.name for path in DATA.glob("*/expected.npz"))
 AS_OPERATIONS = Options(step="operations")
 LIMIT = 1e-5
@@ -43,8 +52,8 @@ def test_kernels_multiply_by_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-@pytest.mark.parametrize("kind", ["BF16", "F16"])
-def test_floats_of_16_bits_stay_so(kind: str, contract: Contract, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["BF16", "F16", "F32"])
+def test_floats_stay_so(kind: str, contract: Contract, tmp_path: Path) -> None:
     """Every matrix of a directory of such floats, the head included, in one compiled step and one by one."""
     made = published(DENSE | {"tie_word_embeddings": True})
     for name, weights in made.tensors.items():
@@ -55,15 +64,39 @@ def test_floats_of_16_bits_stay_so(kind: str, contract: Contract, tmp_path: Path
     with load(folder, "cppyy", Options(contract=contract)) as model:
         account, compiled = model.account().fields, model.logits(tokens)
     assert account["matrices"] == {"by_backend": len(matrices), "by_numpy_float32": {}}
-    assert account["weight_bytes"]["blocks"] + account["weight_bytes"]["head"] == 2 * sum(
-        each.size for each in matrices
-    )
+    size = account["weight_bytes"]["blocks"] + account["weight_bytes"]["head"]
+    assert size == TYPES[kind] * sum(each.size for each in matrices)
     with load(folder, "cppyy", Options(contract=contract, step="operations")) as model:
         np.testing.assert_array_equal(model.logits(tokens), compiled)
     with load(folder, "reference") as model:
         expected = model.logits(tokens)
     limit = LIMIT if contract == "float32" else 0.05  # activations of 8 bits lose about a hundredth of a logit
     np.testing.assert_allclose(compiled, expected, rtol=0, atol=limit * float(np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_stacked_experts_of_floats_stay_so(kind: str, dtype: str, tmp_path: Path) -> None:
+    """All experts of a layer lie in two tensors of a directory and in three of a GGUF file; each is multiplied by as it
+    is stored, in one compiled step."""
+    folder, file = shutil.copytree(FLOATS / "gpt-oss", tmp_path / "m"), tmp_path / "m.gguf"
+    tensors = load_file(folder / WHOLE)
+    save_file({name: tensor.astype(dtype) for name, tensor in tensors.items()}, folder / WHOLE)
+    config = json.loads((folder / "config.json").read_text())
+    layers, experts = config["num_hidden_layers"], config["num_local_experts"]
+    source = open_checkpoint(folder) if kind == "directory" else read_llama(open_gguf(converted(folder, file)))
+    source = replace(source, config=replace(source.config, activation_limit=1.5))  # a file does not say it
+    with np.load(folder / "expected.npz") as told, load(source, "cppyy") as model:
+        account, found = model.account().fields, model.logits([int(token) for token in told["tokens"]])
+        expected = told["logits"]
+    assert account["matrices"] == {"by_backend": layers * (4 + 3 * experts) + 1, "by_numpy_float32": {}}
+    assert account["step"] == "compiled"
+    sizes = {name: each.size for name, each in tensors.items()}
+    weights = sum(size for name, size in sizes.items() if name.endswith(("_proj.weight", "_proj", "lm_head.weight")))
+    routers = sum(size for name, size in sizes.items() if name.endswith("router.weight"))  # in float32
+    size = account["weight_bytes"]["blocks"] + account["weight_bytes"]["head"]
+    assert size == np.dtype(dtype).itemsize * weights + 4 * routers
+    np.testing.assert_allclose(found, expected[-1], rtol=0, atol=LIMIT * float(np.abs(expected).max()))
 
 
 @pytest.mark.parametrize("name", ["ct-pack", "fp8-block", "hqq-4", "bitsandbytes-nf4"])

@@ -54,13 +54,19 @@ def to_float(matrix: Matrix) -> F32:
     return dequantize(matrix) if isinstance(matrix, QuantizedMatrix) else matrix
 
 
+def in_bytes(matrix: F32) -> Stored:
+    """A float32 matrix in the format of that name, which backends multiply by."""
+    rows, columns = matrix.shape
+    return Stored("float32", rows, columns, (np.ascontiguousarray(matrix.T),))
+
+
 def is_float(matrix: Matrix) -> bool:
     """Whether the weights are floats, of 32 or 16 bits, and not quantised."""
     return matrix.format in dense.NAMES if isinstance(matrix, Stored) else isinstance(matrix, np.ndarray)
 
 
 def widened(name: str, matrix: Matrix) -> Matrix:
-    """Float32 in the place of floats of 16 bits; a quantised matrix as it is. The name is not used."""
+    """Float32 in the place of stored floats; a quantised matrix as it is. The name is not used."""
     return to_float(matrix) if is_float(matrix) else matrix
 
 

@@ -23,7 +23,9 @@ from lowbit.formats.checkpoint.config import claimed_shape as shape_of_config
 from lowbit.formats.checkpoint.gptq_version import Zeros, of_version, sampled_zeros
 from lowbit.formats.checkpoint.prequantized import Packed, packed_matrices
 from lowbit.formats.checkpoint.quantization_config import UNNAMED, Method, method_of
-from lowbit.formats.checkpoint.reader import CONFIG, OF_16_BITS, open_checkpoint
+from lowbit.formats.checkpoint.reader import CONFIG, open_checkpoint
+from lowbit.formats.checkpoint.stacked import GATE_UP
+from lowbit.formats.checkpoint.stored_matrix import OF_16_BITS
 from lowbit.formats.checkpoint.tensors import SUFFIX, WIDTHS, Place, Table, read_header, read_table
 from lowbit.formats.gguf import tokenizer as gguf_tokenizer
 from lowbit.formats.gguf.header import TensorInfo
@@ -47,6 +49,8 @@ OTHER = "other"
 ORDER = ("embedding", "attention", "feed-forward", "experts", "router", "norms", "head", OTHER)
 _PATTERNS = {part: re.compile(pattern) for part, pattern in PARTS.items()}
 MULTIPLIED = ("attention", "feed-forward", "experts", "head")
+BIAS = "bias"
+"""Of stacked experts, biases are a tensor of two dimensions."""
 MOST_SHOWN = 60
 
 
@@ -89,8 +93,8 @@ class Matrices:
 
     Attributes:
         type: as in `Held`.
-        choices: the names and values under which a backend declares products; None for float32. The format is empty
-            where no chapter describes the bytes.
+        choices: the names and values under which a backend declares products; None for types of which lowbit makes no
+            matrix. The format is empty where no chapter describes the bytes.
         count: how many there are.
     """
 
@@ -217,7 +221,8 @@ def _of_gguf(source: GGUFFile) -> Inspection:
     tensors, counted = source.header.tensors, _Counted()
     tied = "output.weight" not in tensors
     for name, info in tensors.items():
-        if len(info.shape) > 1 and (part_of(name) in MULTIPLIED or (tied and name == "token_embd.weight")):
+        is_multiplied = part_of(name) in MULTIPLIED or (tied and name == "token_embd.weight")
+        if len(info.shape) > 1 and is_multiplied and not name.endswith(BIAS):
             counted.add(info.type.name, choices_of(info), prod(info.shape[:-2]))
     architecture = source.header.metadata.get("general.architecture")
     return Inspection(
@@ -254,11 +259,19 @@ def _gguf_tokens(metadata: Mapping[str, Any]) -> Tokens | None:
 # **Safetensors.**
 
 
-def _choices_of_floats(place: Place) -> Parameters | None:
-    """As in `Matrices`; stacked experts become float32."""
-    if place.type not in OF_16_BITS or len(place.shape) != 2:
-        return None
-    return {"format": OF_16_BITS[place.type], "rows": place.shape[1], "columns": place.shape[0]}
+OF_FLOATS = {**OF_16_BITS, "F32": "float32"}
+
+
+def _floats(name: str, place: Place) -> tuple[Parameters | None, int]:
+    """The choices of the matrices of a tensor, as in `Matrices`, and their number.
+
+    Stacked experts have inputs before outputs, and a gate's columns alternate with those of its other side.
+    """
+    *stack, first, second = place.shape
+    sides = 2 if stack and name.endswith(GATE_UP) else 1
+    rows, columns = (first, second // sides) if stack else (second, first)
+    known = {"format": OF_FLOATS[place.type], "rows": rows, "columns": columns} if place.type in OF_FLOATS else None
+    return known, sides * prod(stack)
 
 
 @dataclass(frozen=True)
@@ -295,8 +308,8 @@ class _Content:
         """Those that are multiplied by."""
         counted = _Counted()
         for name, place in self.plain.items():
-            if len(place.shape) > 1 and part_of(name) in MULTIPLIED:
-                counted.add(place.type, _choices_of_floats(place), prod(place.shape[:-2]))
+            if len(place.shape) > 1 and part_of(name) in MULTIPLIED and not name.endswith(BIAS):
+                counted.add(place.type, *_floats(name, place))
         for each in self.packed:
             counted.add(self._type(each), each.layout.choices, each.layout.matrices)
         return counted.matrices()

@@ -22,7 +22,7 @@ from lowbit.backend.prepared_stored import PreparedStored
 from lowbit.contract.checks import check_choice
 from lowbit.errors import NotDeclaredError
 from lowbit.model.block import Linear, plain_linear
-from lowbit.model.weights import Matrix, is_float, to_float
+from lowbit.model.weights import Matrix, in_bytes, is_float, to_float
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.tensor_formats.gguf_k import BLOCK
 from lowbit.tensor_formats.stored import FORMATS, Stored
@@ -120,7 +120,9 @@ class BackendLinears:
             UnavailableError: the backend's own, where preparing fails.
         """
         if isinstance(matrix, np.ndarray):
-            return self._plain(matrix, FLOATS)
+            if not self.backend.prepares_stored:
+                return self._plain(matrix, FLOATS)
+            matrix = in_bytes(matrix)
         try:
             prepared, activations = self._prepared(matrix)
         except NotDeclaredError as error:

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from lowbit.backend.base import Backend, StepRequest
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.errors import NotDeclaredError
@@ -118,13 +116,10 @@ def by_layer(
 
 
 def _may_be_kept(layered: LayeredWeights, backend: Backend, options: Options) -> bool:
-    """Whether a step is worth looking for: the backend keeps some, and this model is neither large nor of float32."""
+    """Whether a step is worth looking for: the backend keeps some, and this model is no large directory."""
     if not backend.keeps_steps or options.step not in ("auto", "compiled"):
         return False
-    if not isinstance(layered, Checkpoint):
-        return True
-    all_are_quantised = options.plan is not None and None not in options.plan.parts.values()
-    return layered.nbytes <= MOST_KEPT and (all_are_quantised or not layered.has_wide_matrices)
+    return not isinstance(layered, Checkpoint) or layered.nbytes <= MOST_KEPT
 
 
 def _identity(layered: LayeredWeights, options: Options) -> tuple[str, ...] | None:
@@ -153,8 +148,6 @@ def _kept(
 
     def make(engine: Backend) -> tuple[Decoder, Mapping[str, Any]]:
         linears, held = BackendLinears(engine, options.contract), weights()
-        if any(isinstance(matrix, np.ndarray) for what, matrix in matrices(held) if not what.endswith("router")):
-            raise NotDeclaredError(engine.name, "compiled steps with matrices of floats")
         part_of(report, f"preparing {engine.name}")
         steps = elementwise.on_backend(engine, held.config, FORMULAS, elementwise.OPERATIONS, options.keys)
         elementwise.check_all(engine, held.config, steps.names)

@@ -1,6 +1,7 @@
 """``lowbit inspect``: what it says of a file is what the file holds, and what a backend then does."""
 
 import json
+from collections import Counter
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from lowbit.cli import app
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.formats.gguf.reader import open_gguf
-from lowbit.runtime import load
+from lowbit.runtime import Options, load
+from lowbit.runtime.linears import CONTRACTS, Contract
 from lowbit.tensor_formats.stored import FORMATS
 from lowbit.tensor_formats.table import Sizes
 
 ROWS, COLUMNS = 128, 64
+FLOATS = Path(__file__).parents[1] / "formats" / "checkpoint" / "data"
+"""Directories of models that are not quantised."""
 TYPES = {"int32": "I32", "uint8": "U8", "int8": "I8", "float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 TYPES |= {"float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "U8"}
 
@@ -76,7 +80,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     assert found["backends"]["numpy"]["advice"] == "Nothing to do: every matrix is multiplied as it is stored."
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "F16"])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "F16", "F32"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("backend", ["numpy", "gguf", pytest.param("cppyy", marks=pytest.mark.toolchain)])
 def test_what_is_native_is_what_runs(kind: str, tied: bool, backend: str, tmp_path: Path) -> None:
@@ -91,6 +95,20 @@ def test_what_is_native_is_what_runs(kind: str, tied: bool, backend: str, tmp_pa
     others = [each["float32"]["lacking"] for each in of_backend["matrices"]]
     assert sum(sum(each.values()) for each in others) == sum(ran["by_numpy_float32"].values())
     assert ("stored as floats" in ran["by_numpy_float32"]) == any("stored as floats" in each for each in others)
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "qwen3", "mistral"])
+def test_floats_that_are_native_are_what_runs(name: str, contract: Contract) -> None:
+    """Stacked experts and separate ones, and matrices with rows that are no whole blocks of 8-bit activations."""
+    (found,) = answer(FLOATS / name, "--backend", "cppyy")["backends"].values()
+    with load(open_checkpoint(FLOATS / name), "cppyy", Options(contract=contract)) as loaded:
+        ran = loaded.account().fields
+    assert sum(each[contract]["native"] for each in found["matrices"]) == ran["matrices"]["by_backend"]
+    lacking = sum((Counter(each[contract]["lacking"]) for each in found["matrices"]), Counter[str]())
+    assert dict(lacking) == ran["matrices"]["by_numpy_float32"]
+    assert (ran["step"] == "compiled") == (not lacking)
 
 
 def test_advice(tmp_path: Path) -> None:

@@ -33,13 +33,13 @@ pytestmark = [
 FACTS = {"answer": 42}
 
 
-def of_16_bits(seed: int) -> tiny_checkpoint.Published:
-    """A checkpoint whose tensors are bfloat16."""
+def of_floats(seed: int, kind: str = "BF16") -> tiny_checkpoint.Published:
+    """A checkpoint whose tensors are of one type."""
     made = tiny_checkpoint.published(tiny_checkpoint.DENSE, seed)
     for name, weights in made.tensors.items():
-        made.types[name] = "BF16"
-        narrow = tiny_checkpoint.narrowed(weights, "BF16")
-        made.tensors[name] = tiny_checkpoint.widened(narrow, "BF16").reshape(weights.shape)
+        made.types[name] = kind
+        narrow = tiny_checkpoint.narrowed(weights, kind)
+        made.tensors[name] = tiny_checkpoint.widened(narrow, kind).reshape(weights.shape)
     return made
 
 
@@ -247,11 +247,14 @@ def test_a_model_in_a_file_is_kept(folder: Path, tmp_path: Path) -> None:
     assert len(list(folder.glob(f"*{steps.SUFFIX}"))) == 2
 
 
-def test_a_model_in_a_directory_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["BF16", "F32"])
+def test_a_model_in_a_directory_is_kept(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`load` finds the step by the digests of its tensors, and then reads none of them."""
     places = [tmp_path / name for name in ("m", "n")]
     for number, place in enumerate(places):
-        tiny_checkpoint.write(place, of_16_bits(number))
+        tiny_checkpoint.write(place, of_floats(number, kind))
     with load(places[0], "cppyy") as first, load(places[1], "cppyy") as other:
         assert first.account().fields["matrices"]["by_numpy_float32"] == {}
         answer = first.logits([1, 2, 3])
@@ -264,15 +267,10 @@ def test_a_model_in_a_directory_is_kept(folder: Path, tmp_path: Path, monkeypatc
         np.testing.assert_array_equal(again.logits([1, 2, 3]), answer)
 
 
-@pytest.mark.parametrize("kind", ["large", "float32"])
-def test_some_directories_are_not_kept(
-    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Copies of large ones would fill the disk, and matrices of float32 have no kernels: nothing is compiled."""
-    made = of_16_bits(0) if kind == "large" else tiny_checkpoint.published(tiny_checkpoint.DENSE)
-    path, before = tiny_checkpoint.write(tmp_path / "m", made), set(folder.iterdir())
-    if kind == "large":
-        monkeypatch.setattr(placement, "MOST_KEPT", open_checkpoint(path).nbytes - 1)
+def test_a_large_directory_is_not_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of it would fill the disk."""
+    path, before = tiny_checkpoint.write(tmp_path / "m", of_floats(0)), set(folder.iterdir())
+    monkeypatch.setattr(placement, "MOST_KEPT", open_checkpoint(path).nbytes - 1)
     with load(path, "cppyy") as model:
         assert model.logits([1, 2, 3]).size
     assert set(folder.iterdir()) == before

@@ -44,6 +44,7 @@ from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, matrix_names, stack_prefix, vector_names
 from lowbit.formats.checkpoint.prequantized import Packed
 from lowbit.formats.checkpoint.quantization_config import method_of
+from lowbit.formats.checkpoint.stored_matrix import OF_16_BITS, floats_of_16_bits
 from lowbit.formats.checkpoint.tensors import (
     INDEX,
     MOST_INDEX_BYTES,
@@ -75,13 +76,11 @@ from lowbit.text import quoted
 CONFIG = "config.json"
 
 ROUTER = "feed_forward.router"
-OF_16_BITS = {"F16": "float16", "BF16": "bfloat16"}
-"""The types of matrices that stay as they are, and their formats."""
 
 
 def _is_kept(place: Place) -> bool:
-    """Whether a tensor takes the same bytes in memory: a matrix of 16-bit floats, and all that is no float."""
-    return place.type not in STORED or (place.type in OF_16_BITS and len(place.shape) == 2)
+    """Whether a tensor takes the same bytes in memory: matrices of 16-bit floats, and all that is no float."""
+    return place.type not in STORED or (place.type in OF_16_BITS and len(place.shape) > 1)
 
 
 def as_stored(name: str, matrix: Matrix) -> Matrix:
@@ -127,15 +126,6 @@ class Checkpoint:
         others = [place for name, place in self.table.items() if name not in inside]
         floats = sum(place.nbytes if _is_kept(place) else 4 * prod(place.shape) for place in others)
         return floats + sum(each.nbytes for each in self.packed.values())
-
-    @property
-    def has_wide_matrices(self) -> bool:
-        """Whether a matrix that is multiplied by is float32 in memory."""
-        others = {name for each in self.packed.values() for name in each.tensors.values()}
-        if not self.tied:
-            others |= {EMBEDDING}
-        places = [place for name, place in self.table.items() if name not in others]
-        return any(len(place.shape) > 1 and not _is_kept(place) for place in places)
 
     def identified(self, progress: Progress | None = None) -> "Checkpoint":
         """The same checkpoint with the digest of each tensor, with which the tensor is compared whenever it is read.
@@ -238,12 +228,7 @@ class Checkpoint:
 
     def _halves(self, name: str) -> Stored:
         """The same of a matrix of 16-bit floats."""
-        place, numbers = self.table[name], read_coded(self.table, name)
-        try:
-            return Stored(OF_16_BITS[place.type], numbers.shape[1], numbers.shape[0], (numbers,))
-        except ArgumentError as error:
-            file = place.shard.path.name
-            raise FormatError(file, f"a number in tensor {quoted(name)}", error.given, "finite numbers") from error
+        return floats_of_16_bits(self.table[name], name, read_coded(self.table, name))
 
     def _stored(self, name: str, rows: int, columns: int) -> Stored:
         return stored_matrix.read(self.table, self.packed[name], rows, columns)

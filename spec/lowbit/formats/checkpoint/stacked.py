@@ -2,9 +2,10 @@
 
 Gate and up projections are one tensor whose columns alternate: the even ones are the gate's and the odd ones those of
 the other side. As floats, ``gate_up_proj`` is E × K × 2m and ``down_proj`` E × m × K, with inputs before outputs,
-unlike any other matrix of a checkpoint. Quantised, each is two tensors of bytes with outputs before inputs: blocks of
-32 elements of MXFP4, ``…_blocks``, and the exponents of their scales, ``…_scales``. Those are the bytes of the format
-``mxfp4`` (`lowbit.tensor_formats.microscaling`), so they stay as they are. Biases are floats, one row for each expert.
+unlike any other matrix of a checkpoint; floats of 16 bits stay so. Quantised, each is two tensors of bytes with outputs
+before inputs: blocks of 32 elements of MXFP4, ``…_blocks``, and the exponents of their scales, ``…_scales``. Those are
+the bytes of the format ``mxfp4`` (`lowbit.tensor_formats.microscaling`), so they stay as they are. Biases are floats,
+one row for each expert.
 
 Source: the published checkpoints of GPT-OSS; the ``transformers`` library.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from lowbit.arrays import F32, Array
+from lowbit.formats.checkpoint.stored_matrix import OF_16_BITS, floats_of_16_bits
 from lowbit.formats.checkpoint.tensors import Table, read_coded, read_floats
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import Matrix
@@ -75,8 +77,11 @@ Columns = Callable[[int, slice], Matrix]
 
 
 def _floats(table: Table, name: str) -> Columns:
-    whole = read_floats(table, name)
-    return lambda expert, columns: np.ascontiguousarray(whole[expert][:, columns])
+    if (place := table[name]).type not in OF_16_BITS:
+        whole = read_floats(table, name)
+        return lambda expert, columns: np.ascontiguousarray(whole[expert][:, columns])
+    numbers = read_coded(table, name)
+    return lambda expert, columns: floats_of_16_bits(place, name, np.ascontiguousarray(numbers[expert][:, columns].T))
 
 
 def _coded(table: Table, name: str) -> Columns:

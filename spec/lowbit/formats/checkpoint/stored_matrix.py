@@ -13,6 +13,8 @@ if that is exact, as bfloat16 to float32 always is; otherwise it is refused.
 **Several matrices in one tensor**, as Phi-3 has them, lie side by side along N. They are cut where the format's fields
 can be cut: a word holds several columns, and one scale may be for a block of them.
 
+**Floats of 16 bits** are stored matrices, too.
+
 Source: the chapters of `lowbit.tensor_formats` name the owners.
 """
 
@@ -50,6 +52,21 @@ BESIDE = (
 )
 """What tools store beside the fields of a matrix: scales of activations, and what the configuration says already."""
 MOST_STATE_BYTES = 2**16
+OF_16_BITS: Mapping[str, str] = {"F16": "float16", "BF16": "bfloat16"}
+"""The types of floats that stay as they are, and their formats."""
+
+
+def floats_of_16_bits(place: Place, name: str, numbers: Array) -> Stored:
+    """N × K floats of a tensor, as the matrix of their format.
+
+    Raises:
+        FormatError: one of them is not finite.
+    """
+    try:
+        return Stored(OF_16_BITS[place.type], numbers.shape[1], numbers.shape[0], (numbers,))
+    except ArgumentError as error:
+        file = place.shard.path.name
+        raise FormatError(file, f"a number in tensor {quoted(name)}", error.given, "finite numbers") from error
 
 
 def field_part(matrix: Packed, field: Field) -> str | None:

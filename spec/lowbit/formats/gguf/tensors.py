@@ -82,7 +82,7 @@ def format_of(info: TensorInfo) -> str | None:
 
 
 def choices_of(info: TensorInfo) -> Parameters | None:
-    """The choices of a matrix, by the names under which a backend declares products with it; None where it is float32.
+    """The choices of a matrix, by the names under which a backend declares products with it; None for a type without.
 
     They are known from the header. The one exception is a Q4_1 with a negative scale, which stays as it is stored.
     """
@@ -90,7 +90,7 @@ def choices_of(info: TensorInfo) -> Parameters | None:
         convention = "minimum" if info.type == Q4_1 else "zero_point"
         grouping = {"group_size": GROUP_SIZE, "convention": convention, "scale_dtype": "float16"}
         return {"bits": CODE_BITS[info.type], **grouping}
-    name = format_of(info)
+    name = "float32" if info.type == GGMLQuantizationType.F32 else format_of(info)
     return None if name is None else {"format": name, "rows": info.shape[-1], "columns": info.shape[-2]}
 
 
