@@ -280,13 +280,21 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
   }
 }
 
+// The fewest parts of equal size of a group of query heads that fit; as many as there are heads if none do.
+template <class Fits> std::int64_t parts_of(std::int64_t group, const Fits& fits) {
+  for (std::int64_t parts = 1; parts < group; ++parts)
+    if (group % parts == 0 && fits(parts)) return parts;
+  return group;
+}
+
 // scores, largest, exponentials, sums, mixed, scaled, for caches of float16 widened, and for soft caps capped. The query
 // heads of a key-value head are computed together, so that its rows are read from memory once; where that leaves threads
-// without work, they are computed one by one.
+// without work, they are divided.
 inline Status attend(const KernelSet& kernels, const Heads& shape, const float* queries, const float* keys,
                      const float* values, float* out) {
   const std::int64_t group = shape.heads / shape.kv_heads, jobs = shape.tokens * shape.kv_heads;
-  const std::int64_t parts = jobs < 2 * kernels.pool->threads() ? group : 1, heads = group / parts;
+  const std::int64_t parts = parts_of(group, [&](std::int64_t n) { return jobs * n >= 2 * kernels.pool->threads(); });
+  const std::int64_t heads = group / parts;
   const std::int64_t work = heads * shape.length * (2 * shape.d + exponential_work);
   const std::int64_t bytes = attention_room(shape, heads) * sizeof(float);
   return spread_with(*kernels.pool, jobs * parts, work, bytes, [&](std::int64_t first, std::int64_t last, void* room) {

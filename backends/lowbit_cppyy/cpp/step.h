@@ -380,7 +380,8 @@ inline void attend_rows(const Team& team, const KernelSet& kernels, const Kept& 
                         std::int64_t before, std::int64_t query_heads, std::int64_t kv_heads, std::int64_t d, std::int64_t window,
                         const float* queries, float* out, float scale, float cap, const float* sinks) {
   const std::int64_t group = query_heads / kv_heads, most = attend_together(team, kv_heads), jobs = team.tokens * kv_heads;
-  const std::int64_t parts = most == 1 && jobs % team.threads != 0 && jobs < 8 * team.threads ? group : 1;
+  const bool few = most == 1 && jobs < 8 * team.threads;
+  const std::int64_t parts = parts_of(group, [&](std::int64_t n) { return !few || jobs * n % team.threads == 0; });
   const std::int64_t heads = group / parts;
   std::int64_t job = 0, last;
   for (std::int64_t token = 0; token < team.tokens; token = last) {
