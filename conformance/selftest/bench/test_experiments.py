@@ -101,9 +101,9 @@ def test_the_quick_form_runs(experiment: Any, tmp_path: Path) -> None:
 
 def test_the_quick_form_of_a_timing_runs(tmp_path: Path) -> None:
     """Each number of heads is timed, and its cache is in proportion to it."""
-    rows = read(run(groups.EXPERIMENT, tmp_path, quick=True))["rows"]
-    assert [row["cache_bytes"] for row in rows] == [2 * 4 * 16 * 128 * heads for heads in groups.GROUPS]
-    assert all(0 < row["quartiles"][0] <= row["median"] <= row["quartiles"][1] for row in rows)
+    (row,) = read(run(groups.EXPERIMENT, tmp_path, quick=True))["rows"]
+    assert [each["cache_bytes"] for each in row["groups"]] == [2 * 4 * 16 * 128 * heads for heads in groups.GROUPS]
+    assert all(0 < each["quartiles"][0] <= each["median"] <= each["quartiles"][1] for each in row["groups"])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -20,20 +20,21 @@ WIDTHS = [34, 12, 10, 10, 12, 12, 10]
 
 
 class Benchmarks(SphinxDirective):
-    """``.. benchmarks:: peers``, ``stored``, ``decode`` or ``growth``: machine and versions, pictures, tables."""
+    """``.. benchmarks:: peers``, ``stored``, ``decode``, ``growth`` or ``quality``: machine, versions, pictures, tables."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         kind = self.arguments[0]
-        relative, file = self.env.relfn2path(f"data/{kind}.json")
+        relative, file = self.env.relfn2path(f"/data/{kind}.json")
         self.env.note_dependency(relative)
         if not Path(file).is_file():
             wanted = "peers --problem stored" if kind == "stored" else kind
             return [nodes.paragraph(text=f"No measurement is kept: run nox -s bench -- --{wanted} --keep.")]
         report = json.loads(Path(file).read_text("utf-8"))
         shown = [about(report), *folded("Versions and builds of the projects", projects(report))]
-        return shown + {"decode": self.decode, "growth": self.growth}.get(kind, self.peers)(report)
+        others = {"decode": self.decode, "growth": self.growth, "quality": self.quality}
+        return shown + others.get(kind, self.peers)(report)
 
     def peers(self, report: dict[str, Any]) -> list[nodes.Node]:
         """The problems, those on most threads first, then the goals of lowbit itself."""
@@ -112,9 +113,27 @@ class Benchmarks(SphinxDirective):
             ),
         ]
 
+    def quality(self, report: dict[str, Any]) -> list[nodes.Node]:
+        """The picture, and all points folded, the fastest first."""
+        heads = ["threads", "engine", "perplexity", "tokens/s", "interval", "over the file"]
+        rows: list[list[Cell]] = []
+        found = [row for row in report["runs"] if "absent" not in row]
+        for row in sorted(found, key=lambda row: (row["settings"]["threads"], -row["tokens_per_second"][0])):
+            speed, low, high = row["tokens_per_second"]
+            numbers = [f"{row['perplexity']:.2f}", f"{speed:.1f}", f"{low:.1f} to {high:.1f}"]
+            settings = row["settings"]
+            rows.append([str(settings["threads"]), settings["engine"], *numbers, f"{row['over_file'][0]:.2f}"])
+        caption = (
+            "Perplexity against tokens a second after a prompt; right and low is better. A line joins the sizes of groups "
+            "of one width, or llama.cpp's types of files."
+        )
+        said = f"{len(rows)} points on lines, one for each contract and width and one for llama.cpp; the table has them."
+        shown = table(heads, rows, [10, 40, 14, 12, 18, 14])
+        return [self.picture("quality.svg", caption, said), *folded(f"All {len(rows)} points", shown)]
+
     def picture(self, name: str, caption: str, said: str) -> nodes.Node:
         """A picture of docs/data above its caption; `said` is its alternative text."""
-        figure = nodes.figure("", nodes.image(uri=f"data/{name}", alt=said, classes=["turns"]))
+        figure = nodes.figure("", nodes.image(uri=f"/data/{name}", alt=said, classes=["turns"]))
         figure += nodes.caption("", caption)
         return figure
 

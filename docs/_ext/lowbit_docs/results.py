@@ -56,7 +56,7 @@ class Results(SphinxDirective):
         shown: list[nodes.Node] = []
         for title, heads, rows, widths in TABLES[name](told["rows"]):
             shown += [nodes.paragraph("", "", nodes.strong(text=title)), table(heads, rows, widths)]
-        return [*shown, nodes.paragraph(text=f"{measured(told)} {scored(told['rows'])}")]
+        return [*shown, nodes.paragraph(text=f"{measured(told)} {scored(told['rows'])}".strip())]
 
 
 def measured(told: Mapping[str, Any]) -> str:
@@ -92,8 +92,10 @@ def distinct(others: Sequence[Row], rows: Sequence[Row]) -> str:
 
 
 def scored(rows: Sequence[Row]) -> str:
-    """How many tokens the rows scored."""
-    counts = sorted({sum(row["counts"]) for row in rows})
+    """How many tokens the rows scored; nothing of rows that score none."""
+    counts = sorted({sum(row["counts"]) for row in rows if "counts" in row})
+    if not counts:
+        return ""
     return f"Tokens that were scored for each number: {' or '.join(f'{count:,}' for count in counts)}."
 
 
@@ -287,6 +289,22 @@ def heads(rows: Sequence[Row]) -> list[Table]:
     return found
 
 
+def groups(rows: Sequence[Row]) -> list[Table]:
+    """A table for each length of the cache: key and value heads down."""
+    found: list[Table] = []
+    for row in rows:
+        lines: list[list[Cell]] = []
+        for each in row["groups"]:
+            low, high = (f"{1e3 * quartile:.3f}" for quartile in each["quartiles"])
+            times = [f"{1e3 * each['median']:.3f}", f"{low} to {high}"]
+            share = f"{each['median'] / row['groups'][0]['median']:.2f}"
+            lines.append([str(each["kv_heads"]), f"{each['cache_bytes'] / 1e6:.1f}", *times, share])
+        title = f"Attention of one token over {row['settings']['context']} tokens, {row['groups'][0]['kv_heads']} query heads"
+        columns = ["key and value heads", "MB of cache", "ms", "half of the calls", "of the first row"]
+        found.append((title, columns, lines, [22, 18, 18, 24, 18]))
+    return found
+
+
 def ngram(rows: Sequence[Row]) -> list[Table]:
     """Texts down, orders across, for each model; the model's own from the file of its training."""
     found: list[Table] = []
@@ -334,5 +352,5 @@ def mixed(rows: Sequence[Row]) -> list[Table]:
 
 TABLES: Mapping[str, Callable[[Sequence[Row]], list[Table]]] = {
     "ngram": ngram, "qigen": qigen, "ksort": ksort, "heads": heads, "uptraining": uptraining, "mixed": mixed,
-    "encoder": encoder, "scores": scores, "llama.cpp": llama_cpp,
+    "encoder": encoder, "scores": scores, "llama.cpp": llama_cpp, "groups": groups,
 }  # fmt: skip
