@@ -118,9 +118,9 @@ def test_the_kept_results_are_whole(name: str) -> None:
         assert title and lines and {len(line) for line in lines} == {len(columns)} == {len(widths)}
 
 
-@pytest.mark.parametrize("module", [scores, llama_cpp])
-def test_kept_results_of_windows_are_whole(module: Any) -> None:
-    """Their rows are about single windows, so fewer tokens do."""
+@pytest.mark.parametrize("module", [scores, llama_cpp, groups])
+def test_kept_results_of_few_tokens_are_whole(module: Any) -> None:
+    """Their rows are about single windows, or about time."""
     told = read(RESULTS / f"{module.EXPERIMENT.name}.json")
     assert not told["quick"]
     assert [row["settings"] for row in told["rows"]] == [dict(row.settings) for row in module.rows(False)]
