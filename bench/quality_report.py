@@ -37,7 +37,10 @@ def show(report: dict[str, Any]) -> None:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Perplexity over tokens a second, a panel for each number of threads; a line joins the groups of one width."""
+    """Perplexity over speed, a panel for each number of threads; a line joins the groups of one width.
+
+    Speed is that of pairs, which meet the same load of the machine, and not tokens a second alone.
+    """
     counts = sorted({row["settings"]["threads"] for row in report["runs"]})
     figure, panels = plt.subplots(1, len(counts), figsize=(9, 4.4), squeeze=False, layout="constrained")
     for axes, threads in zip(panels[0], counts, strict=True):
@@ -49,7 +52,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
             for speed, loss, name in points:
                 axes.annotate(name, (speed, loss), fontsize=5, xytext=(3, 3), textcoords="offset points")
         title = f"{threads} thread{'s' * (threads > 1)}"
-        axes.set(title=title, xlabel="tokens a second", ylabel="perplexity", yscale="log")
+        axes.set(title=title, xlabel="speed over lowbit's on the file as it is", ylabel="perplexity", yscale="log")
         axes.grid(alpha=0.3)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=7)
@@ -58,16 +61,16 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 
 def series(rows: list[dict[str, Any]]) -> dict[str, list[tuple[float, float, str]]]:
-    """The points of each line: tokens a second, perplexity, and the size of a group or the type of a file.
+    """The points of each line: speed, perplexity, and the size of a group or the type of a file.
 
     >>> row = {"settings": {"engine": "lowbit float32 4 bits, groups of 64"}, "perplexity": 9.0}
-    >>> series([row | {"tokens_per_second": [100.0, 90.0, 110.0]}])
-    {'lowbit float32 4 bits': [(100.0, 9.0, '64')]}
+    >>> series([row | {"over_file": [1.2, 1.1, 1.3]}])
+    {'lowbit float32 4 bits': [(1.2, 9.0, '64')]}
     """
     found: dict[str, list[tuple[float, float, str]]] = {}
     for row in rows:
         label, _, name = row["settings"]["engine"].replace(" file of ", ", groups of ").partition(", groups of ")
-        found.setdefault(label, []).append((row["tokens_per_second"][0], row["perplexity"], name))
+        found.setdefault(label, []).append((row["over_file"][0], row["perplexity"], name))
     return found
 
 

@@ -124,8 +124,8 @@ class Benchmarks(SphinxDirective):
             settings = row["settings"]
             rows.append([str(settings["threads"]), settings["engine"], *numbers, f"{row['over_file'][0]:.2f}"])
         caption = (
-            "Perplexity against tokens a second after a prompt; right and low is better. A line joins the sizes of groups "
-            "of one width, or llama.cpp's types of files."
+            "Perplexity against the speed of generation, over that of lowbit on the file as it is, in pairs; right and low "
+            "is better. A line joins the sizes of groups of one width, or llama.cpp's types of files."
         )
         said = f"{len(rows)} points on lines, one for each contract and width and one for llama.cpp; the table has them."
         shown = table(heads, rows, [10, 40, 14, 12, 18, 14])
