@@ -15,7 +15,7 @@ figure, axes = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
 for row, marker in zip(rows, "os", strict=True):
     heads = [each["kv_heads"] for each in row["groups"]]
     times = [1e3 * each["median"] for each in row["groups"]]
-    spread = [[abs(1e3 * each["quartiles"][n] - time) for each, time in zip(row["groups"], times)] for n in (0, 1)]
+    spread = [[1e3 * abs(each["quartiles"][n] - each["median"]) for each in row["groups"]] for n in (0, 1)]
     axes.errorbar(heads, times, spread, marker=marker, markersize=4, label=f"{row['settings']['context']} tokens")
 axes.set(xlabel="key and value heads", ylabel="ms", xscale="log", yscale="log", ylim=(0.1, 10))
 axes.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])

@@ -20,7 +20,7 @@ WIDTHS = [34, 12, 10, 10, 12, 12, 10]
 
 
 class Benchmarks(SphinxDirective):
-    """``.. benchmarks:: peers``, ``stored``, ``decode``, ``growth`` or ``quality``: machine, versions, pictures, tables."""
+    """``.. benchmarks:: peers``, ``stored``, ``decode``, ``growth`` or ``quality``: machine, pictures, tables."""
 
     required_arguments = 1
 
@@ -124,10 +124,10 @@ class Benchmarks(SphinxDirective):
             settings = row["settings"]
             rows.append([str(settings["threads"]), settings["engine"], *numbers, f"{row['over_file'][0]:.2f}"])
         caption = (
-            "Perplexity against the speed of generation, over that of lowbit on the file as it is, in pairs; right and low "
-            "is better. A line joins the sizes of groups of one width, or llama.cpp's types of files."
+            "Perplexity against the speed of generation, over that of lowbit on the file as it is, in pairs; right and "
+            "low is better. A line joins the sizes of groups of one width, or llama.cpp's types of files."
         )
-        said = f"{len(rows)} points on lines, one for each contract and width and one for llama.cpp; the table has them."
+        said = f"{len(rows)} points on lines: one for each contract and width, one for llama.cpp. The table has them."
         shown = table(heads, rows, [10, 40, 14, 12, 18, 14])
         return [self.picture("quality.svg", caption, said), *folded(f"All {len(rows)} points", shown)]
 

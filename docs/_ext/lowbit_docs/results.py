@@ -299,7 +299,8 @@ def groups(rows: Sequence[Row]) -> list[Table]:
             times = [f"{1e3 * each['median']:.3f}", f"{low} to {high}"]
             share = f"{each['median'] / row['groups'][0]['median']:.2f}"
             lines.append([str(each["kv_heads"]), f"{each['cache_bytes'] / 1e6:.1f}", *times, share])
-        title = f"Attention of one token over {row['settings']['context']} tokens, {row['groups'][0]['kv_heads']} query heads"
+        heads, context = row["groups"][0]["kv_heads"], row["settings"]["context"]
+        title = f"Attention of one token over {context} tokens, {heads} query heads"
         columns = ["key and value heads", "MB of cache", "ms", "half of the calls", "of the first row"]
         found.append((title, columns, lines, [22, 18, 18, 24, 18]))
     return found
