@@ -46,7 +46,7 @@ def cast_for(table: Format) -> str:
 
 
 def has_whole_blocks(rows: int, activations: str) -> bool:
-    """Whether activations for so many rows can be cast to a format.
+    """Whether this number of activations fills whole blocks of a format, so that they can be cast to it.
 
     >>> has_whole_blocks(64, "q8_0"), has_whole_blocks(48, "q8_0")
     (True, False)
