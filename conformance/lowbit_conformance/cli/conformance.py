@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lowbit.backend.function import described
-from lowbit.backend.registry import check_name
+from lowbit.backend.registry import check_function
 from lowbit.certification import LEAST_DEADLINE, Certification, Request
 from lowbit.errors import ArgumentError, LowbitError, UnavailableError
 from lowbit.system.interpreters import python_command, python_environment
@@ -39,6 +39,7 @@ from lowbit_conformance.isolation import methods as isolation
 from lowbit_conformance.isolation.arena import ARGUMENTS, CONTROL, RESULTS
 from lowbit_conformance.isolation.descendants import adopting, end_below
 from lowbit_conformance.isolation.events import Event, EventReader
+from lowbit_conformance.isolation.targets import check_target
 from lowbit_conformance.isolation.watchdog import death, follow
 from lowbit_conformance.report import Report, report_of, show, text_of, write_html, write_json, write_junit
 from lowbit_conformance.report.files import check_writable
@@ -141,6 +142,7 @@ def conformance(
     if function is not None:
         target, judged = function_target(function, operation, types, limit or [], arrays, device, profile or [])
         settings["ops"] = op or ([] if operation is None else [operation])
+        check_function(function)
     elif given := [f"--{key}" for key, each in {"operation": operation, "limit": limit, **types}.items() if each]:
         raise ArgumentError(given[0], "given", "only with --function", f"{given[0]} describes a --function; give one")
     report = run(target, settings, deadline, exitfirst, judged)
@@ -202,8 +204,7 @@ def run(
     Raises:
         LowbitError: the suite refuses an argument or the backend.
     """
-    if len(target) == 1 and ":" not in target[0]:
-        check_name(target[0])  # before tens of thousands of cases are made
+    check_target("name" if len(target) == 1 else target[0].removeprefix("--"), target[-1])
     judged = judged or target
     arguments = list(judged if len(judged) == 2 else ("--backend", *judged))
     arguments += [] if deadline is None else ["--deadline", str(deadline)]

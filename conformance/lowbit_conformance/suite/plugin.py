@@ -24,6 +24,7 @@ from lowbit_conformance.isolation.calls import Call
 from lowbit_conformance.isolation.events import EventPipe
 from lowbit_conformance.isolation.methods import ADVISORY, ISOLATION
 from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.isolation.targets import BANK, check_target
 from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.cases import CONCURRENT, HABIT, LOADING, Case
 from lowbit_conformance.suite.certify import LEAST_SEEDS, certify, selects
@@ -38,7 +39,7 @@ from lowbit_conformance.suite.tally import NO_CASE, Outcome, Tally, Verdict, cla
 NOT_DECLARED: Outcome = "not declared"
 DEFAULT_SEEDS = 5
 DEADLINE_HELP = f"seconds for one call, and for loading (default {DEADLINE:g}, and {LOADING_DEADLINE:g} for loading)"
-BANK, MADE_BY = "bank:", "lowbit_conformance.defects.bank:backend"
+MADE_BY = "lowbit_conformance.defects.bank:backend"
 QUICK_CASES = 4  # of each test
 SLOW_TIERS = (HABIT, "exhaustive")
 COMMON = ("clause", "tier", "variant", "seed")
@@ -101,6 +102,7 @@ class Run:
         self.profiles = [PROFILES[name] for name in option.profile]
         self.operations: list[str] = option.op
         try:
+            self.backend = under_test(option)  # before tens of thousands of cases are made
             self.model = model_matrices_of(option.model) if option.model else {}
             self.settings = Settings(_seeds(option), tuple(model_cases(self.model)))
             self.plan = self._planned()
@@ -108,7 +110,6 @@ class Run:
                 self.events.start_beating()
             if not self.quick:  # before any code of the backend has run
                 self._announce()
-            self.backend = under_test(option)
             self._load()
             self.capabilities = self.backend.capabilities()
             added = self._move_cases()
@@ -331,6 +332,9 @@ def under_test(option: Any) -> Remote:
     """The backend, by how the command line names it.
 
     Its loading may take longer than a call, unless the user says how long a call may take.
+
+    Raises:
+        ArgumentError, UnavailableError: there is no such backend, as far as that shows without running code of it.
     """
     named = {"name": option.backend, "library": option.library, "command": option.command}
     named["function"] = option.function
@@ -338,6 +342,7 @@ def under_test(option: Any) -> Remote:
     if len(given) != 1:
         raise pytest.UsageError("--backend, --library, --command, --function: allowed is one of them")
     kind, name = given[0]
+    check_target(kind, name)
     deadline = DEADLINE if option.deadline is None else option.deadline
     loading = LOADING_DEADLINE if option.deadline is None else option.deadline
     if kind == "name" and name.startswith(BANK):

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import odd_backends
@@ -15,14 +17,15 @@ from typer.testing import CliRunner
 import lowbit
 from lowbit.backend import Declaration, Range
 from lowbit.cli import app
-from lowbit.errors import ArgumentError
+from lowbit.errors import ArgumentError, LowbitError
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.cli import conformance as command
+from lowbit_conformance.suite import plugin
 from lowbit_conformance.suite.cases import Case, MatrixCase
 from lowbit_conformance.suite.clauses import load_suite
 from lowbit_conformance.suite.fitting import moved
 from lowbit_conformance.suite.marking import MARKS, Settings
-from lowbit_conformance.suite.plugin import QUICK_CASES, few
+from lowbit_conformance.suite.plugin import QUICK_CASES, Run, few
 from lowbit_cppyy import CppyyBackend
 from lowbit_numpy import NumpyBackend
 
@@ -162,12 +165,50 @@ def test_an_unknown_backend_is_an_error() -> None:
     assert "backend is 'abacus'; allowed: cppyy" in error
 
 
-def test_an_unknown_backend_is_refused_before_cases_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the command and by `certify`: pytest, which makes them, is not started."""
+UNKNOWN = [
+    (["abacus"], "backend is 'abacus'; allowed: cppyy"),
+    (["abacus.beads:Wooden"], "there is no module 'abacus' in this folder or on Python's path"),
+    (["--library", "abacus.so"], r"abacus\.so is unavailable: there is no such file; build it first"),
+]
+"""How a backend is named that does not exist, and what the error says."""
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        *UNKNOWN,
+        (["--function", "abacus:pack", "--operation", "packing.pack"], "there is no module 'abacus'"),
+        (["--function", "abacus", "--operation", "packing.pack"], "function is 'abacus'; allowed: module:function"),
+    ],
+)
+def test_an_unknown_backend_is_refused_before_cases_are_made(
+    named: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the command: pytest, which makes them, is not started."""
+    monkeypatch.setattr(command, "run_suite", lambda *_: pytest.fail("the suite was started"))
+    error = CliRunner().invoke(app, ["conformance", *named]).exception
+    assert isinstance(error, LowbitError) and re.search(message, str(error))
+
+
+def test_certify_refuses_an_unknown_backend_as_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the command does."""
     monkeypatch.setattr(command, "run_suite", lambda *_: pytest.fail("the suite was started"))
     with pytest.raises(ArgumentError, match="backend is 'abacus'; allowed: cppyy"):
         lowbit.certify("abacus")
-    assert "backend is 'abacus'" in str(CliRunner().invoke(app, ["conformance", "abacus"]).exception)
+
+
+@pytest.mark.parametrize(("named", "message"), UNKNOWN)
+def test_pytest_refuses_an_unknown_backend_as_early(
+    named: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the suite runs without the command, as ``pytest -p lowbit_conformance.suite.plugin``."""
+    monkeypatch.setattr(plugin, "load_suite", lambda: pytest.fail("cases were made"))
+    parser = pytest.Parser(_ispytest=True)
+    plugin.pytest_addoption(parser)
+    option = parser.parse([*named] if len(named) == 2 else ["--backend", *named])
+    config: Any = SimpleNamespace(option=option, pluginmanager=SimpleNamespace(get_plugins=list))
+    with pytest.raises(pytest.UsageError, match=message):
+        Run(config)
 
 
 def test_nothing_executed_is_no_pass() -> None:

@@ -12,6 +12,7 @@ import re
 import sys
 from contextlib import suppress
 from difflib import get_close_matches
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pkgutil import iter_modules
@@ -42,6 +43,20 @@ def check_name(name: str) -> None:
         raise ArgumentError("backend", repr(name), f"{spoken(names())}, or module:Class{nearest}")
 
 
+def check_exists(name: str) -> None:
+    """Refuse what `check_name` refuses, and a ``module:Class`` whose package does not exist; no code of it runs."""
+    check_name(name)
+    if DIRECT.fullmatch(name):
+        _check_package(name)
+
+
+def check_function(name: str) -> None:
+    """Refuse what is not of the form ``module:function``, or whose package does not exist; no code of it runs."""
+    if not DIRECT.fullmatch(name):
+        raise ArgumentError("function", repr(name), "module:function")
+    _check_package(name)
+
+
 def find(name: str) -> Backend:
     """The backend of this name, whether or not it can run here.
 
@@ -70,8 +85,7 @@ def import_named(name: str) -> Any:
         ArgumentError: there is no such module or name.
         UnavailableError: the module fails while it is imported.
     """
-    if not DIRECT.fullmatch(name):
-        raise ArgumentError("function", repr(name), "module:function")
+    check_function(name)
     return loaded(_direct(name, "function"), f"function {name}")
 
 
@@ -82,11 +96,38 @@ def _direct(name: str, kind: str) -> EntryPoint:
     of an installed package comes first.
     """
     entry = EntryPoint(name, name, ENTRY_POINTS)
-    package = entry.module.partition(".")[0]
-    if package not in sys.modules and find_spec(package) is None:
+    _check_package(name)
+    if not _is_on_path(entry.module.partition(".")[0]):
         sys.path.append(os.getcwd())
     _check_exists(entry, kind)
     return entry
+
+
+def _is_on_path(package: str) -> bool:
+    """Whether a package is found without the current folder."""
+    return package in sys.modules or (package != "" and find_spec(package) is not None)
+
+
+def _check_package(name: str) -> None:
+    """Refuse a ``module:name`` of whose module even the first part does not exist."""
+    package = name.partition(":")[0].partition(".")[0]
+    if not _is_on_path(package) and (package == "" or PathFinder.find_spec(package, [os.getcwd()]) is None):
+        raise _no_module(package, name.partition(":")[0])
+
+
+def _no_module(name: str, module: str) -> ArgumentError:
+    """The error of a module that does not exist, with the nearest name.
+
+    Args:
+        name: of the module that is missing.
+        module: which was to be imported: the same, or one inside it.
+    """
+    parent = sys.modules.get(name.rpartition(".")[0])
+    siblings = [each.name for each in iter_modules(getattr(parent, "__path__", None))]
+    siblings += [] if parent else [each.name for each in iter_modules([os.getcwd()])]
+    nearest = _nearest(name.rpartition(".")[2], siblings) or _nearest(module, siblings)
+    sentence = f"there is no module {name!r} in this folder or on Python's path{nearest}"
+    return ArgumentError("module", name, "a module that can be imported", sentence)
 
 
 def _check_exists(entry: EntryPoint, kind: str) -> None:
@@ -99,11 +140,7 @@ def _check_exists(entry: EntryPoint, kind: str) -> None:
         if not isinstance(missing, ModuleNotFoundError) or missing.name is None:
             raise UnavailableError(what, error.reason, "mend the module") from missing
         if f"{module}.".startswith(f"{missing.name}."):
-            parent = sys.modules.get(missing.name.rpartition(".")[0])
-            siblings = [each.name for each in iter_modules(getattr(parent, "__path__", None))]
-            nearest = _nearest(missing.name.rpartition(".")[2], siblings) or _nearest(module, siblings)
-            sentence = f"there is no module {missing.name!r} in this folder or on Python's path{nearest}"
-            raise ArgumentError("module", missing.name, "a module that can be imported", sentence) from None
+            raise _no_module(missing.name, module) from None
         reason = f"{module} imports {missing.name}, which is not installed or misspelt"
         raise UnavailableError(what, reason, f"install {missing.name}, or mend the import") from missing
     there: Any = imported

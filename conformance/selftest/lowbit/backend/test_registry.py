@@ -62,6 +62,26 @@ def test_a_misspelt_name_is_called_that(name: str, words: str) -> None:
         registry.find(name)
 
 
+def test_existence_is_checked_without_running_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module in the current folder counts, and is not imported; one that is nowhere is refused."""
+    (tmp_path / "never_imported.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    for check in (registry.check_exists, registry.check_function):
+        check("never_imported:Mine")
+        check("never_imported.part:Mine")
+        check("lowbit_numpy:NumpyBackend")
+        with pytest.raises(ArgumentError, match=r"'never_importd' .*; the nearest name is never_imported"):
+            check("never_importd:Mine")
+        with pytest.raises(ArgumentError, match="there is no module '' in this folder"):
+            check(".:Mine")
+
+
+def test_a_module_without_a_name_does_not_exist() -> None:
+    """What has the form ``module:Class`` and cannot name a module is refused as one that does not exist."""
+    with pytest.raises(ArgumentError, match="there is no module"):
+        registry.find(".:Mine")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
