@@ -198,16 +198,18 @@ def _compressed_integers(parts: Parts, method: Method) -> Layout | None:
     if "weight_g_idx" in parts or not _have(parts, weight_scale="BF16 F16:2"):
         return None  # the formats here do not have rows in another order
     scales, groups = parts["weight_scale"].type, parts["weight_scale"].shape[1]
-    suffix = "-f16" if scales == "F16" else ""
+    suffix, stored = "-f16" if scales == "F16" else "", FORMATS["ct-pack"].options["bits"] or ()
+    if method.bits is not None and method.bits not in stored:
+        return None
     if _have(parts, weight="I8:2") and "weight_zero_point" not in parts:
         columns, rows = parts["weight"].shape
         return _of_sizes(f"ct-int{suffix}", rows, columns, group_size=_group(method, rows, groups))
-    if not _have(parts, weight_packed="I32:2") or method.bits not in range(2, 9):
+    if not _have(parts, weight_packed="I32:2") or method.bits is None:
         return None
     columns, words = parts["weight_packed"].shape
-    rows = 32 * words // (method.bits or 8)
+    rows = 32 * words // method.bits
     name = ("ct-pack-asym" if _have(parts, weight_zero_point="I32:2") else "ct-pack") + suffix
-    return _of_sizes(name, rows, columns, bits=method.bits or 8, group_size=_group(method, rows, groups))
+    return _of_sizes(name, rows, columns, bits=method.bits, group_size=_group(method, rows, groups))
 
 
 def _four_bit_floats(parts: Parts, method: Method) -> Layout | None:

@@ -4,6 +4,9 @@ Tools that quantise a checkpoint leave a ``quantization_config`` there. Each has
 and the weights of a group; `NUMBERS` lists them. What is missing is None, and what cannot be such a number is refused.
 Nothing is computed from these numbers that the tensors do not confirm.
 
+**The method** says how tensors are to be read: those of another method may have the same names and other numbers in
+them. So a checkpoint is opened only if its method is one of `METHODS`, or has no name.
+
 **Modules that stay floats**, such as the head or routers, stand in a list, for which each tool has another word. The
 tensors show it too, so a list is only compared with them: a module that it names and that is quantised nevertheless is
 refused. Some entries are patterns, regular expressions among them; those of a file are never run, and not compared.
@@ -21,11 +24,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lowbit.contract.checks import spoken
 from lowbit.errors import FormatError
 from lowbit.system.json_files import LARGEST_INTEGER, Fields, described, read_fields
+from lowbit.tensor_formats.compressed_tensors import OPTIONS
+from lowbit.text import quoted
 
 CONFIGS = ("quantization_config", "compression_config")
 UNNAMED = "not named"
+METHODS = (
+    *("gptq", "auto-round", "awq", "compressed-tensors", "modelopt", "fp8", "fbgemm_fp8"),
+    *("bitsandbytes", "hqq", "mxfp4"),
+)
+"""The methods that are read, as ``quant_method`` spells them."""
+COMPRESSED = "compressed-tensors"
 OLDER = "quantize_config.json"
 """Where AutoGPTQ kept the configuration before ``config.json`` had a place for it."""
 GROUPS, FIRST = "config_groups", "group_0"
@@ -99,6 +111,7 @@ class Method:
         floats: modules that stay floats, or the ends of their names.
         activations: how the tool casts activations, in words; empty where it leaves them alone.
         unsupported: the name of a part of the configuration that asks for more than quantised matrices; else empty.
+        file: the name of the file that says so.
     """
 
     name: str
@@ -111,6 +124,7 @@ class Method:
     floats: tuple[str, ...] = ()
     activations: str = ""
     unsupported: str = ""
+    file: str = "config.json"
 
     @property
     def layout(self) -> str:
@@ -129,6 +143,19 @@ class Method:
         [True, True, False]
         """
         return any(f".{each}." in f".{module}." for each in self.floats)
+
+    def check(self) -> None:
+        """Refuse a method that is not read, and bits that no format of compressed-tensors has.
+
+        >>> Method("quark").check()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        lowbit.errors.FormatError: config.json: quant_method is 'quark'; allowed: gptq, ...
+        """
+        if self.name not in (*METHODS, UNNAMED):
+            raise FormatError(self.file, "quant_method", quoted(self.name), spoken(METHODS))
+        stored = OPTIONS["bits"] or ()
+        if self.name == COMPRESSED and (wrong := set(self.allowed_bits) - set(stored)):
+            raise FormatError(self.file, f"number of bits of {COMPRESSED}", min(wrong), spoken(stored))
 
 
 def method_of(folder: Path, fields: Fields) -> Method | None:
@@ -168,11 +195,12 @@ def _method(file: str, values: Mapping[str, Any]) -> Method:
     schemes = [each for each in groups.values() if isinstance(each, dict)] if isinstance(groups, dict) else []
     differ = any(each.get("weights") != schemes[0].get("weights") for each in schemes)
     values = {**values, GROUPS: {FIRST: schemes[0]}} if schemes else values
-    name, label = _text(values.get("quant_method")) or UNNAMED, _label(values)
+    given, label = values.get("quant_method"), _label(values)
+    name = UNNAMED if given is None else _text(given) or described(given)
     numbers = {number: _number(file, values, number) for number in NUMBERS}
     for loaded in (4, 8):
         if values.get(f"load_in_{loaded}bit") is True or values.get(f"_load_in_{loaded}bit") is True:
-            name, numbers["bits"] = "bitsandbytes", loaded
+            name, numbers["bits"] = "bitsandbytes" if given is None else name, loaded
     implied = IMPLIED.get(label) or IMPLIED.get(name) or (None, None)
     bits, group_size = (numbers[key] or other for key, other in zip(("bits", "group_size"), implied, strict=True))
     return Method(
@@ -186,6 +214,7 @@ def _method(file: str, values: Mapping[str, Any]) -> Method:
         floats=_floats(values),
         activations=_activations(values),
         unsupported=GROUPS if differ else next((key for key in REFUSED if _asks(values.get(key))), ""),
+        file=file,
     )
 
 

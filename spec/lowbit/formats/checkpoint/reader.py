@@ -260,8 +260,8 @@ def open_checkpoint(
     Raises:
         ArgumentError: there is no such directory, or it lacks a file; a version of GPTQ that does not exist, or for
             another checkpoint; a context that the model does not have.
-        FormatError: a kind of model or a feature that is not supported; a tensor that is missing, unknown, or of
-            another shape or type than the configuration asks for; a damaged file.
+        FormatError: a kind of model, a method of quantisation or a feature that is not supported; a tensor that is
+            missing, unknown, or of another shape or type than the configuration asks for; a damaged file.
     """
     path = Path(folder)
     if not os.path.isdir(path):
@@ -270,6 +270,8 @@ def open_checkpoint(
     fields = parsed(CONFIG, described)
     architecture, config, tied = architecture_of(fields), read_config(fields, context), is_tied(fields)
     method = method_of(path, fields)
+    if method is not None:
+        method.check()
     table = read_table(path, tuple(STORED if method is None else WIDTHS))
     coded = method is not None and stack_prefix(architecture, 0) is not None and method.name == stacked.FORMAT
     packing = Packing(coded=True, identity=(b"mxfp4",)) if coded else read_packing(table, method, gptq_version)

@@ -394,6 +394,8 @@ def test_tensors_too_many(tmp_path: Path) -> None:
         open_checkpoint(copied("gptq-v1-3", tmp_path / "m", tensors={**codes, "model.embed_tokens.weight": None}))
 
 
+READ = "allowed: gptq, auto-round, awq, compressed-tensors, modelopt, fp8, fbgemm_fp8, bitsandbytes, hqq or mxfp4$"
+OF_CT = "allowed: 2, 3, 4, 5, 6, 7 or 8$"
 CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("gptq-v1-3", {"bits": 4}, "bits of matrix .* is 3; allowed: 4, as config.json says"),
     ("gptq-v2-4", {"lm_head": False}, "module 'lm_head' is quantised; allowed: floats, as config.json says"),
@@ -404,7 +406,22 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("awq-gemv", {"group_size": 128}, "shape of tensor .*qzeros'"),
     ("ct-pack", {"ignore": ["re:.*", "self_attn"]}, "module .*self_attn.* is quantised; allowed: floats"),
     ("ct-pack", {"config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {}}}}, "config_groups is given"),
-    ("ct-pack", {"config_groups": {"a": {"weights": {"num_bits": 9}}}}, "kind of the tensors of"),
+    *(
+        (
+            name,
+            {"config_groups": {"a": {"weights": {"num_bits": bits}}}},
+            f"bits of compressed-tensors is {bits}; {OF_CT}",
+        )
+        for name, bits in (("ct-pack", 9), ("ct-pack", 1), ("ct-int", 9), ("ct-int", 16), ("ct-int", 1))
+    ),
+    (
+        "ct-int",
+        {"quant_method": "modelopt", "config_groups": {"a": {"weights": {"num_bits": 9}}}},
+        "kind of the tensors",
+    ),
+    *((name, {"quant_method": "quark"}, rf"^config\.json: quant_method is 'quark'; {READ}") for name in MODELS),
+    ("gptq-v1-4", {"quant_method": "GPTQ"}, f"quant_method is 'GPTQ'; {READ}"),
+    ("gptq-v1-4", {"quant_method": ["gptq"]}, "quant_method is "),
     ("hqq-4", {"quant_config": {"weight_quant_params": {"nbits": 8, "group_size": 32, "axis": 1}}}, "shape of tensor"),
     (
         "hqq-4",
@@ -442,6 +459,23 @@ def test_a_configuration_that_says_otherwise(name: str, config: dict[str, Any], 
         open_checkpoint(copied(name, tmp_path / "m", config))
 
 
+def test_a_method_without_a_name_is_read_by_its_tensors(tmp_path: Path) -> None:
+    """As tools wrote it before configurations named the method."""
+    found = open_checkpoint(copied("gptq-v1-4", tmp_path / "m", {"quant_method": None}))
+    assert {each.format for each in found.packed.values()} == {"gptq-v1"}
+
+
+def test_an_unknown_method_in_the_older_file(tmp_path: Path) -> None:
+    """The error names the file that says it, ``quantize_config.json``."""
+    folder = copied("gptq-v1-4", tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    older = config.pop("quantization_config") | {"quant_method": "quark"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "quantize_config.json").write_text(json.dumps(older))
+    with pytest.raises(FormatError, match=rf"^quantize_config\.json: quant_method is 'quark'; {READ}"):
+        open_checkpoint(folder)
+
+
 def test_groups_that_a_pattern_gives_to_some_matrices(tmp_path: Path) -> None:
     """As GPTQModel's ``dynamic`` does: the tensors say which matrix has which."""
     config = {"group_size": 64, "dynamic": {"+:.*": {"group_size": 32}, "+:lm_head": {"bits": 8}}}
@@ -450,12 +484,16 @@ def test_groups_that_a_pattern_gives_to_some_matrices(tmp_path: Path) -> None:
 
 
 def test_floats_that_claim_to_be_quantised(tmp_path: Path) -> None:
-    """A method without a single quantised matrix is a contradiction."""
-    folder = tiny_checkpoint.write(tmp_path / "m")
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(FormatError, match="quantization_config is given; allowed: absent where no matrix is quantised"):
-        open_checkpoint(folder)
+    """A method without a single quantised matrix is a contradiction; one that is not known may mean anything."""
+    for method, message in (
+        ("gptq", "quantization_config is given; allowed: absent where no matrix is quantised"),
+        ("quark", f"quant_method is 'quark'; {READ}"),
+    ):
+        folder = tiny_checkpoint.write(tmp_path / method)
+        config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": method}}
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(FormatError, match=message):
+            open_checkpoint(folder)
 
 
 # **On the command line.**
