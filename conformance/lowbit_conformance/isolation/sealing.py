@@ -48,6 +48,7 @@ CHAPTERS = (
     "lowbit.attention.pooling",
     "lowbit.backend.reference",
     "lowbit.attention.rope",
+    "lowbit.attention.rope_scaling",
     "lowbit.moe.routing",
     "lowbit.kernels.vector",
     "lowbit.kernels.vector_integer",

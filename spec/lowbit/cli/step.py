@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import typer
 
-from lowbit.attention.rope import Scaling
+from lowbit.attention.rope_scaling import Scaling
 from lowbit.cli.options import JsonOption, ModelOption, opened
 from lowbit.model.step import OPERATIONS, Line, Program, Setting, Step, step_of, widths
 from lowbit.model.weights import in_memory

@@ -29,7 +29,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from lowbit.attention.rope import Frequencies, Scaling
+from lowbit.attention.rope import Frequencies
+from lowbit.attention.rope_scaling import Scaling
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.moe.routing import SOFTMAXES, Softmax
@@ -83,8 +84,8 @@ class LlamaConfig:
         activation: the function that is applied to the gate of a feed-forward part.
         activation_limit: of both sides of a clamped gated unit (`lowbit.model.layers.clamped_swiglu`).
         embedding_scale: the factor of a token's row of the embedding.
-        rope_scaling: of the rotary frequencies (`lowbit.attention.rope`), not of those with a base of their own; None
-            where they are not scaled.
+        rope_scaling: of the rotary frequencies (`lowbit.attention.rope_scaling`), not of those with a base of their
+            own; None where they are not scaled.
         local_rope_scaling: of the rotary frequencies in local layers that have a base of their own; None likewise.
         unrotated: the layers whose queries and keys are not rotated, from 0, ascending.
         heads_normed_together: whether the norms of queries and keys are of all heads of a token, not of each head.

@@ -23,7 +23,8 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
-from lowbit.attention.rope import Frequencies, Scaling
+from lowbit.attention.rope import Frequencies
+from lowbit.attention.rope_scaling import Scaling
 from lowbit.errors import ArgumentError
 from lowbit.model.config import Activation, LlamaConfig
 from lowbit.model.weights import LayerWeights, LlamaWeights, linear_shapes, vector_sizes

@@ -24,7 +24,7 @@ from gguf.constants import GGUF_DEFAULT_ALIGNMENT
 from safetensors import safe_open
 
 from lowbit.arrays import F32, U8, Array
-from lowbit.attention.rope import Scaling
+from lowbit.attention.rope_scaling import Scaling
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.architectures import ARCHITECTURES, ROTARY_FACTORS, Architecture
 from lowbit.formats.gguf.header import Header, TensorInfo, Value

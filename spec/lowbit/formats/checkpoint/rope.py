@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lowbit.attention.rope import (
+from lowbit.attention.rope_scaling import (
     Scaling,
     dynamic_scaling,
     linear_scaling,
@@ -165,7 +165,7 @@ CALLED = {
     **{"slow": "beta_slow", "fast": "beta_fast", "magnitude": "attention_factor", "base": BASE},
     **{"channels": PART, "pairs": PART},
 }
-"""What the arguments of the chapter `lowbit.attention.rope` are called in the file."""
+"""What the arguments of the chapter `lowbit.attention.rope_scaling` are called in the file."""
 
 LISTS = ("short_factor", "long_factor")
 

@@ -50,7 +50,7 @@ GPT_OSS_VECTORS = {
 }
 
 ROTARY_FACTORS = "rope_freqs.weight"
-"""The factors by which the frequencies of all pairs are divided, as for Llama 3.1 (`lowbit.attention.rope`)."""
+"""The factors by which the frequencies of all pairs are divided, as for Llama 3.1 (`lowbit.attention.rope_scaling`)."""
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 """Those of Phi-3 for texts up to the context of the first training, and for longer ones."""
 
@@ -86,7 +86,8 @@ class Architecture:
         largest: how many layers that model has whose scores are divided by the root of the width of the stream over the
             heads; None where there is none such.
         sinks: whether each query head has a sink.
-        whole_ramp: whether the ramp of YaRN begins and ends at whole pairs (`lowbit.attention.rope.yarn_scaling`).
+        whole_ramp: whether the ramp of YaRN begins and ends at whole pairs
+            (`lowbit.attention.rope_scaling.yarn_scaling`).
         rules: the rules by which metadata may scale the rotary frequencies.
     """
 

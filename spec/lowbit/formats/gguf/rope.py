@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from lowbit.arrays import F32
-from lowbit.attention.rope import Scaling, linear_scaling, partial_scaling, yarn_scaling
+from lowbit.attention.rope_scaling import Scaling, linear_scaling, partial_scaling, yarn_scaling
 from lowbit.contract.checks import check_integer, spoken
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.architectures import LONG_FACTORS, ROTARY_FACTORS, SHORT_FACTORS, Architecture
