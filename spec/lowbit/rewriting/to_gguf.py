@@ -27,9 +27,9 @@ from lowbit.arrays import F32, U8, Array
 from lowbit.attention.rope_scaling import Scaling
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.architectures import ARCHITECTURES, ROTARY_FACTORS, Architecture
+from lowbit.formats.gguf.config import PATTERN
 from lowbit.formats.gguf.header import Header, TensorInfo, Value
 from lowbit.formats.gguf.reader import (
-    PATTERN,
     ROTATED,
     GGUFFile,
     check_model,

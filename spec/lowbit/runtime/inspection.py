@@ -28,9 +28,9 @@ from lowbit.formats.checkpoint.stacked import GATE_UP
 from lowbit.formats.checkpoint.stored_matrix import OF_16_BITS
 from lowbit.formats.checkpoint.tensors import SUFFIX, WIDTHS, Place, Table, read_header, read_table
 from lowbit.formats.gguf import tokenizer as gguf_tokenizer
+from lowbit.formats.gguf.config import claimed_shape as shape_of_gguf
 from lowbit.formats.gguf.header import TensorInfo
 from lowbit.formats.gguf.reader import GGUFFile, check_model, open_gguf
-from lowbit.formats.gguf.reader import claimed_shape as shape_of_gguf
 from lowbit.formats.gguf.tensors import choices_of
 from lowbit.system.json_files import Fields, read_fields
 from lowbit.text import quoted, shortened

@@ -2,8 +2,9 @@
 
 GGUF is the file format of the ggml project and the most common format of small quantised models. The reader works in
 steps, each in its own file: `lowbit.formats.gguf.header` reads and checks the header, `lowbit.formats.gguf.tensors`
-decodes blocks, `lowbit.formats.gguf.architectures` names the parts of each kind of decoder, and this file combines
-them. `lowbit.formats.gguf.tokenizer` makes the tokenizer from the same metadata.
+decodes blocks, `lowbit.formats.gguf.architectures` names the parts of each kind of decoder,
+`lowbit.formats.gguf.config` derives its shape from the metadata, and this file combines them.
+`lowbit.formats.gguf.tokenizer` makes the tokenizer from the same metadata.
 
 **Orientation.** A GGUF matrix is N × K, one row for each output; a `Matrix` is K × N, so it is transposed here. Files
 of architecture ``llama`` store the rows of the query and key projections with the two channels of each rotary pair side
@@ -11,10 +12,7 @@ by side, unlike the published weights; half-split channels (see `rope`) are rest
 first and then the odd ones. Rows of the file are columns here, and moving whole columns moves codes, scales and zeros
 together: nothing is decoded and nothing is rounded.
 
-Unsupported features are refused: a tensor that would be left out, another rule by which metadata scale the rotary
-embedding, or a layer of experts would silently make it another model. A Llama 3.1 holds the factors of its rotary
-frequencies as a tensor, and a Phi-3 two lists of them, between which the context decides as
-`lowbit.formats.checkpoint.rope` says.
+A tensor that would be left out, such as a bias or an expert, would silently make it another model, and is refused.
 
 Source: the GGUF specification of the ggml project.
 """
@@ -26,22 +24,19 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from lowbit.arrays import F32, I64, U8
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError
-from lowbit.formats.gguf.architectures import (
-    ARCHITECTURES,
-    Architecture,
-)
-from lowbit.formats.gguf.header import Header, TensorInfo, Value, walk
-from lowbit.formats.gguf.rope import read_rotary
+from lowbit.formats.gguf.architectures import ARCHITECTURES
+from lowbit.formats.gguf.config import read_config
+from lowbit.formats.gguf.header import Header, TensorInfo, walk
 from lowbit.formats.gguf.tensors import CODE_BITS, floats, format_of, matrix
 from lowbit.formats.known_file import KnownFile, opened
-from lowbit.model.config import LlamaConfig, Routing
+from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import (
     Embedding,
     LayerWeights,
@@ -59,7 +54,6 @@ from lowbit.text import kind_of, quoted
 
 Kind = TypeVar("Kind", bool, int, float, str, list[str])
 
-DEFAULT_ROPE_BASE = 10000.0
 ROUTER_MATRIX = "feed_forward.router"
 ROTATED = {"attn_q": "heads", "attn_k": "kv_heads"}
 
@@ -90,7 +84,7 @@ class GGUFFile:
         Raises:
             FormatError: another architecture, a number missing or out of range, or a feature that is not supported.
         """
-        return _config(self)
+        return read_config(self)
 
     def digest(self) -> str:
         """The SHA-256 of the file, in hexadecimal digits.
@@ -144,7 +138,7 @@ class GGUFFile:
         Raises:
             FormatError: no such tensor, not two dimensions, a type that cannot be decoded, or the file has changed.
         """
-        info = self._info(name)
+        info = self.info(name)
         weights = matrix(self._bytes(info), info, self.file)
         for part, heads in ROTATED.items():
             if name.endswith(f".{part}.weight") and ARCHITECTURES[self.architecture].interleaved:
@@ -159,7 +153,7 @@ class GGUFFile:
         Raises:
             FormatError: as for `tensor`.
         """
-        info = self._info(name)
+        info = self.info(name)
         self._check_shape(info, 1, info.shape[0])
         return floats(self._bytes(info).reshape(1, -1), info, self.file).reshape(-1)
 
@@ -169,7 +163,7 @@ class GGUFFile:
         Raises:
             FormatError: as for `tensor`, or not three dimensions, of which the first is `count`.
         """
-        info = self._info(name)
+        info = self.info(name)
         self._check_shape(info, 3, count)
         rows = self._bytes(info).reshape(count, -1)
         each = replace(info, shape=info.shape[1:], nbytes=rows.shape[1])
@@ -181,7 +175,7 @@ class GGUFFile:
         Raises:
             FormatError: as for `tensor`.
         """
-        info = self._info(name)
+        info = self.info(name)
         self._check_shape(info, 2, info.shape[0])
         return floats(self._bytes(info).reshape(info.shape[0], -1), info, self.file)
 
@@ -191,10 +185,15 @@ class GGUFFile:
         Raises:
             FormatError: as for `tensor`.
         """
-        info = self._info(name)
+        info = self.info(name)
         return info.type.name, self._bytes(info).reshape(info.shape[0], -1)
 
-    def _info(self, name: str) -> TensorInfo:
+    def info(self, name: str) -> TensorInfo:
+        """What the header says of a tensor.
+
+        Raises:
+            FormatError: no such tensor.
+        """
         info = self.header.tensors.get(name)
         if info is None:
             raise FormatError(self.file, f"tensor {quoted(name)}", "missing", "a file that holds it")
@@ -248,151 +247,7 @@ def half_split_order(heads: int, head_dim: int) -> I64:
     return channels.swapaxes(1, 2).ravel()
 
 
-# **A decoder in GGUF**: its numbers under the name of its architecture, its tensors under ``blk.0`` to ``blk.n``.
-
-
-def _config(source: GGUFFile) -> LlamaConfig:
-    name = source.architecture
-    architecture = ARCHITECTURES[name]
-
-    def integer(key: str, default: int | None = None) -> int:
-        return source.value(f"{name}.{key}", int, default)
-
-    def real(key: str, default: float | None = None) -> float:
-        return source.value(f"{name}.{key}", float, default)
-
-    heads = integer("attention.head_count")
-    hidden = integer("embedding_length")
-    head_dim = integer("attention.key_length", hidden // max(1, heads))
-    _refuse_other_features(source, name, architecture, head_dim)
-    layers = integer("block_count")
-    rotary = read_rotary(source, name, architecture, head_dim, source.context)
-    if layers > len(source.header.tensors):
-        allowed = f"at most the {len(source.header.tensors)} tensors of the file"
-        raise FormatError(source.file, f"{name}.block_count", layers, allowed)
-    embedding = source._info("token_embd.weight")
-    try:
-        return LlamaConfig(
-            layers=layers,
-            hidden=hidden,
-            feed_forward=integer("expert_feed_forward_length" if architecture.experts else "feed_forward_length"),
-            heads=heads,
-            kv_heads=integer("attention.head_count_kv", heads),
-            head_dim=head_dim,
-            vocabulary=embedding.shape[0],
-            context=rotary.context,
-            rope_base=real("rope.freq_base", DEFAULT_ROPE_BASE),
-            rope_scaling=rotary.scaling,
-            rms_epsilon=real("attention.layer_norm_rms_epsilon"),
-            routing=Routing(integer("expert_count"), integer("expert_used_count")) if architecture.experts else None,
-            activation=architecture.activation,
-            sinks=architecture.sinks,
-            embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
-            heads_normed_together=architecture.heads_normed_together,
-            unrotated=_unrotated(architecture, layers),
-            score_scale=_score_scale(architecture, layers, heads, hidden, head_dim),
-            score_cap=_cap(source, f"{name}.attn_logit_softcapping", architecture),
-            logit_cap=_cap(source, f"{name}.final_logit_softcapping", architecture),
-            **_further_numbers(source, name, architecture, layers),
-        )
-    except ArgumentError as error:
-        raise FormatError(source.file, error.argument, error.given, error.allowed) from error
-
-
-def _score_scale(architecture: Architecture, layers: int, heads: int, hidden: int, head_dim: int) -> float | None:
-    """What scores are multiplied by: None for one over the root of the channels of a head."""
-    if layers != architecture.largest or hidden // max(1, heads) in (0, head_dim):
-        return None
-    return float((hidden // heads) ** -0.5)
-
-
-def _cap(source: GGUFFile, key: str, architecture: Architecture) -> float | None:
-    """A soft cap; 0 is none."""
-    return (source.value(key, float, 0.0) if architecture.capped else 0.0) or None
-
-
-def _unrotated(architecture: Architecture, layers: int) -> tuple[int, ...]:
-    every = architecture.unrotated_every
-    return tuple(range(every - 1, layers, every)) if every else ()
-
-
-SHAPE = {
-    "layers": "block_count",
-    "hidden": "embedding_length",
-    "feed_forward": "feed_forward_length",
-    "heads": "attention.head_count",
-    "kv_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "vocabulary": "vocab_size",
-    "context": "context_length",
-    "experts": "expert_count",
-    "top_k": "expert_used_count",
-}
-"""The keys of a shape, which all architectures share."""
-
-
-def claimed_shape(source: GGUFFile) -> dict[str, int | None]:
-    """The shape of a model as its metadata give it, whatever its architecture is; None for what they do not say.
-
-    Layers may differ in a number, which is then a list in the metadata and None here.
-    """
-    name = source.header.metadata.get("general.architecture")
-    given = {part: source.header.metadata.get(f"{name}.{key}") for part, key in SHAPE.items()}
-    shape = {part: number if type(number) is int else None for part, number in given.items()}
-    if shape["kv_heads"] is None and given["kv_heads"] is None:
-        shape["kv_heads"] = shape["heads"]
-    if shape["head_dim"] is None and shape["hidden"] and shape["heads"]:
-        shape["head_dim"] = shape["hidden"] // shape["heads"]
-    embedding = source.header.tensors.get("token_embd.weight")
-    if embedding is not None:
-        shape["vocabulary"] = embedding.shape[0]
-    return shape
-
-
-PATTERN = "attention.sliding_window_pattern"
-
-
-def _further_numbers(source: GGUFFile, name: str, architecture: Architecture, layers: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        argument: source.value(f"{name}.{number.key}", number.kind, number.default)
-        for argument, number in architecture.numbers.items()
-    }
-    if "window" not in found or found["window"] == 0 == architecture.numbers["window"].default:
-        return found | {"window": None, "local_rope_base": None}
-    if architecture.alternating:
-        found["full_every"] = _full_every(source, f"{name}.{PATTERN}", architecture.full_every, layers)
-    return found
-
-
-def _full_every(source: GGUFFile, key: str, usual: int, layers: int) -> int | None:
-    """Every which layer is full: a number, or a list that says for each layer whether it is local."""
-    given = source.header.metadata.get(key, usual)
-    if not isinstance(given, np.ndarray):
-        return source.value(key, int, usual)
-    local = [bool(each) for each in given]
-    every = local.index(False) + 1 if False in local else None
-    if local != [every is None or (layer + 1) % every != 0 for layer in range(layers)]:
-        raise FormatError(
-            source.file, key, local, f"for each of {layers} layers whether it is local, all but every n-th"
-        )
-    return every
-
-
-def _refuse_other_features(source: GGUFFile, name: str, architecture: Architecture, head_dim: int) -> None:
-    """Metadata that would make this another model, each with the only value that is supported."""
-    supported: dict[str, Value] = {
-        "attention.value_length": head_dim,
-        "attention.causal": True,
-        "attention.scale": 0.0,
-    }
-    if architecture.experts is None:
-        supported["expert_count"] = 0
-    if not architecture.capped:
-        supported |= {"attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0}
-    for key, value in supported.items():
-        given = source.header.metadata.get(f"{name}.{key}", value)
-        if type(given) is not type(value) or given != value:
-            raise FormatError(source.file, f"{name}.{key}", given, str(value))
+# **The weights of a decoder**: the tensors under ``blk.0`` to ``blk.n``, and those around them.
 
 
 def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeights:
