@@ -181,3 +181,18 @@ def write(
     (folder / "config.json").write_text(json.dumps(model.config))
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER if tokenizer is None else tokenizer))
     return folder
+
+
+def copied(
+    folder: Path, to: Path, files: dict[str, bytes] | None = None, *, config: dict[str, Any] | None = None
+) -> Path:
+    """The directory again, with some of its files replaced."""
+    path = to / "copy"
+    path.mkdir()
+    for file in folder.iterdir():
+        (path / file.name).symlink_to(file)
+    replaced = (files or {}) | ({} if config is None else {"config.json": json.dumps(config).encode()})
+    for name, content in replaced.items():
+        (path / name).unlink(missing_ok=True)
+        (path / name).write_bytes(content)
+    return path
