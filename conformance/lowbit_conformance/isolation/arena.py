@@ -8,7 +8,7 @@ earlier call, ends the host with a fault whose address says what was done.
 An array lies either against the page on its right, so that the first byte after it cannot be read, or against the
 page on its left. What is left of its own pages, the *padding*, is filled with a byte that differs between the two.
 
-This is the judge's side; the host's is in `host`.
+This is the judge's side; the host's is in `channel`.
 """
 
 import bisect

@@ -42,8 +42,9 @@ for number in range(int(read(1))):
     exec(compile(read(int(read(10))), "<string>", "exec"))"""
 
 # Read once, so that no backend can replace the program of the host that is started after it.
-CONFINEMENT, HOST = (
-    (files("lowbit_conformance.isolation") / name).read_bytes() for name in ("confinement.py", "host.py")
+CONFINEMENT, *PROGRAM = (
+    (files("lowbit_conformance.isolation") / f"{name}.py").read_bytes()
+    for name in ("confinement", "state", "channel", "host")
 )
 
 _living: set[int] = set()  # the hosts of this process
@@ -85,7 +86,7 @@ class HostProcess:
             self._ends.append(self._watched)
         methods = isolation.methods() if methods is None else methods
         confining = f"ISOLATION = confine({list(methods)})".encode()
-        texts = (CONFINEMENT, confining, HOST)
+        texts = (CONFINEMENT, confining, *PROGRAM)
         try:
             self._channel.sendall(b"%d" % len(texts) + b"".join(b"%010d" % len(text) + text for text in texts))
         except ConnectionError as error:  # it has ended before it read them
@@ -139,7 +140,7 @@ class HostProcess:
         self._state = self._state_now()
 
     def seen(self) -> list[tuple[str, str]]:
-        """Breaches that show from here; those of `host.Watch` are found within reach of the code that it watches.
+        """Breaches that show from here; those of `state.Watch` are found within reach of the code that it watches.
 
         Raises:
             HostEndedError: a thread that it left running ends the process just after its answer.
