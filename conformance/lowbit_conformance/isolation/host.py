@@ -10,6 +10,8 @@ changed its environment, its folder, its floating-point mode or its signal handl
 child, or asked for the answer elsewhere.
 """
 
+from __future__ import annotations  # names of `state` and `channel` are not there when this is imported alone
+
 import ctypes
 import dataclasses
 import fcntl
