@@ -46,6 +46,7 @@ def test_a_source_compiles_to_the_kernels_of_the_table(source: str, arch: str) -
             assert recorded["kernels"] == {name: vars(usage) for name, usage in made.usage.items()}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_reserve_has_room_for_all_code(arch: str) -> None:
     """Every source in pieces of its own."""

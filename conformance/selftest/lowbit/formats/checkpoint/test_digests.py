@@ -163,8 +163,8 @@ def test_through_the_command(model: Path, other: Path, cache: Path) -> None:
     """``lowbit logits --model DIR`` gives the logits of the weights that are there, whatever is kept."""
 
     def logits() -> object:
-        options = ["--model", str(model), "--prompt", "he", "--bits", "4", "--group-size", "16", "--json"]
-        result = CliRunner().invoke(app, ["logits", *options])
+        options = ["--bits", "4", "--group-size", "16", "--backend", "numpy", "--json"]  # numpy compiles no step
+        result = CliRunner().invoke(app, ["logits", "--model", str(model), "--prompt", "he", *options])
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)["top"]
 
