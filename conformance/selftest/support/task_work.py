@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
@@ -44,9 +45,10 @@ class Killing:
     times: int
 
     def __call__(self, item: int, threads: int) -> int:
-        if item in self.items and len(list(self.folder.iterdir())) < self.times:
-            (self.folder / f"{time.monotonic_ns()}").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        for number in range(self.times) if item in self.items else ():
+            with suppress(FileExistsError):  # of two processes at once only one makes it
+                (self.folder / str(number)).touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
         return item * item
 
 
