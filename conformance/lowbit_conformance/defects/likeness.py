@@ -11,7 +11,7 @@ import numpy as np
 
 from lowbit.arrays import Array
 from lowbit.numbers.floats import rounded
-from lowbit.tensor_formats.stored import RESULTS
+from lowbit.tensor_formats.stored import RESULTS, Result
 from lowbit_conformance.defects.tolerances import UNDERFLOW, UNIT
 
 SLACK = 4.0  # of the bound of an honest float32 sum; a defect's own sums have other terms
@@ -106,13 +106,19 @@ def squares(given: Array, wrong: Array, right: Array) -> tuple[float, float]:
 
 def identical(given: Any, other: Any) -> bool:
     """Whether two results have equal bits, one that was computed in float64 rounded to the other's type."""
-    if isinstance(given, np.ndarray) and isinstance(other, np.ndarray) and other.dtype == np.float64:
-        with np.errstate(all="ignore"):
-            other = rounded(other, given.dtype.name) if given.dtype.name in RESULTS else other
-    if isinstance(other, np.ndarray) and isinstance(given, np.ndarray) and given.dtype == np.float64 != other.dtype:
+    both = isinstance(given, np.ndarray) and isinstance(other, np.ndarray)
+    if both and other.dtype == np.float64 and (name := given.dtype.name) in RESULTS:
+        other = _rounded_once(other, name)
+    if both and given.dtype == np.float64 != other.dtype:
         return False
     ours, theirs = list(leaves(given)), list(leaves(other))
     return len(ours) == len(theirs) and all(_same(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def _rounded_once(numbers: Array, type: Result) -> Array:
+    """Numbers in another type of floats; numpy rounds once to its own types, and twice to bfloat16."""
+    with np.errstate(all="ignore"):
+        return rounded(numbers, type) if type == "bfloat16" else numbers.astype(type)
 
 
 def _same(ours: tuple[str, Any], theirs: tuple[str, Any]) -> bool:

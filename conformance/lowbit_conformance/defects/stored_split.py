@@ -16,8 +16,8 @@ from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Terms
 from lowbit_conformance.defects.stored_codes import like, numbers_of, run_of
+from lowbit_conformance.defects.stored_groups import SIZES, of_rows_like
 from lowbit_conformance.defects.stored_parts import PLACED, Named, Where, in_codes
-from lowbit_conformance.defects.stored_rows import SIZES, of_rows_like
 
 Rows = npt.NDArray[np.int64]
 Length = Callable[[Stored], int]

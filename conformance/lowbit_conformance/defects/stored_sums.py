@@ -11,8 +11,8 @@ from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import Stored
 from lowbit_conformance.defects.places import ORDERS, Order
 from lowbit_conformance.defects.stored_codes import like, numbers_of
+from lowbit_conformance.defects.stored_groups import group_of_row, row_of_group
 from lowbit_conformance.defects.stored_parts import parts_of
-from lowbit_conformance.defects.stored_rows import group_of_row, row_of_group
 
 Wrong = Callable[..., Array]
 
