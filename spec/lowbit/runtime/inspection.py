@@ -304,11 +304,13 @@ class _Content:
         for each in self.packed:
             yield Held(part_of(each.module), self._type(each), len(each.tensors), each.layout.weights, each.nbytes)
 
-    def matrices(self) -> tuple[Matrices, ...]:
-        """Those that are multiplied by."""
-        counted = _Counted()
+    def matrices(self, whole: bool) -> tuple[Matrices, ...]:
+        """Those that are multiplied by; where these are all tensors of a `whole` model, a head that is missing is the
+        embedding."""
+        tied = whole and all(part_of(name) != "head" for name in self.table)
+        counted, multiplied = _Counted(), [*MULTIPLIED, *(["embedding"] if tied else [])]
         for name, place in self.plain.items():
-            if len(place.shape) > 1 and part_of(name) in MULTIPLIED and not name.endswith(BIAS):
+            if len(place.shape) > 1 and part_of(name) in multiplied and not name.endswith(BIAS):
                 counted.add(place.type, *_floats(name, place))
         for each in self.packed:
             counted.add(self._type(each), each.layout.choices, each.layout.matrices)
@@ -332,7 +334,7 @@ def _of_safetensors(path: Path) -> Inspection:
         shape={},
         tokenizer=None,
         held=tuple(content.held()),
-        matrices=content.matrices(),
+        matrices=content.matrices(whole=False),
         quantisation=content.quantisation,
     )
 
@@ -350,7 +352,7 @@ def _of_directory(folder: Path) -> Inspection:
         shape=shape_of_config(fields),
         tokenizer=_directory_tokens(folder),
         held=tuple(content.held()),
-        matrices=content.matrices(),
+        matrices=content.matrices(whole=True),
         quantisation=content.quantisation,
     )
 

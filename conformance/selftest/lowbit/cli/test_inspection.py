@@ -99,9 +99,9 @@ def test_what_is_native_is_what_runs(kind: str, tied: bool, backend: str, tmp_pa
 
 @pytest.mark.toolchain
 @pytest.mark.parametrize("contract", CONTRACTS)
-@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "qwen3", "mistral"])
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "qwen3", "mistral", "smollm3"])
 def test_floats_that_are_native_are_what_runs(name: str, contract: Contract) -> None:
-    """Stacked experts and separate ones, and matrices with rows that are no whole blocks of 8-bit activations."""
+    """Stacked experts and separate ones, a head tied to the embedding, and rows that are no whole blocks of 8 bits."""
     (found,) = answer(FLOATS / name, "--backend", "cppyy")["backends"].values()
     with load(open_checkpoint(FLOATS / name), "cppyy", Options(contract=contract)) as loaded:
         ran = loaded.account().fields
