@@ -46,7 +46,7 @@ def test_a_source_compiles_to_the_kernels_of_the_table(source: str, arch: str) -
             assert recorded["kernels"] == {name: vars(usage) for name, usage in made.usage.items()}
 
 
-@pytest.mark.whole
+@pytest.mark.whole  # compiling every source takes most of a minute
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_reserve_has_room_for_all_code(arch: str) -> None:
     """Every source in pieces of its own."""

@@ -89,7 +89,9 @@ def _calls(mark: Any, case: Any) -> Any:
     return [(case, owner.last)] if owner.last else []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(  # those of stored matrices have by far the most relatives
+    "name", [pytest.param(name, marks=pytest.mark.whole) if name.startswith("stored-") else name for name in NAMES]
+)
 def test_the_diagnosis_names_the_defect(name: str) -> None:
     """The first cases that a defect fails are all explained by it, so it is named, alone or beside its equals."""
     defect = BANK[name]

@@ -59,6 +59,7 @@ def test_the_list_is_long_and_its_names_exist() -> None:
     assert not unknown, unknown
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("part", range(PARTS))
 def test_mistakes_are_named_rightly(part: int) -> None:
     """Of every sixteenth mistake: all are found, enough are named rightly, and none is given a wrong name."""

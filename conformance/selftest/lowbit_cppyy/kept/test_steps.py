@@ -160,6 +160,7 @@ def test_what_is_not_as_it_was_written_is_made_again(folder: Path) -> None:
     assert not list(folder.glob(".*"))
 
 
+@pytest.mark.whole
 def test_a_step_of_another_model_is_not_taken(folder: Path) -> None:
     """The file says whose configuration it is of, whatever its name."""
     with CppyyBackend(threads=1) as backend:

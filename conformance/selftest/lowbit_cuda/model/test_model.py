@@ -19,8 +19,9 @@ from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import AnyDecoder, Step, first_difference, generate, next_logits
 from lowbit.model.decoder import Decoder as ReferenceDecoder
+from lowbit.model.matrices import to_float
 from lowbit.model.replay import guess
-from lowbit.model.weights import LlamaWeights, SparseWeights, to_float
+from lowbit.model.weights import LlamaWeights, SparseWeights
 from lowbit.moe.offload import trace
 from lowbit.moe.routing import Ids
 from lowbit.quantization.affine import quantize
