@@ -18,8 +18,9 @@ from lowbit.arrays import F32
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError
 from lowbit.model.block import parameters_of
+from lowbit.model.matrices import Matrix, to_float
 from lowbit.model.step import BEGIN, END, Line, Program, step_of
-from lowbit.model.weights import LlamaWeights, Matrix, to_float
+from lowbit.model.weights import LlamaWeights
 from lowbit_torch.operator import torch
 
 Tensor = Any  # torch is not installed where types are checked

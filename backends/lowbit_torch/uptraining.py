@@ -33,7 +33,8 @@ from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, vector_names
 from lowbit.formats.fetch import Report, silent
-from lowbit.model.weights import Embedding, LayerWeights, LlamaWeights, Progress, to_float
+from lowbit.model.matrices import Embedding, to_float
+from lowbit.model.weights import LayerWeights, LlamaWeights, Progress
 from lowbit.numbers.floats import FLOATS
 from lowbit.rewriting.changing import write_floats
 from lowbit.rewriting.journal import check_destination

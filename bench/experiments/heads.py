@@ -13,7 +13,8 @@ from experiments.running import Experiment, Row
 from lowbit.arrays import F32
 from lowbit.attention.pooling import Method, pool
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import LlamaWeights, to_float
+from lowbit.model.matrices import to_float
+from lowbit.model.weights import LlamaWeights
 
 GROUPS = (8, 4, 2, 1)
 WAYS = ("mean", "first", "random")

@@ -24,7 +24,8 @@ from lowbit.attention.rope import Rotation, half_split, rotate, rotation
 from lowbit.model.block import FORMULAS, MakeLinear, plain_linear
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import LlamaWeights, to_float
+from lowbit.model.matrices import to_float
+from lowbit.model.weights import LlamaWeights
 from lowbit.quantization.bfp import Format, bfp12, bfp16, cast, decode
 from lowbit.runtime import BackendLinears
 

@@ -22,7 +22,8 @@ from lowbit.formats.fetch import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, fetch, read
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.formats.gguf.tokenizer import read_tokenizer
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import LlamaWeights, to_float
+from lowbit.model.matrices import to_float
+from lowbit.model.weights import LlamaWeights
 from lowbit.quantization.bfp import bfp12, cast, decode
 from lowbit.runtime import BackendLinears
 

@@ -33,8 +33,8 @@ from lowbit.arrays import F32
 from lowbit.formats.fetch import fetch, read_text
 from lowbit.model.block import Linear
 from lowbit.model.decoder import Decoder
+from lowbit.model.matrices import Matrix
 from lowbit.model.perplexity import PROTOCOLS, negative_log_likelihood, perplexity
-from lowbit.model.weights import Matrix
 from lowbit.runtime import BackendLinears, load, open_model
 
 PACKAGE = "cyllama"

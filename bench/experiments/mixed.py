@@ -10,7 +10,7 @@ from experiments.measuring import losses, subject
 from experiments.running import Experiment, Row
 from lowbit.arrays import F32
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import Matrix, to_float
+from lowbit.model.matrices import Matrix, to_float
 from lowbit.rewriting.methods import Rounding
 
 BITS = (16, 4, 3, 2)

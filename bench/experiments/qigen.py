@@ -17,7 +17,8 @@ from experiments.running import Experiment, Row
 from lowbit.arrays import F32, F64
 from lowbit.model.calibration import Seen, Streams, source_of
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import LayerWeights, LlamaWeights, Matrix, to_float
+from lowbit.model.matrices import Matrix, to_float
+from lowbit.model.weights import LayerWeights, LlamaWeights
 from lowbit.quantization.gptq import layer_error
 from lowbit.rewriting.methods import Method, Rounding
 

@@ -37,7 +37,7 @@ from experiments.measuring import DENSE, PUBLISHED, subject
 from experiments.running import Experiment, Row
 from lowbit.arrays import F64
 from lowbit.attention.ksort import channel_sizes, magnitudes
-from lowbit.model.weights import to_float
+from lowbit.model.matrices import to_float
 from lowbit.quantization.bfp import bfp12
 
 CHANGES = {

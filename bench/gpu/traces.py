@@ -16,7 +16,8 @@ from mixtral.loading import load_model
 from gpu.parts import Answer, Setting
 from lowbit.arrays import F32
 from lowbit.backend.whole_model import DeviceSettings
-from lowbit.model.weights import LlamaWeights, to_float
+from lowbit.model.matrices import to_float
+from lowbit.model.weights import LlamaWeights
 from lowbit.moe.offload import Event, Memory, Request, trace
 from lowbit.quantization.affine import quantize
 from lowbit_cuda.engine.storage import device_bytes

@@ -21,8 +21,8 @@ from lowbit.arrays import I64, Array
 from lowbit.errors import NotDeclaredError, UnavailableError
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Rows
+from lowbit.model.matrices import Embedding, Matrix
 from lowbit.model.step import Step
-from lowbit.model.weights import Embedding, Matrix
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.system.storage import cache_folder, code_folder
 from lowbit.tensor_formats.stored import Stored

@@ -14,7 +14,8 @@ import numpy as np
 
 from lowbit.arrays import F32, U8
 from lowbit.errors import ArgumentError
-from lowbit.model.weights import GatedWeights, Matrix, to_float
+from lowbit.model.matrices import Matrix, to_float
+from lowbit.model.weights import GatedWeights
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.tensor_formats.stored import Stored
 from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lowbit.errors import ArgumentError
-from lowbit.model.weights import to_float
+from lowbit.model.matrices import to_float
 from lowbit.quantization import affine
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.suite.cases import MatrixCase

@@ -17,7 +17,7 @@ from lowbit_docs import results
 
 from lowbit.attention.pooling import pool
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import to_float
+from lowbit.model.matrices import to_float
 from lowbit.quantization.gptq import layer_error
 
 MODULES = (ngram, qigen, encoder, keys, heads, mixed)

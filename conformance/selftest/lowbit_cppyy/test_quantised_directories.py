@@ -14,7 +14,7 @@ from tiny_checkpoint import DENSE, TYPES, narrowed, published, widened, write
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.formats.checkpoint.tensors import WHOLE
 from lowbit.formats.gguf.reader import open_gguf, read_llama
-from lowbit.model.weights import Matrix
+from lowbit.model.matrices import Matrix
 from lowbit.runtime import Options, linears, load
 from lowbit.runtime.linears import CONTRACTS, Contract
 from lowbit_cppyy.stored.formats import PARTS

@@ -18,7 +18,8 @@ from typer.testing import CliRunner, Result
 from lowbit.cli import app
 from lowbit.errors import ArgumentError
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import LlamaWeights, to_float
+from lowbit.model.matrices import to_float
+from lowbit.model.weights import LlamaWeights
 from lowbit.runtime import open_model
 from lowbit.uptraining import Course, uptrain
 from lowbit_torch import Uptraining

@@ -15,7 +15,8 @@ from lowbit.attention.attention import KeyValueCache, attend
 from lowbit.model.block import FORMULAS
 from lowbit.model.decoder import Decoder
 from lowbit.model.elementwise import ElementwiseOps, Numbers
-from lowbit.model.weights import LlamaWeights, Matrix, to_float
+from lowbit.model.matrices import Matrix, to_float
+from lowbit.model.weights import LlamaWeights
 
 
 def in_sequence(matrix: Matrix) -> Callable[[F32], F32]:

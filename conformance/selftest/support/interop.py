@@ -51,7 +51,7 @@ from lowbit.arrays import F32
 from lowbit.cli import app
 from lowbit.formats.checkpoint.names import matrix_names
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import to_float
+from lowbit.model.matrices import to_float
 from lowbit.rewriting.source import Source, open_source
 from lowbit.runtime.stored import open_model
 

@@ -3,8 +3,9 @@
 import numpy as np
 
 from lowbit.formats.checkpoint.cache import QuantizedCheckpoint
+from lowbit.model.matrices import Matrix, is_float, to_float
 from lowbit.model.quantization_plan import Plan, Quantization, planned
-from lowbit.model.weights import Matrix, in_memory, is_float, to_float
+from lowbit.model.weights import in_memory
 from lowbit.quantization.affine import QuantizedMatrix
 
 PLAN = Plan(Quantization(2, 16), Quantization(4, 32), Quantization(8, 32))

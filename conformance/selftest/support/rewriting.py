@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 
 from lowbit.arrays import F32, Array
 from lowbit.cli import app
-from lowbit.model.weights import LlamaWeights, to_float
+from lowbit.model.matrices import to_float
+from lowbit.model.weights import LlamaWeights
 from lowbit.system.interpreters import python_command
 from lowbit.system.tasks import Executor, Item, Results, Work
 from lowbit.system.tasks import Result as Outcome

@@ -20,18 +20,9 @@ from lowbit.model.block import FORMULAS
 from lowbit.model.caches import Keys
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.model.decoder import AnyDecoder, Decoder, generate
+from lowbit.model.matrices import Matrix, shape_of, to_float
 from lowbit.model.quantization_plan import Plan, planned
-from lowbit.model.weights import (
-    GatedWeights,
-    LayerWeights,
-    LlamaWeights,
-    Matrix,
-    SparseWeights,
-    in_memory,
-    shape_of,
-    to_float,
-    vector_sizes,
-)
+from lowbit.model.weights import GatedWeights, LayerWeights, LlamaWeights, SparseWeights, in_memory, vector_sizes
 from lowbit.moe.routing import Softmax
 from lowbit.quantization.affine import quantize
 from lowbit.runtime.elementwise import on_backend

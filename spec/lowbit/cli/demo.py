@@ -42,8 +42,9 @@ from lowbit.cli.options import file_of, opened
 from lowbit.cli.progress import changing_bar, progress_bar
 from lowbit.errors import ArgumentError
 from lowbit.formats import fetch as data
+from lowbit.model.matrices import shape_of
 from lowbit.model.quantization_plan import Plan, planned
-from lowbit.model.weights import LlamaWeights, linear_shapes, matrices, shape_of, weight_bytes
+from lowbit.model.weights import LlamaWeights, linear_shapes, matrices, weight_bytes
 from lowbit.runtime import Options, StoredModel, load
 from lowbit.system.threads import side_by_side, usable_processors
 from lowbit.text import one_line

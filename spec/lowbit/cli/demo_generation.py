@@ -22,7 +22,8 @@ from lowbit.cli.progress import changing_bar, progress_bar
 from lowbit.linear.bounds import linear_bound
 from lowbit.linear.linear import qgemv
 from lowbit.model.decoder import AnyDecoder, Difference, Step, first_difference
-from lowbit.model.weights import LlamaWeights, select_columns, weight_bytes
+from lowbit.model.matrices import select_columns
+from lowbit.model.weights import LlamaWeights, weight_bytes
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.runtime import LanguageModel, Options, StoredModel, load
 from lowbit.text import cleaned, one_line, quoted

@@ -23,8 +23,9 @@ from lowbit.contract.checks import check_integer
 from lowbit.model.block import FORMULAS, Interpreter, Linear, Place, check_scores, parameters_of
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import embedded
+from lowbit.model.matrices import Embedding, Matrix, to_float
 from lowbit.model.step import block_of
-from lowbit.model.weights import Embedding, LayerWeights, Matrix, to_float
+from lowbit.model.weights import LayerWeights
 
 SHARED = {"key": "query", "value": "query", "up": "gate"}
 """Matrices that read what another one reads."""

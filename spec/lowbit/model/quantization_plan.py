@@ -34,7 +34,8 @@ from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.calibration import CalibrationText, Seen, source_of
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import LayerWeights, LlamaWeights, Matrix, Progress, linear_shapes, to_float
+from lowbit.model.matrices import Matrix, to_float
+from lowbit.model.weights import LayerWeights, LlamaWeights, Progress, linear_shapes
 from lowbit.quantization import gptq_blocks, hqq
 from lowbit.quantization.affine import QuantizedMatrix, group_codes, quantize
 from lowbit.quantization.coded import Grid

@@ -28,7 +28,7 @@ from lowbit.formats.checkpoint.gptq_version import Version
 from lowbit.formats.fetch import Report
 from lowbit.model.calibration import Seen
 from lowbit.model.config import LlamaConfig, check_meant
-from lowbit.model.weights import Matrix
+from lowbit.model.matrices import Matrix
 from lowbit.rewriting.journal import Journal, write_part
 from lowbit.rewriting.layouts import layout_of
 from lowbit.rewriting.methods import Rounding

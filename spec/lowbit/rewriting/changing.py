@@ -16,7 +16,8 @@ from lowbit.formats.checkpoint.architectures import Architecture
 from lowbit.formats.checkpoint.names import tensor_shapes, vector_names
 from lowbit.formats.fetch import Report, silent
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import Embedding, LayerWeights, Matrix, to_float
+from lowbit.model.matrices import Embedding, Matrix, to_float
+from lowbit.model.weights import LayerWeights
 from lowbit.rewriting.journal import journal
 from lowbit.rewriting.layouts import FLOATS
 from lowbit.rewriting.source import Derived, Source, smallest

@@ -9,7 +9,7 @@ import numpy as np
 
 from lowbit.errors import ArgumentError
 from lowbit.formats.fetch import Report
-from lowbit.model.weights import Matrix
+from lowbit.model.matrices import Matrix
 from lowbit.quantization.coded import CodedMatrix
 from lowbit.rewriting.layouts import Description, Layout, pattern_of
 from lowbit.rewriting.packers import coded_of

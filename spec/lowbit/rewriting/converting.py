@@ -18,7 +18,8 @@ import numpy as np
 from lowbit.arrays import F32
 from lowbit.errors import ArgumentError
 from lowbit.formats.fetch import Report, silent
-from lowbit.model.weights import Matrix, linear_shapes, to_float
+from lowbit.model.matrices import Matrix, to_float
+from lowbit.model.weights import linear_shapes
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.rewriting.codes_of_model import Codes, about, codes_of, together
 from lowbit.rewriting.layouts import FLOATS, Description, Layout

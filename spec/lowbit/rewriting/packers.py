@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lowbit.arrays import Array
 from lowbit.contract.checks import check_choice
 from lowbit.errors import ArgumentError
-from lowbit.model.weights import Matrix
+from lowbit.model.matrices import Matrix
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.coded import CodedMatrix, exactly, runs, whole_zeros
 from lowbit.quantization.packing import unpack

@@ -18,7 +18,8 @@ from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.formats.fetch import Report, silent
 from lowbit.model.calibration import Seen, Streams, source_of
-from lowbit.model.weights import LayerWeights, Matrix, linear_shapes, to_float
+from lowbit.model.matrices import Matrix, to_float
+from lowbit.model.weights import LayerWeights, linear_shapes
 from lowbit.quantization.coded import digest
 from lowbit.quantization.gptq_blocks import check_block_size
 from lowbit.quantization.hqq_published import RECIPES

@@ -38,7 +38,8 @@ from lowbit.formats.checkpoint.config import sorted_fields
 from lowbit.model.calibration import Seen, Streams
 from lowbit.model.config import LlamaConfig
 from lowbit.model.layers import rms_norm
-from lowbit.model.weights import LayerWeights, to_float
+from lowbit.model.matrices import to_float
+from lowbit.model.weights import LayerWeights
 from lowbit.rewriting.changing import Change, Changed
 from lowbit.rewriting.source import Source
 

@@ -34,7 +34,8 @@ from lowbit.formats.gguf.reader import GGUFFile, check_model, open_gguf, read_la
 from lowbit.formats.known_file import KnownFile
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model.config import LlamaConfig, differing
-from lowbit.model.weights import Embedding, LayerWeights, to_float, widened
+from lowbit.model.matrices import Embedding, to_float, widened
+from lowbit.model.weights import LayerWeights
 from lowbit.numbers.floats import FLOATS
 from lowbit.system.json_files import MOST_CONFIG_BYTES, parsed, read_bytes, read_fields
 from lowbit.text import quoted

@@ -18,7 +18,8 @@ from lowbit.formats.checkpoint.tensors import INDEX
 from lowbit.formats.checkpoint.tokenizer import read_tokenizer
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import LayerWeights, to_float
+from lowbit.model.matrices import to_float
+from lowbit.model.weights import LayerWeights
 from lowbit.rewriting.journal import Journal
 from lowbit.rewriting.layouts import FLOATS, Description
 from lowbit.rewriting.source import Source, smallest

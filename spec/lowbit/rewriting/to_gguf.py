@@ -41,7 +41,8 @@ from lowbit.formats.gguf.tokenizer import read_tokenizer
 from lowbit.formats.known_file import KnownFile
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model.config import LlamaConfig, differing
-from lowbit.model.weights import Embedding, LayerWeights, Matrix, vector_sizes
+from lowbit.model.matrices import Embedding, Matrix
+from lowbit.model.weights import LayerWeights, vector_sizes
 from lowbit.numbers.floats import FLOATS
 from lowbit.rewriting.gguf_words import words_of
 from lowbit.rewriting.journal import Journal

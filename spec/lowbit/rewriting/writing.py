@@ -23,7 +23,8 @@ from lowbit.backend.whole_model import spoken_bytes
 from lowbit.errors import FormatError, UnavailableError
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import Embedding, LayerWeights, Matrix, Progress, to_float, vector_sizes
+from lowbit.model.matrices import Embedding, Matrix, to_float
+from lowbit.model.weights import LayerWeights, Progress, vector_sizes
 from lowbit.quantization.coded import digest
 from lowbit.rewriting.journal import Journal
 from lowbit.rewriting.layouts import Description, Layout

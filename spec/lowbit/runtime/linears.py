@@ -22,7 +22,7 @@ from lowbit.backend.prepared_stored import PreparedStored
 from lowbit.contract.checks import check_choice
 from lowbit.errors import NotDeclaredError
 from lowbit.model.block import Linear, plain_linear
-from lowbit.model.weights import Matrix, in_bytes, is_float, to_float
+from lowbit.model.matrices import Matrix, in_bytes, is_float, to_float
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.tensor_formats.gguf_k import BLOCK
 from lowbit.tensor_formats.stored import FORMATS, Stored

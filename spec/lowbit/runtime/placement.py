@@ -19,9 +19,10 @@ from lowbit.formats.checkpoint.reader import Checkpoint
 from lowbit.formats.fetch import Report
 from lowbit.model.block import FORMULAS, Linear, MakeLinear
 from lowbit.model.decoder import AnyDecoder, Decoder
+from lowbit.model.matrices import Matrix
 from lowbit.model.quantization_plan import Plan
 from lowbit.model.step import step_of
-from lowbit.model.weights import DeferredWeights, LayeredWeights, LlamaWeights, Matrix, matrices, weight_bytes
+from lowbit.model.weights import DeferredWeights, LayeredWeights, LlamaWeights, matrices, weight_bytes
 from lowbit.runtime import elementwise
 from lowbit.runtime.linears import BackendLinears
 from lowbit.runtime.options import Options

@@ -21,7 +21,7 @@ from lowbit.attention.rope import Scaling
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.formats.checkpoint.tensors import WIDTHS, read_coded, read_header
-from lowbit.model.weights import to_float
+from lowbit.model.matrices import to_float
 from lowbit.rewriting import converting, writing
 from lowbit.runtime import open_model
 from lowbit.tensor_formats.stored import Stored

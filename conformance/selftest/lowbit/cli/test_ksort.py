@@ -24,7 +24,7 @@ from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.formats.checkpoint.tensors import read_coded, write_tensors
 from lowbit.model.block import FORMULAS
 from lowbit.model.decoder import Decoder, next_logits
-from lowbit.model.weights import to_float
+from lowbit.model.matrices import to_float
 from lowbit.rewriting import changing
 from lowbit.rewriting.sorting import READ_A_TEXT, Key
 from lowbit.runtime import BackendLinears, Options, inspect, load, open_model

@@ -24,7 +24,8 @@ from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint import tensors
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.model.decoder import Decoder, next_logits
-from lowbit.model.weights import LayerWeights, Matrix, to_float, vector_sizes
+from lowbit.model.matrices import Matrix, to_float
+from lowbit.model.weights import LayerWeights, vector_sizes
 from lowbit.rewriting import changing, to_directory
 from lowbit.runtime import load, open_model
 from lowbit.system.interpreters import python_command

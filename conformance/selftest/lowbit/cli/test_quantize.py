@@ -19,7 +19,8 @@ from lowbit.attention.rope import Scaling
 from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import LlamaWeights, Matrix, to_float
+from lowbit.model.matrices import Matrix, to_float
+from lowbit.model.weights import LlamaWeights
 from lowbit.quantization import affine, gptq
 from lowbit.quantization.hqq import HqqMatrix, dequantize
 from lowbit.quantization.hqq import quantize as by_solver

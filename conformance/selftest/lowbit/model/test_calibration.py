@@ -11,7 +11,8 @@ from lowbit.arrays import F64
 from lowbit.attention.rope import Scaling
 from lowbit.model.calibration import Streams
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import LlamaWeights, to_float
+from lowbit.model.matrices import to_float
+from lowbit.model.weights import LlamaWeights
 from lowbit.runtime import open_model
 
 TOKENS = [5, 17, 250, 3, 99, 42, 7, 7, 130, 12, 60, 201]

@@ -11,8 +11,9 @@ from lowbit.errors import ArgumentError
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.comparison import Comparison, Estimate, compare, estimate, log_probabilities
 from lowbit.model.decoder import Decoder
+from lowbit.model.matrices import to_float
 from lowbit.model.perplexity import perplexity
-from lowbit.model.weights import LlamaWeights, to_float
+from lowbit.model.weights import LlamaWeights
 
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, CONFIG.vocabulary, 43)]
 WINDOW = 12

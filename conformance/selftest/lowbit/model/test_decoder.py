@@ -18,17 +18,10 @@ from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import plain_linear
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder, Step, first_difference, generate, generate_batch, next_logits
+from lowbit.model.matrices import select_columns, shape_of, to_float
 from lowbit.model.perplexity import perplexity
 from lowbit.model.quantization_plan import Plan, planned
-from lowbit.model.weights import (
-    GatedWeights,
-    LlamaWeights,
-    matrices,
-    select_columns,
-    shape_of,
-    to_float,
-    weight_bytes,
-)
+from lowbit.model.weights import GatedWeights, LlamaWeights, matrices, weight_bytes
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.runtime import BackendLinears
 

@@ -13,16 +13,15 @@ from lowbit.errors import ArgumentError
 from lowbit.model.block import Linear
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.model.decoder import Decoder, generate, next_logits
+from lowbit.model.matrices import Matrix, to_float
 from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.weights import (
     GatedWeights,
     LayerWeights,
     LlamaWeights,
-    Matrix,
     SparseWeights,
     linear_shapes,
     matrices,
-    to_float,
     weight_bytes,
 )
 from lowbit.moe.routing import Ids, Softmax

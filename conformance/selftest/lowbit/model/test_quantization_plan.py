@@ -12,8 +12,9 @@ from lowbit.arrays import F64
 from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.model.calibration import CalibrationText, Streams
+from lowbit.model.matrices import Matrix, to_float
 from lowbit.model.quantization_plan import Plan, Quantization, planned
-from lowbit.model.weights import LlamaWeights, Matrix, in_memory, to_float
+from lowbit.model.weights import LlamaWeights, in_memory
 from lowbit.quantization import gptq
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.runtime import open_model

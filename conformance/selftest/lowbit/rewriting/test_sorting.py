@@ -32,7 +32,8 @@ from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder
 from lowbit.model.elementwise import ElementwiseOps
-from lowbit.model.weights import LayerWeights, LlamaWeights, to_float
+from lowbit.model.matrices import to_float
+from lowbit.model.weights import LayerWeights, LlamaWeights
 from lowbit.quantization.bfp import bfp12
 from lowbit.rewriting.changing import write_floats
 from lowbit.rewriting.sorting import KEYS, READ_A_TEXT, Key, Sorting, sorted_source

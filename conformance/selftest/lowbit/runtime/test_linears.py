@@ -5,7 +5,7 @@ import pytest
 
 from lowbit.arrays import F32
 from lowbit.backend.registry import load
-from lowbit.model.weights import Matrix, in_bytes
+from lowbit.model.matrices import Matrix, in_bytes
 from lowbit.runtime.linears import CONTRACTS, BackendLinears, Contract
 from lowbit.tensor_formats.stored import Stored
 

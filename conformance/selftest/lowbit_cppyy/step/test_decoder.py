@@ -15,7 +15,7 @@ from lowbit.arrays import F32
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.model.block import Linear, plain_linear
 from lowbit.model.decoder import Decoder, generate
-from lowbit.model.weights import Matrix, to_float
+from lowbit.model.matrices import Matrix, to_float
 from lowbit.runtime.linears import BackendLinears, Contract
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.codegen.isa import InstructionSet

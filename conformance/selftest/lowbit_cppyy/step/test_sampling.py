@@ -12,8 +12,8 @@ from step_runs import EDGES, compiled, edge, model, operations
 from lowbit.arrays import F32
 from lowbit.errors import ArgumentError
 from lowbit.model.decoder import chosen, generate, generate_batch
+from lowbit.model.matrices import to_float
 from lowbit.model.sampling import GREEDY, Sampling, choose, kept
-from lowbit.model.weights import to_float
 from lowbit.quantization.affine import quantize
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.step.decoder import CompiledDecoder

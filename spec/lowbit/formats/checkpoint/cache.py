@@ -47,18 +47,9 @@ from lowbit.formats.checkpoint.quantized_file import Origin, check_origin, read_
 from lowbit.formats.checkpoint.reader import Checkpoint
 from lowbit.model.calibration import CalibrationText, Streams
 from lowbit.model.config import LlamaConfig
+from lowbit.model.matrices import Embedding, Matrix, shape_of, widened
 from lowbit.model.quantization_plan import HEAD, Plan
-from lowbit.model.weights import (
-    Embedding,
-    LayerWeights,
-    Matrix,
-    Progress,
-    assembled,
-    linear_shapes,
-    shape_of,
-    vector_sizes,
-    widened,
-)
+from lowbit.model.weights import LayerWeights, Progress, assembled, linear_shapes, vector_sizes
 from lowbit.system.memory import check_memory
 from lowbit.system.scratch import sweep
 from lowbit.system.storage import CACHE_VARIABLE, cache_folder, make_folder, opened_own, own_folder

@@ -30,7 +30,7 @@ import numpy as np
 from lowbit.arrays import F32, Array
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.tensors import DTYPES, Table, read_header, write_tensors
-from lowbit.model.weights import Matrix, to_float
+from lowbit.model.matrices import Matrix, to_float
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.system.json_files import Fields, parsed
 from lowbit.system.storage import OWN_MODE

@@ -58,16 +58,8 @@ from lowbit.formats.checkpoint.tensors import (
 )
 from lowbit.formats.known_file import wrong_path
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import (
-    Embedding,
-    LayerWeights,
-    Matrix,
-    Progress,
-    assembled,
-    linear_shapes,
-    select_columns,
-    to_float,
-)
+from lowbit.model.matrices import Embedding, Matrix, select_columns, to_float
+from lowbit.model.weights import LayerWeights, Progress, assembled, linear_shapes
 from lowbit.system.json_files import MOST_CONFIG_BYTES, parsed, read_bytes
 from lowbit.system.threads import side_by_side
 from lowbit.tensor_formats.stored import Stored

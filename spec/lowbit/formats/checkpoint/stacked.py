@@ -18,7 +18,7 @@ from lowbit.arrays import F32, Array
 from lowbit.formats.checkpoint.stored_matrix import OF_16_BITS, floats_of_16_bits
 from lowbit.formats.checkpoint.tensors import Table, read_coded, read_floats
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import Matrix
+from lowbit.model.matrices import Matrix
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import Stored
 

@@ -37,18 +37,8 @@ from lowbit.formats.gguf.header import Header, TensorInfo, walk
 from lowbit.formats.gguf.tensors import CODE_BITS, floats, format_of, matrix
 from lowbit.formats.known_file import KnownFile, opened
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import (
-    Embedding,
-    LayerWeights,
-    LlamaWeights,
-    Matrix,
-    Progress,
-    assembled,
-    linear_shapes,
-    select_columns,
-    shape_of,
-    to_float,
-)
+from lowbit.model.matrices import Embedding, Matrix, select_columns, shape_of, to_float
+from lowbit.model.weights import LayerWeights, LlamaWeights, Progress, assembled, linear_shapes
 from lowbit.system.memory import check_memory
 from lowbit.text import kind_of, quoted
 

@@ -37,7 +37,7 @@ from lowbit.arrays import F32, U8
 from lowbit.contract.operation import Parameters
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.header import TensorInfo
-from lowbit.model.weights import Matrix
+from lowbit.model.matrices import Matrix
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import Codes, pack
 from lowbit.tensor_formats.stored import FORMATS, Stored

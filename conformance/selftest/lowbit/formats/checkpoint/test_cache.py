@@ -23,8 +23,9 @@ from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
 from lowbit.model.calibration import CalibrationText
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder, next_logits
+from lowbit.model.matrices import to_float
 from lowbit.model.quantization_plan import Method, Plan, Quantization, planned
-from lowbit.model.weights import in_memory, to_float
+from lowbit.model.weights import in_memory
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.affine import quantize as by_range
 from lowbit.quantization.hqq import as_minimum

@@ -18,8 +18,9 @@ from lowbit.formats.checkpoint import tensors as checkpoint_tensors
 from lowbit.formats.checkpoint.cache import QuantizedCheckpoint, quantized
 from lowbit.formats.checkpoint.quantized_file import Origin, read_matrices, write_quantized
 from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
+from lowbit.model.matrices import to_float
 from lowbit.model.quantization_plan import Plan, Quantization
-from lowbit.model.weights import LayerWeights, to_float
+from lowbit.model.weights import LayerWeights
 from lowbit.system.scratch import PREFIX, workplace
 from lowbit.system.storage import CACHE_VARIABLE
 

@@ -29,7 +29,7 @@ from lowbit.formats.checkpoint.digests import settled, with_digests
 from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
 from lowbit.formats.checkpoint.tensors import Place, Table, read_floats, read_table
 from lowbit.formats.known_file import KnownFile
-from lowbit.model.weights import to_float
+from lowbit.model.matrices import to_float
 from lowbit.system.storage import CACHE_VARIABLE
 
 SECOND = 10**9

@@ -20,8 +20,9 @@ from lowbit.formats.checkpoint.names import tensor_shapes
 from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
 from lowbit.model.block import plain_linear
 from lowbit.model.decoder import Decoder
+from lowbit.model.matrices import to_float
 from lowbit.model.quantization_plan import Plan, planned
-from lowbit.model.weights import in_memory, matrices, to_float
+from lowbit.model.weights import in_memory, matrices
 from lowbit.runtime import load
 from lowbit.tensor_formats.stored import Stored, dequantized
 

@@ -21,7 +21,8 @@ from lowbit.formats.checkpoint.tensors import read_floats
 from lowbit.formats.checkpoint.tokenizer import read_tokenizer
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import in_memory, to_float
+from lowbit.model.matrices import to_float
+from lowbit.model.weights import in_memory
 
 CONFIG = LlamaConfig(3, 64, 96, 4, 2, 16, 300, 128, 1e6, 1e-5, Routing(4, 2))
 BLOCK = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 4 * 64 + 4 * 3 * 64 * 96 + 2 * 64)

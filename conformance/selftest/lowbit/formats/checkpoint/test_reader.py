@@ -17,7 +17,8 @@ from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import LayeredWeights, LlamaWeights, in_memory, to_float
+from lowbit.model.matrices import to_float
+from lowbit.model.weights import LayeredWeights, LlamaWeights, in_memory
 from lowbit.tensor_formats.stored import Stored
 
 PROMPT = [5, 259, 7, 7, 20, 31, 12, 3]

@@ -17,8 +17,9 @@ from lowbit.formats.checkpoint.reader import open_checkpoint
 from lowbit.model.block import Linear
 from lowbit.model.config import Routing
 from lowbit.model.decoder import Decoder
+from lowbit.model.matrices import Matrix, to_float
 from lowbit.model.quantization_plan import Plan, planned
-from lowbit.model.weights import LlamaWeights, Matrix, in_memory, to_float, vector_sizes
+from lowbit.model.weights import LlamaWeights, in_memory, vector_sizes
 
 DATA = Path(__file__).parent / "data"
 MODELS = sorted(path.name for path in DATA.iterdir() if (path / "expected.npz").exists())

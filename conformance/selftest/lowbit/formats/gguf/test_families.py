@@ -15,7 +15,8 @@ from lowbit.formats.gguf.architectures import ARCHITECTURES
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import Linear
 from lowbit.model.decoder import Decoder
-from lowbit.model.weights import Matrix, in_memory, to_float
+from lowbit.model.matrices import Matrix, to_float
+from lowbit.model.weights import in_memory
 from lowbit.rewriting.source import KINDS, open_source
 from lowbit.tensor_formats.stored import Stored
 

@@ -22,7 +22,7 @@ from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.formats.gguf.tokenizer import read_tokenizer
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder, next_logits
-from lowbit.model.weights import to_float
+from lowbit.model.matrices import to_float
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.system import memory
 from lowbit.tensor_formats.stored import Stored

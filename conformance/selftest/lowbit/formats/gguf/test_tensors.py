@@ -9,7 +9,7 @@ from lowbit.arrays import U8
 from lowbit.errors import FormatError
 from lowbit.formats.gguf.header import TensorInfo
 from lowbit.formats.gguf.tensors import matrix
-from lowbit.model.weights import select_columns, to_float
+from lowbit.model.matrices import select_columns, to_float
 from lowbit.quantization.affine import QuantizedMatrix, dequantize
 from lowbit.tensor_formats.stored import Stored
 
