@@ -49,11 +49,15 @@ def smallest(recipe: StoredRecipe) -> StoredLayout:
 
 
 def constants(structure: Structure) -> tuple[int, F32 | None]:
-    """The center and the table of the formats of a structure; 0 and None where they have none."""
-    for blocks in GGUF.values():
-        if blocks.structure == structure:
-            return blocks.center, TABLES[blocks.table] if blocks.table else None
-    return 0, None
+    """The center and the table of the formats of a structure; 0 and None where they have none.
+
+    A table whose scales are no float16 may hold halves, so it is that of float4, which has them.
+    """
+    if structure.values == "signed":
+        return 128, None
+    if structure.values == "table":
+        return 0, TABLES["non-linear" if structure.scale == "float16" else "float4"]
+    return next((blocks.center for blocks in GGUF.values() if blocks.structure == structure), 0), None
 
 
 @cache

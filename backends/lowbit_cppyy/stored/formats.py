@@ -25,6 +25,7 @@ TABLES: Mapping[str, F32] = MappingProxyType(
     {
         "non-linear": np.array(NON_LINEAR, np.float32),
         "float4": np.array([*FLOAT4, *(-each for each in FLOAT4)], np.float32),
+        "signed": np.arange(-8, 8, dtype=np.float32),
     }
 )
 
@@ -42,12 +43,13 @@ def planes(packed: Array, bits: int, run: int) -> Array:
 
 
 def in_words(words: Array, bits: int) -> Array:
-    """Codes end to end along the last axis of 32-bit words, the first in the lowest bits."""
+    """Codes end to end along the last axis of 32-bit words, the first in the lowest bits; a rest is padding."""
     packed = words.copy().view(np.uint8)
     if 8 % bits == 0:
         return planes(packed, bits, 1)
-    ones = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], -1, bits)
-    found: Array = (ones << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
+    ones = np.unpackbits(packed, axis=-1, bitorder="little")
+    codes = ones[..., : ones.shape[-1] // bits * bits].reshape(*packed.shape[:-1], -1, bits)
+    found: Array = (codes << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
     return found
 
 
@@ -255,6 +257,43 @@ def awq_gemv(stored: Stored) -> Parts:
     return grouped(codes, fields["scales"].T, zeros, 4, groups)
 
 
+# **compressed-tensors and OCP MX**: rows of N, codes along K.
+
+
+def compressed(stored: Stored) -> Parts:
+    """Signed integers with a scale for each group: those of 4 bits are looked up, and all others are bytes.
+
+    Both have no zero that is subtracted, because the format has none: a sum of x times a zero would be rounded.
+    """
+    fields, options = stored.by_name, dict(stored.options)
+    bits, scales = options.get("bits", 8), fields["weight_scale"].T
+    structure = signed(bits, wide=scales.dtype != np.float16)
+    if "weight" in fields:
+        codes = fields["weight"].view(np.uint8) ^ np.uint8(128)
+    else:
+        codes = in_words(fields["weight_packed"], bits)[:, : stored.rows]  # stored plus 2^(bits-1)
+    if structure.values == "signed" and bits < 8:
+        codes = codes + np.uint8(128 - 2 ** (bits - 1))
+    size = options.get("group_size", stored.rows)
+    lengths = [min(size, stored.rows - first) for first in range(0, stored.rows, size)]
+    table = TABLES["signed"] if structure.values == "table" else None
+    center = 0 if structure.values == "table" else 128
+    return Parts(structure, upright(codes), lengths, scales.astype(np.float32), center=center, table=table)
+
+
+def signed(bits: int, *, wide: bool) -> Structure:
+    """The structure of signed integers without zeros, with scales in float32 or in float16."""
+    return Structure(*((4, "table") if bits == 4 else (8, "signed")), scale="float32" if wide else "float16")
+
+
+def mxfp4(stored: Stored) -> Parts:
+    """Neighbours share a byte, where GGUF's MXFP4 has them half a block apart."""
+    fields, blocks = stored.by_name, GGUF["gguf-mxfp4"]
+    structure, scales = scaled(blocks.structure, {"e": fields["scale"]})
+    codes, lengths = upright(planes(fields["elements"], 4, 1)), [32] * (stored.rows // 32)
+    return Parts(structure, codes, lengths, scales, table=TABLES[blocks.table])
+
+
 # **Floats.**
 
 
@@ -270,6 +309,7 @@ OF_FLOATS: Mapping[str, Structure] = MappingProxyType(
 )
 
 
+COMPRESSED = ("ct-pack", "ct-pack-f16", "ct-int", "ct-int-f16")
 PARTS: Mapping[str, Callable[[Stored], Parts]] = MappingProxyType(
     {
         **{name: blocks.parts for name, blocks in GGUF.items()},
@@ -280,6 +320,8 @@ PARTS: Mapping[str, Callable[[Stored], Parts]] = MappingProxyType(
         "gptq-v2-bf16": lambda stored: gptq(stored, 0),
         "awq-gemm": awq_gemm,
         "awq-gemv": awq_gemv,
+        **dict.fromkeys(COMPRESSED, compressed),
+        "mxfp4": mxfp4,
         **dict.fromkeys(OF_FLOATS, floats),
     }
 )
@@ -293,9 +335,11 @@ def structure_of(name: str, bits: int) -> Structure:
         ArgumentError: a format without kernels.
     """
     check_choice("--format", name, tuple(PARTS))
-    if name in GGUF:
-        return GGUF[name].structure
     if name in OF_FLOATS:
         return OF_FLOATS[name]
+    if name in COMPRESSED:
+        return signed(bits if "pack" in name else 8, wide=not name.endswith("-f16"))
+    if name in GGUF or name == "mxfp4":
+        return GGUF[name if name in GGUF else "gguf-mxfp4"].structure
     width = bits if name.startswith("gptq") else 4
     return Structure(width, scale="float32" if name.endswith("bf16") else "float16", offset="zero")

@@ -48,7 +48,17 @@ def test_kernels_multiply_by_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert taken["by_backend"] >= len(checkpoint.packed) and set(taken["by_numpy_float32"]) <= {"stored as floats"}
         largest = float(np.abs(expected).max())
         np.testing.assert_allclose(found, expected[-1], rtol=0, atol=LIMIT * largest, err_msg=name)
-    assert met == {"gptq-v1", "gptq-v2", "awq-gemm", "awq-gemv"}
+    assert met == {
+        "gptq-v1",
+        "gptq-v2",
+        "awq-gemm",
+        "awq-gemv",
+        "ct-pack",
+        "ct-pack-f16",
+        "ct-int",
+        "ct-int-f16",
+        "mxfp4",
+    }
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -99,7 +109,7 @@ def test_stacked_experts_of_floats_stay_so(kind: str, dtype: str, tmp_path: Path
     np.testing.assert_allclose(found, expected[-1], rtol=0, atol=LIMIT * float(np.abs(expected).max()))
 
 
-@pytest.mark.parametrize("name", ["ct-pack", "fp8-block", "hqq-4", "bitsandbytes-nf4"])
+@pytest.mark.parametrize("name", ["ct-pack-asym", "fp8-block", "hqq-4", "bitsandbytes-nf4"])
 def test_other_formats_are_left_to_numpy(name: str) -> None:
     """And the account says how many matrices, and why."""
     checkpoint = open_checkpoint(DATA / name)

@@ -57,8 +57,8 @@ from functools import partial
 import numpy as np
 
 from lowbit.arrays import F64, Array
-from lowbit.numbers.floats import FLOATS, Name, decode, round_to
-from lowbit.tensor_formats.bits import end_to_end, exact, stream
+from lowbit.numbers.floats import FLOATS, Name, round_to
+from lowbit.tensor_formats.bits import end_to_end, exact, looked_up, stream
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 BLOCK = 32
@@ -133,8 +133,8 @@ def of_floats(name: str, element: Name, *other: int) -> Format:
     stored = kind.dtype if kind.bits == 8 else np.dtype(np.uint8)
 
     def read(tensors: Tensors, at: Sizes) -> Terms:
-        codes = stream(tensors["elements"].view(np.uint8), kind.bits, at.K).astype(np.uint8)
-        return scaled(decode(codes.reshape(-1), element).reshape(codes.shape), tensors["scale"], at)
+        codes = stream(tensors["elements"].view(np.uint8), kind.bits, at.K)
+        return scaled(looked_up(kind.values, codes), tensors["scale"], at)
 
     def write(scaling: Scaling, weights: F64, at: Sizes) -> dict[str, Array]:
         quotients, scale = divided(scaling, kind.largest, weights, at)

@@ -131,6 +131,8 @@ class Inverse:
 
 BYTES_FOR_BITS = {"q2_k": 1 / 2, "q3_k": 1 / 8, "q4_k": 1 / 8, "q5_k": 1 / 8, "iq4_xs": 1 / 16}
 """Bits that a weight takes more than in the file, since the integers of a run take a byte each."""
+BYTES_FOR_BITS |= dict.fromkeys(("ct-pack", "ct-int"), 16 / 64)
+"""So do bfloat16 scales, of groups of 64, which take four bytes."""
 
 
 @pytest.mark.parametrize("name", [name for name in PARTS if not name.startswith("gptq")])

@@ -187,8 +187,8 @@ def test_activations_too_small_for_powers_of_two_are_not_rounded(table: Instruct
 def test_other_formats_are_refused_by_name() -> None:
     """One without a kernel, and activations that are not bytes with scales."""
     with CppyyBackend(threads=1) as backend:
-        with pytest.raises(NotDeclaredError, match=r"does not declare linear\.gemv for format mxfp4"):
-            backend.prepare_stored(some_stored("mxfp4"))
+        with pytest.raises(NotDeclaredError, match=r"does not declare linear\.gemv for format nvfp4"):
+            backend.prepare_stored(some_stored("nvfp4"))
         prepared = backend.prepare_stored(some_stored("q4_0"))
         with pytest.raises(NotDeclaredError, match=r"linear\.gemm_cast for activations mxint8"):
             prepared.gemm_cast(some_cast(1, 256, "mxint8"))
