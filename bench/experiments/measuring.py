@@ -14,8 +14,9 @@ from lowbit.model.perplexity import perplexity
 from lowbit.model.weights import LlamaWeights
 from lowbit.runtime import open_model
 
-DENSE = ("dense-0",)
-"""The small Llama that is trained here, by the seed of its training."""
+DENSE, GQA = ([f"{name}-{seed}" for seed in MODELS[name].seeds] for name in ("dense", "gqa"))
+"""The small Llamas that are trained here, by the seeds of their training; those of `GQA` have few key and value heads
+from the start."""
 PUBLISHED = "smollm2-135m"
 WINDOW, QUICK_WINDOW = 512, 64
 CALIBRATION_TOKENS = 8192
@@ -38,7 +39,7 @@ class Subject:
 
 @cache
 def subject(name: str, quick: bool) -> Subject:
-    """A model by name: one of `DENSE`, ``mixtral`` or `PUBLISHED`.
+    """A model by name: one of `DENSE` or `GQA`, ``mixtral`` or `PUBLISHED`.
 
     At least 16,384 tokens are scored, or a few where it shall be quick.
     """
@@ -71,4 +72,4 @@ def losses(decoder: AnyDecoder, windows: Sequence[list[int]]) -> dict[str, Any]:
     return {"nats": [round(each.nll, 6) for each in found], "counts": [each.count for each in found]}
 
 
-__all__ = ["CANTERBURY", "DENSE", "PUBLISHED", "WINDOW", "Subject", "cut", "losses", "subject"]
+__all__ = ["CANTERBURY", "DENSE", "GQA", "PUBLISHED", "WINDOW", "Subject", "cut", "losses", "subject"]

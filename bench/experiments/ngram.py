@@ -54,10 +54,13 @@ class NGrams:
 
 
 def rows(quick: bool) -> list[Row]:
-    """Each order for the texts of each model; a text is a window."""
+    """Each order for the texts of each model, once where models have the same; a text is a window."""
+    first: dict[tuple[str, ...], str] = {}
+    for name, model in MODELS.items():
+        first.setdefault(model.texts, name)
     return [
         Row({"texts of": model, "order": order}, partial(measured, model, order, quick))
-        for model in MODELS
+        for model in first.values()
         for order in (ORDERS[:1] if quick else ORDERS)
     ]
 

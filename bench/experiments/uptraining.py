@@ -2,8 +2,8 @@
 
 The heads of a trained model are pooled (`experiments.heads`), and all its weights are trained on, on the same texts,
 for 1, 5 and 10 % of the steps that it was trained for, at a tenth of its highest rate. A model that keeps its eight
-heads is trained on in the same way, so that what pooling cost is told from what more training gave. `lowbit_torch`
-trains, so it needs torch.
+heads is trained on in the same way, so that what pooling cost is told from what more training gave; so is a sibling
+that had few heads from the start of its training. `lowbit_torch` trains, so it needs torch.
 """
 
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from training.models import MODELS
+from training.models import FEW_HEADS, MODELS
 from training.texts import split
 
 from experiments.heads import GROUPS, WAYS, pooled
-from experiments.measuring import DENSE, losses, subject
+from experiments.measuring import DENSE, GQA, losses, subject
 from experiments.running import Experiment, Row
 from lowbit.model.decoder import Decoder
 from lowbit.uptraining import Course
@@ -27,16 +27,29 @@ OTHER_PLACES = 1000
 """Added to the seed, so that the windows are other than those of the original training."""
 
 
+FROM_THE_START = "from the start"
+
+
 def rows(quick: bool) -> list[Row]:
-    """Every number of heads, pooled by the mean; one head also by the other ways."""
-    return list(_rows(quick))
+    """Of each model every number of heads, pooled by the mean, one head also by the other ways; and the siblings."""
+    return [_row(*each, quick) for each in (_quick() if quick else _whole())]
 
 
-def _rows(quick: bool) -> Iterator[Row]:
-    for groups in GROUPS[2:3] if quick else GROUPS:
-        for way in WAYS if groups == 1 else WAYS[:1]:  # the paper compares the ways for one head
-            settings: dict[str, str | int] = {"model": DENSE[0], "kv_heads": groups, "way": way}
-            yield Row(settings, partial(measured, DENSE[0], groups, way, quick))
+def _whole() -> Iterator[tuple[str, int, str]]:
+    for model in DENSE:
+        for groups in GROUPS:
+            for way in WAYS if groups == 1 else WAYS[:1]:  # the paper compares the ways for one head
+                yield model, groups, way
+    for model in GQA:
+        yield model, FEW_HEADS.num_key_value_heads, FROM_THE_START
+
+
+def _quick() -> Iterator[tuple[str, int, str]]:
+    yield DENSE[0], 2, WAYS[0]
+
+
+def _row(model: str, groups: int, way: str, quick: bool) -> Row:
+    return Row({"model": model, "kv_heads": groups, "way": way}, partial(measured, model, groups, way, quick))
 
 
 def measured(model: str, groups: int, way: str, quick: bool) -> dict[str, Any]:
@@ -48,7 +61,8 @@ def measured(model: str, groups: int, way: str, quick: bool) -> dict[str, Any]:
     steps = [2 * number for number in range(len(PARTS))] if quick else [round(part * told.steps) for part in PARTS]
     course = Course(steps[-1], RATE * told.rate, told.tokens, seed=int(seed) + OTHER_PLACES, dtype="float16")
     texts = [split(text)[0].astype(np.int64) for text in told.texts]
-    training, points = Uptraining(pooled(it.weights, groups, way), texts, course, tied=False), []
+    start = it.weights if way == FROM_THE_START else pooled(it.weights, groups, way)
+    training, points = Uptraining(start, texts, course, tied=False), []
     for part, step in zip(PARTS, steps, strict=True):
         training.until(step)
         points.append({"part": part, **losses(Decoder(training.weights()), it.windows)})

@@ -1,7 +1,7 @@
 """The models that are trained here: their shapes, their texts, and how long they train."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -55,6 +55,7 @@ class Model:
         tokens: of a step.
         rate: the highest learning rate.
         place: the folder that gets `model` and training.json, in ``bench``, for a seed.
+        seeds: those whose models are kept in the repository.
     """
 
     shape: Shape
@@ -63,6 +64,7 @@ class Model:
     tokens: int
     rate: float
     place: str
+    seeds: tuple[int, ...] = (0,)
 
     def folder(self, seed: int) -> Path:
         """The folder that gets `model` and training.json."""
@@ -79,11 +81,18 @@ DENSE = Shape(
     num_local_experts=0,
     num_experts_per_tok=0,
 )
+FEW_HEADS = replace(DENSE, num_key_value_heads=2)
 
 MODELS: Mapping[str, Model] = MappingProxyType(
     {
         "mixtral": Model(Shape(), ("alice29", "lcet10"), 2000, 2048, 3e-3, "mixtral"),
-        "dense": Model(DENSE, CANTERBURY, 1200, 4096, 2e-3, "trained/dense-{seed}"),
+        "dense": Model(DENSE, CANTERBURY, 1200, 4096, 2e-3, "trained/dense-{seed}", seeds=(0, 1)),
+        "gqa": Model(FEW_HEADS, CANTERBURY, 1200, 4096, 2e-3, "trained/gqa-{seed}"),
     }
 )
-"""By name: `mixtral`, whose routing is recorded; `dense`, a Llama with as many key and value heads as query heads."""
+"""By name.
+
+- ``mixtral``: its routing is recorded;
+- ``dense``: a Llama with as many key and value heads as query heads;
+- ``gqa``: the same with two key and value heads from the start of its training.
+"""

@@ -12,7 +12,7 @@ from lowbit_docs.results import LLAMA_7B, LLAMA_7B_FLOAT, loss, models, of
 
 rows = json.loads(Path("../data/results/qigen.json").read_text("utf-8"))["rows"]  # the folder of a figure is its own
 methods = list(dict.fromkeys(row["settings"]["method"] for row in rows if row["settings"]["group"]))
-figure, panels = plt.subplots(1, len(models(rows)), figsize=(7, 3.8), sharey=True, squeeze=False, layout="constrained")
+figure, panels = plt.subplots(1, len(models(rows)), figsize=(9, 3.8), sharey=True, squeeze=False, layout="constrained")
 for axes, model in zip(panels[0], models(rows), strict=True):
     base = of(rows, model=model, method="floats")
     for number, (method, marker) in enumerate(zip(methods, "os^D", strict=True)):

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments import encoder, groups, heads, keys, llama_cpp, mixed, ngram, qigen, running, scores
-from experiments.measuring import DENSE, losses, subject
+from experiments import encoder, groups, heads, keys, llama_cpp, mixed, ngram, qigen, running, scores, uptraining
+from experiments.measuring import DENSE, GQA, losses, subject
 from experiments.ngram import NGrams
 from experiments.running import RESULTS, Experiment, Row, run
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quantize
@@ -20,8 +20,7 @@ from lowbit.model.decoder import Decoder
 from lowbit.model.matrices import to_float
 from lowbit.quantization.gptq import layer_error
 
-MODULES = (ngram, qigen, encoder, keys, heads, mixed)
-NAMES = ("ngram", "qigen", "encoder", "ksort", "heads", "uptraining", "mixed")
+MODULES = {each.EXPERIMENT.name: each for each in (ngram, qigen, encoder, keys, heads, uptraining, mixed)}
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -106,14 +105,12 @@ def test_the_quick_form_of_a_timing_runs(tmp_path: Path) -> None:
     assert all(0 < each["quartiles"][0] <= each["median"] <= each["quartiles"][1] for each in row["groups"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODULES)
 def test_the_kept_results_are_whole(name: str) -> None:
     """Each row of the experiment is there once, on at least 16,384 tokens, and the tables can be made of them."""
     told = read(RESULTS / f"{name}.json")
     assert not told["quick"] and min(sum(row["counts"]) for row in told["rows"]) >= 16384
-    if name != "uptraining":
-        module = {each.EXPERIMENT.name: each for each in MODULES}[name]
-        assert [row["settings"] for row in told["rows"]] == [dict(row.settings) for row in module.rows(False)]
+    assert [row["settings"] for row in told["rows"]] == [dict(row.settings) for row in MODULES[name].rows(False)]
     for title, columns, lines, widths in results.TABLES[name](told["rows"]):
         assert title and lines and {len(line) for line in lines} == {len(columns)} == {len(widths)}
 
@@ -136,15 +133,23 @@ def test_llama_cpp_in_floats_has_the_losses_of_its_protocol() -> None:
     np.testing.assert_allclose(theirs["nats"], ours["nats"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("model", [*DENSE, "mixtral"])
+@pytest.mark.parametrize("model", [*DENSE, *GQA, "mixtral"])
 def test_the_kept_results_are_of_the_committed_models(model: str) -> None:
     """The first windows give the losses that are kept."""
-    file, settings = ("mixed", {"attention": 16, "experts": 16}) if model == "mixtral" else ("qigen", {"model": model})
-    row = results.of(read(RESULTS / f"{file}.json")["rows"], **settings)
-    it = subject(model, False)
+    kept, it = losses_of(model), subject(model, False)
     found = losses(Decoder(it.weights), it.windows[:2])
-    np.testing.assert_allclose(found["nats"], row["nats"][:2], rtol=1e-6)  # float32 products in any order
-    assert len(row["nats"]) == len(it.windows)
+    np.testing.assert_allclose(found["nats"], kept[:2], rtol=1e-6)  # float32 products in any order
+    assert len(kept) == len(it.windows)
+
+
+def losses_of(model: str) -> list[float]:
+    """The losses of a model's windows, as they are kept."""
+    as_it_is = {name: ("heads", {"model": name, "kv_heads": 8}) for name in DENSE}
+    as_it_is |= {name: ("uptraining", {"model": name}) for name in GQA}
+    file, settings = as_it_is.get(model, ("mixed", {"attention": 16, "experts": 16}))
+    row = results.of(read(RESULTS / f"{file}.json")["rows"], **settings)
+    nats: list[float] = row["points"][0]["nats"] if "points" in row else row["nats"]
+    return nats
 
 
 # **The parts.**

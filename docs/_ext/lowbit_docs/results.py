@@ -307,33 +307,56 @@ def groups(rows: Sequence[Row]) -> list[Table]:
 
 
 def ngram(rows: Sequence[Row]) -> list[Table]:
-    """Texts down, orders across, for each model; the model's own from the file of its training."""
+    """Texts down, models and orders across, for each set of texts; the models' own from the files of their training."""
     found: list[Table] = []
     for model in dict.fromkeys(row["settings"]["texts of"] for row in rows):
         here = [row for row in rows if row["settings"]["texts of"] == model]
-        folder = MODELS[model].folder(0)
-        own = json.loads((folder / "training.json").read_text("utf-8"))["validation_bits_per_byte"]
+        trained = validations(here[0]["texts"])
         lines: list[list[Cell]] = []
         for place, text in enumerate(here[0]["texts"]):
             bits = [row["nats"][place] / row["counts"][place] / log(2) for row in here]
-            lines.append([text, f"{own[text]:.3f}", *(f"{each:.3f}" for each in bits)])
-        columns = [f"order {row['settings']['order']}" for row in here]
-        found.append((f"Bits a byte, {folder.name}", ["text", "the model", *columns], lines, [28, 18, 18, 18, 18]))
+            lines.append([text, *(f"{each:.3f}" for each in (*(own[text] for own in trained.values()), *bits))])
+        columns = [*trained, *(f"order {row['settings']['order']}" for row in here)]
+        widths = [16, *[84 // len(columns)] * len(columns)]
+        found.append((f"Bits a byte of texts of {', '.join(trained)}", ["text", *columns], lines, widths))
     return found
 
 
+def validations(texts: Sequence[str]) -> dict[str, Mapping[str, float]]:
+    """Bits a byte of each text, by the name of each kept model that was trained on these texts."""
+    kept = [(model, seed) for model in MODELS.values() for seed in model.seeds if [*model.texts] == [*texts]]
+    folders = [model.folder(seed) for model, seed in kept]
+    told = [json.loads((folder / "training.json").read_text("utf-8")) for folder in folders]
+    return {folder.name: each["validation_bits_per_byte"] for folder, each in zip(folders, told, strict=True)}
+
+
 def uptraining(rows: Sequence[Row]) -> list[Table]:
-    """Heads and ways down, parts of the training across; beside each perplexity its increase over eight heads."""
-    whole = of(rows, kv_heads=8)["points"]
-    lines: list[list[Cell]] = []
-    for row in rows:
-        settings = row["settings"]
-        pairs = zip(row["points"], whole, strict=True)
-        cells = [f"{exp(nats(point)):.3f} ({increase(point, base)})" for point, base in pairs]
-        lines.append([str(settings["kv_heads"]), str(settings["way"]), *cells])
-    columns = [f"after {100 * point['part']:.0f} %" for point in whole]
-    title = "Perplexity (increase in % over the model with 8 heads after the same training)"
-    return [(title, ["heads", "made by", *columns], lines, [8, 12, *[20] * len(columns)])]
+    """A table for each seed: heads and ways down, parts of the training across, with what is lost to eight heads."""
+    found: list[Table] = []
+    for base in rows:
+        if base["settings"]["kv_heads"] != 8:
+            continue
+        lines: list[list[Cell]] = []
+        for row in same_seed(rows, base):
+            settings = row["settings"]
+            pairs = zip(row["points"], base["points"], strict=True)
+            cells = [f"{exp(nats(point)):.3f} ({increase(point, whole)})" for point, whole in pairs]
+            lines.append([str(settings["kv_heads"]), str(settings["way"]), *cells])
+        columns = [f"after {100 * point['part']:.0f} %" for point in base["points"]]
+        title = f"{base['settings']['model']}, perplexity (increase in % over 8 heads after the same training)"
+        found.append((title, ["heads", "made by", *columns], lines, [8, 12, *[20] * len(columns)]))
+    return found
+
+
+def same_seed(rows: Sequence[Row], other: Row) -> list[Row]:
+    """The rows of models that were trained from the seed of another's.
+
+    >>> rows = [{"settings": {"model": each}} for each in ("dense-0", "dense-1", "gqa-0")]
+    >>> [row["settings"]["model"] for row in same_seed(rows, rows[0])]
+    ['dense-0', 'gqa-0']
+    """
+    seed = other["settings"]["model"].rpartition("-")[2]
+    return [row for row in rows if row["settings"]["model"].rpartition("-")[2] == seed]
 
 
 def mixed(rows: Sequence[Row]) -> list[Table]:
