@@ -20,7 +20,7 @@ STYLES = {
     (8, "mean"): ("k-", "8 heads"),
     (4, "mean"): ("C0-", "4 heads"),
     (2, "mean"): ("C0--", "2 heads"),
-    (2, "from the start"): ("C2-", "2 heads from the start"),
+    (2, "from the start"): ("C3-", "2 heads from the start"),
     (1, "mean"): ("C0:", "1 head, mean"),
     (1, "first"): ("C1:", "1 head, first"),
     (1, "random"): ("C2:", "1 head, random"),
