@@ -82,7 +82,7 @@ def test_the_page_names_the_rows_of_each_run() -> None:
     assert said.endswith("2026-01-02, Abacus, numpy 2.0 (2 rows: order pair).")
     alone = results.measured({"runs": told["runs"][:1], "rows": rows[:2]})
     assert alone == "Measured on 2026-01-01, Abacus, numpy 2.0."
-    assert "rows: order keys over queries)" in results.measured(read(RESULTS / "ksort.json"))
+    assert "rows: model dense-1)" in results.measured(read(RESULTS / "ksort.json"))
 
 
 @pytest.mark.parametrize(
