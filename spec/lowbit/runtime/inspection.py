@@ -9,7 +9,7 @@ Tensors are sorted into *parts* by their names, which differ between GGUF and ch
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -19,6 +19,7 @@ from typing import Any, Self
 from lowbit.contract.operation import Parameters
 from lowbit.errors import LowbitError
 from lowbit.formats.checkpoint import tokenizer as checkpoint_tokenizer
+from lowbit.formats.checkpoint.architectures import FUSED
 from lowbit.formats.checkpoint.config import claimed_shape as shape_of_config
 from lowbit.formats.checkpoint.gptq_version import Zeros, of_version, sampled_zeros
 from lowbit.formats.checkpoint.prequantized import Packed, packed_matrices
@@ -28,6 +29,7 @@ from lowbit.formats.checkpoint.stacked import GATE_UP
 from lowbit.formats.checkpoint.stored_matrix import OF_16_BITS
 from lowbit.formats.checkpoint.tensors import SUFFIX, WIDTHS, Place, Table, read_header, read_table
 from lowbit.formats.gguf import tokenizer as gguf_tokenizer
+from lowbit.formats.gguf.architectures import ARCHITECTURES, held_together
 from lowbit.formats.gguf.config import claimed_shape as shape_of_gguf
 from lowbit.formats.gguf.header import TensorInfo
 from lowbit.formats.gguf.reader import GGUFFile, check_model, open_gguf
@@ -51,6 +53,7 @@ _PATTERNS = {part: re.compile(pattern) for part, pattern in PARTS.items()}
 MULTIPLIED = ("attention", "feed-forward", "experts", "head")
 BIAS = "bias"
 """Of stacked experts, biases are a tensor of two dimensions."""
+QUERY = "query"
 MOST_SHOWN = 60
 
 
@@ -197,6 +200,10 @@ def _problem(read: Callable[[], object]) -> str:
     return ""
 
 
+Shape = Mapping[str, int | None]
+"""As in `Inspection`."""
+
+
 class _Counted:
     """Matrices, counted by their type and choices."""
 
@@ -207,6 +214,14 @@ class _Counted:
         key = type, None if choices is None else tuple(choices.items())
         self._counts[key] = self._counts.get(key, 0) + count
 
+    def add_together(
+        self, type: str, choices: Parameters | None, count: int, names: Sequence[str], shape: Shape
+    ) -> None:
+        """Matrices that share a tensor, which is multiplied by in as many products as there are names."""
+        columns = None if choices is None else choices.get("columns")
+        for own in _columns(names, columns, shape) if isinstance(columns, int) else [None] * len(names):
+            self.add(type, choices if own is None else {**(choices or {}), "columns": own}, count)
+
     def matrices(self) -> tuple[Matrices, ...]:
         return tuple(
             Matrices(type, None if choices is None else dict(choices), count)
@@ -214,24 +229,36 @@ class _Counted:
         )
 
 
+def _columns(names: Sequence[str], columns: int, shape: Shape) -> list[int]:
+    """The columns of each matrix that shares a tensor: as many for all, but for queries where keys have fewer."""
+    kv_heads, head_dim = shape.get("kv_heads"), shape.get("head_dim")
+    if QUERY not in names or not kv_heads or not head_dim:
+        return [columns // len(names)] * len(names)
+    others = (len(names) - 1) * [kv_heads * head_dim]
+    return [columns - sum(others), *others]
+
+
 # **GGUF.**
 
 
 def _of_gguf(source: GGUFFile) -> Inspection:
-    tensors, counted = source.header.tensors, _Counted()
+    tensors, counted, shape = source.header.tensors, _Counted(), shape_of_gguf(source)
     tied = "output.weight" not in tensors
+    architecture = source.header.metadata.get("general.architecture")
+    known = ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
+    together = {} if known is None else known.held
     for name, info in tensors.items():
         is_multiplied = part_of(name) in MULTIPLIED or (tied and name == "token_embd.weight")
         if len(info.shape) > 1 and is_multiplied and not name.endswith(BIAS):
-            counted.add(info.type.name, choices_of(info), prod(info.shape[:-2]))
-    architecture = source.header.metadata.get("general.architecture")
+            names = together.get(name.removesuffix(".weight").rpartition(".")[2], [name])
+            counted.add_together(info.type.name, choices_of(info), prod(info.shape[:-2]), names, shape)
     return Inspection(
         name=source.file,
         kind="GGUF file",
         file_bytes=source.on_disk.size,
         architecture=shortened(architecture, MOST_SHOWN) if isinstance(architecture, str) else None,
         problem=_problem(partial(_run_gguf, source)),
-        shape=shape_of_gguf(source),
+        shape=shape,
         tokenizer=_gguf_tokens(source.header.metadata),
         held=tuple(_held_in_gguf(info) for info in tensors.values()),
         matrices=counted.matrices(),
@@ -262,16 +289,25 @@ def _gguf_tokens(metadata: Mapping[str, Any]) -> Tokens | None:
 OF_FLOATS = {**OF_16_BITS, "F32": "float32"}
 
 
-def _floats(name: str, place: Place) -> tuple[Parameters | None, int]:
+TOGETHER = held_together(FUSED) | {f"experts.{GATE_UP}": ["gate", "up"]}
+"""Tensors of several matrices, and those; of stacked experts the gate and its other side are such a tensor as well."""
+
+
+def _together(name: str) -> Sequence[str]:
+    """The matrices of a tensor; most are one."""
+    module = name.removesuffix(".weight")
+    return next((names for tensor, names in TOGETHER.items() if module.endswith(tensor)), [module])
+
+
+def _floats(place: Place) -> tuple[Parameters | None, int]:
     """The choices of the matrices of a tensor, as in `Matrices`, and their number.
 
-    Stacked experts have inputs before outputs, and a gate's columns alternate with those of its other side.
+    Stacked experts have inputs before outputs.
     """
     *stack, first, second = place.shape
-    sides = 2 if stack and name.endswith(GATE_UP) else 1
-    rows, columns = (first, second // sides) if stack else (second, first)
+    rows, columns = (first, second) if stack else (second, first)
     known = {"format": OF_FLOATS[place.type], "rows": rows, "columns": columns} if place.type in OF_FLOATS else None
-    return known, sides * prod(stack)
+    return known, prod(stack)
 
 
 @dataclass(frozen=True)
@@ -304,16 +340,17 @@ class _Content:
         for each in self.packed:
             yield Held(part_of(each.module), self._type(each), len(each.tensors), each.layout.weights, each.nbytes)
 
-    def matrices(self, whole: bool) -> tuple[Matrices, ...]:
+    def matrices(self, whole: bool, shape: Shape) -> tuple[Matrices, ...]:
         """Those that are multiplied by; where these are all tensors of a `whole` model, a head that is missing is the
         embedding."""
         tied = whole and all(part_of(name) != "head" for name in self.table)
         counted, multiplied = _Counted(), [*MULTIPLIED, *(["embedding"] if tied else [])]
         for name, place in self.plain.items():
             if len(place.shape) > 1 and part_of(name) in multiplied and not name.endswith(BIAS):
-                counted.add(place.type, *_floats(name, place))
+                counted.add_together(place.type, *_floats(place), _together(name), shape)
         for each in self.packed:
-            counted.add(self._type(each), each.layout.choices, each.layout.matrices)
+            layout = each.layout
+            counted.add_together(self._type(each), layout.choices, layout.matrices, _together(each.module), shape)
         return counted.matrices()
 
     def _type(self, matrix: Packed) -> str:
@@ -334,7 +371,7 @@ def _of_safetensors(path: Path) -> Inspection:
         shape={},
         tokenizer=None,
         held=tuple(content.held()),
-        matrices=content.matrices(whole=False),
+        matrices=content.matrices(whole=False, shape={}),
         quantisation=content.quantisation,
     )
 
@@ -342,6 +379,7 @@ def _of_safetensors(path: Path) -> Inspection:
 def _of_directory(folder: Path) -> Inspection:
     fields = read_fields(folder / CONFIG)
     content = _Content.of(read_table(folder, tuple(WIDTHS)), folder)
+    shape = shape_of_config(fields)
     shards = {place.shard.path: place.shard.size for place in content.table.values()}
     return Inspection(
         name=folder.resolve().name,
@@ -349,10 +387,10 @@ def _of_directory(folder: Path) -> Inspection:
         file_bytes=sum(shards.values()),
         architecture=_architecture(fields),
         problem=_problem(partial(_run_directory, folder)),
-        shape=shape_of_config(fields),
+        shape=shape,
         tokenizer=_directory_tokens(folder),
         held=tuple(content.held()),
-        matrices=content.matrices(whole=True),
+        matrices=content.matrices(whole=True, shape=shape),
         quantisation=content.quantisation,
     )
 
@@ -371,7 +409,9 @@ def _architecture(fields: Fields) -> str | None:
 def _quantisation(method: Method, packed: Iterable[Packed], zeros: Zeros | None) -> Quantisation:
     counts: dict[str, int] = {}
     for each in packed:
-        counts[each.layout.format] = counts.get(each.layout.format, 0) + each.layout.matrices
+        counts[each.layout.format] = counts.get(each.layout.format, 0) + each.layout.matrices * len(
+            _together(each.module)
+        )
     options = next((each.layout.options for each in packed if each.layout.options), {})
     bits = method.bits or options.get("bits")
     group_size = method.group_size or options.get("group_size") or options.get("blocksize")

@@ -11,6 +11,7 @@ import pytest
 import tiny_checkpoint
 import tiny_gguf
 from gguf import GGMLQuantizationType
+from gguf_families import converted
 from typer.testing import CliRunner, Result
 
 from lowbit.cli import app
@@ -25,6 +26,7 @@ from lowbit.tensor_formats.table import Sizes
 ROWS, COLUMNS = 128, 64
 FLOATS = Path(__file__).parents[1] / "formats" / "checkpoint" / "data"
 """Directories of models that are not quantised."""
+QUANTISED = FLOATS.parent / "quantised"
 TYPES = {"int32": "I32", "uint8": "U8", "int8": "I8", "float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 TYPES |= {"float8_e4m3fn": "F8_E4M3", "float8_e8m0fnu": "U8"}
 
@@ -99,9 +101,10 @@ def test_what_is_native_is_what_runs(kind: str, tied: bool, backend: str, tmp_pa
 
 @pytest.mark.toolchain
 @pytest.mark.parametrize("contract", CONTRACTS)
-@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "qwen3", "mistral", "smollm3"])
+@pytest.mark.parametrize("name", ["gpt-oss", "gpt-oss-mxfp4", "phi3", "qwen3-moe", "qwen3", "mistral", "smollm3"])
 def test_floats_that_are_native_are_what_runs(name: str, contract: Contract) -> None:
-    """Stacked experts and separate ones, a head tied to the embedding, and rows that are no whole blocks of 8 bits."""
+    """Stacked experts and separate ones, matrices that share a tensor, a head tied to the embedding, and rows that are
+    no whole blocks of 8 bits."""
     (found,) = answer(FLOATS / name, "--backend", "cppyy")["backends"].values()
     with load(open_checkpoint(FLOATS / name), "cppyy", Options(contract=contract)) as loaded:
         ran = loaded.account().fields
@@ -109,6 +112,27 @@ def test_floats_that_are_native_are_what_runs(name: str, contract: Contract) -> 
     lacking = sum((Counter(each[contract]["lacking"]) for each in found["matrices"]), Counter[str]())
     assert dict(lacking) == ran["matrices"]["by_numpy_float32"]
     assert (ran["step"] == "compiled") == (not lacking)
+
+
+@pytest.mark.parametrize("name", ["gptq-v1-8-phi3", "bitsandbytes-nf4-phi3"])
+def test_quantised_matrices_that_share_a_tensor_are_counted_apart(name: str) -> None:
+    """The seven products of a layer of Phi-3 lie in four tensors, and its queries have more columns than its keys."""
+    found = answer(QUANTISED / name)
+    with load(open_checkpoint(QUANTISED / name), "numpy") as loaded:
+        ran = loaded.account().fields["matrices"]
+    numbers = [each["matrices"] for each in found["backends"]["numpy"]["matrices"]]
+    assert sum(numbers) == ran["by_backend"] + sum(ran["by_numpy_float32"].values()) == 7 + 1
+    assert sum(found["quantization"]["formats"].values()) == 7
+
+
+@pytest.mark.parametrize("name", ["phi3", "smollm3"])
+def test_a_file_whose_matrices_share_a_tensor(name: str, tmp_path: Path) -> None:
+    """``attn_qkv`` and ``ffn_up`` of Phi-3 are five matrices; ``ffn_up`` of other models is one."""
+    path = converted(FLOATS / name, tmp_path / "m.gguf")
+    with load(open_checkpoint(FLOATS / name), "numpy") as loaded:
+        ran = loaded.account().fields["matrices"]
+    numbers = [each["matrices"] for each in answer(path)["backends"]["numpy"]["matrices"]]
+    assert sum(numbers) == ran["by_backend"] + sum(ran["by_numpy_float32"].values())
 
 
 def test_advice(tmp_path: Path) -> None:
@@ -304,7 +328,7 @@ def test_a_quantised_directory(
 
 
 def test_experts_in_mxfp4(tmp_path: Path) -> None:
-    """All experts of a layer lie in two tensors, as gpt-oss has them."""
+    """All experts of a layer lie in two tensors, as gpt-oss has them; each gate shares one with its other side."""
     folder = tmp_path / "m"
     folder.mkdir()
     name = "model.layers.0.mlp.experts.gate_up_proj"
@@ -317,7 +341,7 @@ def test_experts_in_mxfp4(tmp_path: Path) -> None:
     config = tiny_checkpoint.DENSE | {"quantization_config": {"quant_method": "mxfp4"}}
     (folder / "config.json").write_text(json.dumps(config))
     found = answer(folder)
-    assert found["quantization"]["formats"] == {"mxfp4": 4}
+    assert found["quantization"]["formats"] == {"mxfp4": 8}
     assert rows(found)["experts", "mxfp4"] == (2, 4 * 6 * 96, 4 * 6 * 3 * 17)
     assert (found["quantization"]["bits"], found["quantization"]["group_size"]) == (4, 32)
 

@@ -63,6 +63,18 @@ class Number(NamedTuple):
     default: float | None = None
 
 
+def held_together(matrices: Mapping[str, str]) -> dict[str, list[str]]:
+    """The names of matrices by the tensor that holds them.
+
+    >>> held_together({"gate": "gate_up", "up": "gate_up", "down": "down"})
+    {'gate_up': ['gate', 'up'], 'down': ['down']}
+    """
+    found: dict[str, list[str]] = {}
+    for name, stored in matrices.items():
+        found.setdefault(stored, []).append(name)
+    return found
+
+
 @dataclass(frozen=True)
 class Architecture:
     """What sets one architecture apart.
@@ -113,10 +125,7 @@ class Architecture:
     @property
     def held(self) -> dict[str, list[str]]:
         """The names of the matrices by the tensor that holds them."""
-        found: dict[str, list[str]] = {}
-        for name, stored in self.matrices.items():
-            found.setdefault(stored, []).append(name)
-        return found
+        return held_together(self.matrices)
 
 
 WINDOW = {"window": Number("attention.sliding_window", int, 0)}
