@@ -44,6 +44,7 @@ class Unknown:
 
     by_name: dict[str, Any]
     rows: int
+    columns: int
     options: tuple[tuple[str, int], ...]
     block: int | None
 
@@ -81,7 +82,7 @@ def decide(name: str, row: Field, at: Sizes) -> Outcome:
         expected = symbols.of(wanted.products) + symbols.of(wanted.offsets)
         if table.block is not None:
             expected = expected.reshape(at.N, at.K).T
-        seen: Any = Unknown(fields, at.K, tuple(at.options.items()), table.block)
+        seen: Any = Unknown(fields, at.K, at.N, tuple(at.options.items()), table.block)
         found = numbers(backend.PARTS[name](seen))
         for place in np.ndindex(expected.shape):
             same = terms.same(found.data[place], expected.data[place], REAL)
@@ -102,7 +103,7 @@ def ran(name: str, row: Field, at: Sizes, given_: Numbers) -> Refutation | None:
     expected = decoded.products + decoded.offsets
     if table.block is not None:
         expected = expected.reshape(at.N, at.K).T
-    seen: Any = Unknown(fields, at.K, tuple(at.options.items()), table.block)
+    seen: Any = Unknown(fields, at.K, at.N, tuple(at.options.items()), table.block)
     found = values_of(backend.PARTS[name](seen))
     for k, n in np.argwhere(found != expected):
         return Refutation(

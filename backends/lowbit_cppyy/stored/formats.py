@@ -6,11 +6,12 @@ specification's `decode` is not called: a backend computes by itself what it is 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import gcd
 from types import MappingProxyType
 
 import numpy as np
 
-from lowbit.arrays import F32, I64, Array
+from lowbit.arrays import F32, F64, I64, Array
 from lowbit.contract.checks import check_choice
 from lowbit.tensor_formats.stored import Stored
 from lowbit_cppyy.stored.parts import FLOATS, Parts, Structure
@@ -257,17 +258,24 @@ def awq_gemv(stored: Stored) -> Parts:
     return grouped(codes, fields["scales"].T, zeros, 4, groups)
 
 
-# **compressed-tensors and OCP MX**: rows of N, codes along K.
+# **compressed-tensors and OCP MX**: N × K.
 
 
 def compressed(stored: Stored) -> Parts:
     """Signed integers with a scale for each group: those of 4 bits are looked up, and all others are bytes.
 
-    Both have no zero that is subtracted, because the format has none: a sum of x times a zero would be rounded.
+    So their zero needs no second one beside it: a sum of x times :math:`2^{b-1}` would be rounded. What a stored zero
+    takes off, :math:`s z`, is a number, which float32 holds exactly.
     """
     fields, options = stored.by_name, dict(stored.options)
-    bits, scales = options.get("bits", 8), fields["weight_scale"].T
-    structure = signed(bits, wide=scales.dtype != np.float16)
+    bits, scales = options.get("bits", 8), fields["weight_scale"].T.astype(np.float32)
+    zeros = fields.get("weight_zero_point")
+    wide = fields["weight_scale"].dtype != np.float16 or zeros is not None
+    structure = signed(bits, wide=wide, zeros=zeros is not None)
+    offsets: F64 | None = None
+    if zeros is not None:
+        stored_zeros = in_words(zeros.T, bits)[:, : stored.columns]
+        offsets = -scales.astype(np.float64) * (stored_zeros.astype(np.float64) - 2.0 ** (bits - 1))
     if "weight" in fields:
         codes = fields["weight"].view(np.uint8) ^ np.uint8(128)
     else:
@@ -278,12 +286,13 @@ def compressed(stored: Stored) -> Parts:
     lengths = [min(size, stored.rows - first) for first in range(0, stored.rows, size)]
     table = TABLES["signed"] if structure.values == "table" else None
     center = 0 if structure.values == "table" else 128
-    return Parts(structure, upright(codes), lengths, scales.astype(np.float32), center=center, table=table)
+    return Parts(structure, upright(codes), lengths, scales, offsets=offsets, center=center, table=table)
 
 
-def signed(bits: int, *, wide: bool) -> Structure:
-    """The structure of signed integers without zeros, with scales in float32 or in float16."""
-    return Structure(*((4, "table") if bits == 4 else (8, "signed")), scale="float32" if wide else "float16")
+def signed(bits: int, *, wide: bool, zeros: bool) -> Structure:
+    """The structure of signed integers with scales in float32 or in float16, and perhaps with zeros."""
+    structure = Structure(*((4, "table") if bits == 4 else (8, "signed")), scale="float32" if wide else "float16")
+    return replace(structure, offset="number") if zeros else structure
 
 
 def mxfp4(stored: Stored) -> Parts:
@@ -292,6 +301,41 @@ def mxfp4(stored: Stored) -> Parts:
     structure, scales = scaled(blocks.structure, {"e": fields["scale"]})
     codes, lengths = upright(planes(fields["elements"], 4, 1)), [32] * (stored.rows // 32)
     return Parts(structure, codes, lengths, scales, table=TABLES[blocks.table])
+
+
+# **HQQ** along axis 1: slabs of rows of a matrix that has a row for each group.
+
+
+def hqq(stored: Stored) -> Parts:
+    """Codes of 1 bit take 2 here; :math:`-s z` is a number, which float32 holds exactly.
+
+    A group may cross rows of N. The greatest common divisor of K and the group size divides every part of a group.
+    """
+    fields, options = stored.by_name, dict(stored.options)
+    bits, size = options.get("bits", 3), options["group_size"]
+    count = SLABS if bits == 3 else 8 // bits
+    shifts = bits * np.arange(count - 1, -1, -1, dtype=np.int32)
+    packed = fields["W_q"]
+    codes = (packed >> shifts[:, np.newaxis, np.newaxis].astype(packed.dtype) & 2**bits - 1).astype(np.uint8)
+    codes = codes.reshape(-1, size)[: stored.rows * stored.columns // size]
+    run = gcd(stored.rows, size)
+    scales, zeros = (fields[name].astype(np.float32).repeat(size // run) for name in ("scale", "zero"))
+
+    def of_runs(numbers: F32) -> F32:
+        return numbers.reshape(stored.columns, -1).T.copy()
+
+    lengths = [run] * (stored.rows // run)
+    upright_codes = codes.reshape(stored.columns, stored.rows).T.copy()
+    return Parts(with_offsets(bits), upright_codes, lengths, of_runs(scales), offsets=of_runs(-scales * zeros))
+
+
+SLABS = 10
+"""Codes of 3 bits in a word of HQQ."""
+
+
+def with_offsets(bits: int) -> Structure:
+    """The structure of codes with a float32 scale and a float32 offset for each group."""
+    return Structure(max(bits, 2), scale="float32", offset="number")
 
 
 # **Floats.**
@@ -309,7 +353,9 @@ OF_FLOATS: Mapping[str, Structure] = MappingProxyType(
 )
 
 
-COMPRESSED = ("ct-pack", "ct-pack-f16", "ct-int", "ct-int-f16")
+COMPRESSED = ("ct-pack", "ct-pack-f16", "ct-pack-asym", "ct-pack-asym-f16", "ct-int", "ct-int-f16")
+HQQ: Mapping[str, tuple[int, ...]] = MappingProxyType({"hqq-axis1": (1, 2, 4, 8), "hqq-axis1-3bit": (3,)})
+"""With the widths of their codes."""
 PARTS: Mapping[str, Callable[[Stored], Parts]] = MappingProxyType(
     {
         **{name: blocks.parts for name, blocks in GGUF.items()},
@@ -322,6 +368,7 @@ PARTS: Mapping[str, Callable[[Stored], Parts]] = MappingProxyType(
         "awq-gemv": awq_gemv,
         **dict.fromkeys(COMPRESSED, compressed),
         "mxfp4": mxfp4,
+        **dict.fromkeys(HQQ, hqq),
         **dict.fromkeys(OF_FLOATS, floats),
     }
 )
@@ -338,7 +385,10 @@ def structure_of(name: str, bits: int) -> Structure:
     if name in OF_FLOATS:
         return OF_FLOATS[name]
     if name in COMPRESSED:
-        return signed(bits if "pack" in name else 8, wide=not name.endswith("-f16"))
+        zeros = "asym" in name
+        return signed(bits if "pack" in name else 8, wide=zeros or not name.endswith("-f16"), zeros=zeros)
+    if name in HQQ:
+        return with_offsets(3 if name == "hqq-axis1-3bit" else 4 if bits == 3 else bits)
     if name in GGUF or name == "mxfp4":
         return GGUF[name if name in GGUF else "gguf-mxfp4"].structure
     width = bits if name.startswith("gptq") else 4

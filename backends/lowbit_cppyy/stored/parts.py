@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import F32, I64, U8, U32, Array
+from lowbit.arrays import F32, F64, I64, U8, U32, Array
 
 U16 = npt.NDArray[np.uint16]
 
@@ -89,7 +89,7 @@ class Parts:
         scales: G × N; float32 holding numbers of the structure's type, or uint8 for exponents; G × 0 where there are
             none.
         inner: runs × N, uint8 or int8.
-        offsets: numbers G × N; zeros, uint8, G × N; minima, uint8, runs × N.
+        offsets: numbers that float32 holds, G × N; zeros, uint8, G × N; minima, uint8, runs × N.
         offset_scales: G × N, the second scale, of minima.
         center: c.
         table: float32, 16.
@@ -101,7 +101,7 @@ class Parts:
     lengths: Sequence[int]
     scales: F32 | U8
     inner: Array | None = None
-    offsets: F32 | U8 | None = None
+    offsets: F32 | F64 | U8 | None = None
     offset_scales: F32 | None = None
     center: int = 0
     table: F32 | None = None

@@ -62,6 +62,25 @@ def test_every_width_of_gptq(name: str, bits: int) -> None:
     assert sum(parts.lengths) == 192
 
 
+@pytest.mark.parametrize(
+    ("name", "bits"), [("hqq-axis1", 1), ("hqq-axis1", 2), ("hqq-axis1", 8), ("hqq-axis1-3bit", 3)]
+)
+def test_groups_of_hqq_may_cross_rows(name: str, bits: int) -> None:
+    """A group of 80 ends in the middle of a row of 96; what is left in common are groups of 16."""
+    weights = some_stored(name, 96, 80, **({} if bits == 3 else {"bits": bits}), group_size=80)
+    parts = PARTS[name](weights)
+    np.testing.assert_array_equal(numbers_of(parts), weights.values)
+    assert parts.lengths == [16] * 6
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("name", ["ct-pack-asym", "ct-pack-asym-f16"])
+def test_every_width_with_zeros(name: str, bits: int) -> None:
+    """Zeros end to end along N, and a last group that is shorter."""
+    weights = some_stored(name, 96, 45, bits=bits, group_size=64)
+    np.testing.assert_array_equal(numbers_of(PARTS[name](weights)), weights.values)
+
+
 def test_exponents_that_are_no_normal_float_become_scales() -> None:
     """A block of MXFP4 with the least exponent, 2^-127."""
     weights = some_stored("gguf-mxfp4")
@@ -133,6 +152,10 @@ BYTES_FOR_BITS = {"q2_k": 1 / 2, "q3_k": 1 / 8, "q4_k": 1 / 8, "q5_k": 1 / 8, "i
 """Bits that a weight takes more than in the file, since the integers of a run take a byte each."""
 BYTES_FOR_BITS |= dict.fromkeys(("ct-pack", "ct-int"), 16 / 64)
 """So do bfloat16 scales, of groups of 64, which take four bytes."""
+BYTES_FOR_BITS |= {"ct-pack-asym": 44 / 64, "ct-pack-asym-f16": 44 / 64, "hqq-axis1": 32 / 64}
+"""And so do offsets, where the file has zeros of 4 or 16 bits."""
+PADDED = "awq", "hqq-axis1-3bit"
+"""Formats whose arrays hold more than the codes."""
 
 
 @pytest.mark.parametrize("name", [name for name in PARTS if not name.startswith("gptq")])
@@ -148,4 +171,4 @@ def test_a_stream_is_read_back(name: str, panel: int) -> None:
         np.testing.assert_array_equal(read, written)
     bits = 8 * layout.nbytes / (256 * layout.panels * panel)
     stored = 8 * sum(each.nbytes for each in some_stored(name, 256, 80).tensors) / (256 * 80)
-    assert bits == stored + BYTES_FOR_BITS.get(name, 0) or name.startswith("awq")  # whose arrays are padded
+    assert bits == stored + BYTES_FOR_BITS.get(name, 0) or name.startswith(PADDED)
