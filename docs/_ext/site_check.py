@@ -10,8 +10,8 @@ Each page is opened in Chromium at three widths, light and dark. A page fails wh
 
 Every page is opened once, and its window then takes all six views. axe's rules other than contrast depend on the width
 only, and contrast on the colours only; of the many parts of a page that are drawn alike, such as the tokens of code,
-axe then looks at a few. The list of pages in the sidebar is the same everywhere: axe reads it on the first page
-only. Arguments limit the pages: ``nox -s site -- --page benchmarks --screenshots /tmp/shots``.
+axe then looks at a few. The lists of pages in the sidebar are made alike: axe reads that of the first page only.
+Arguments limit the pages: ``nox -s site -- --page benchmarks --screenshots /tmp/shots``.
 """
 
 import argparse
