@@ -38,6 +38,8 @@ LINES = [line.split() for line in (HERE / "slow.txt").read_text("utf-8").splitli
 MOST = 0.5
 """Of a function whose cases cost more processor seconds than this, only some are run by `nox -s tests`; all of them by
 `nox -s conformance`."""
+DEAREST = 4.0
+"""A case that costs more than this is left to `nox -s conformance`, even if it is the only one of its function."""
 SLOW = {name: 0.0 if seconds == "-" else float(seconds) for seconds, name in LINES}
 TOOLCHAIN = (
     "lowbit_conformance/test_compiled_helpers.py",
@@ -99,12 +101,12 @@ def by_function(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
 def leave_some(cases: list[pytest.Item], seconds: float) -> None:
     """Mark cases of a function as ``whole``, so that those without the marker cost `MOST` seconds or are one.
 
-    Those that are left are evenly spaced, and the same on every machine.
+    Those that are left are evenly spaced, the same on every machine. None is left if each costs more than `DEAREST`.
     """
     often = [item for item in cases if item.get_closest_marker("whole") is None]
     every = max(1, min(len(often), ceil(seconds / MOST)))
     for place, item in enumerate(often):
-        if place % every:
+        if place % every or seconds > DEAREST * len(cases):
             item.add_marker(pytest.mark.whole)
 
 
