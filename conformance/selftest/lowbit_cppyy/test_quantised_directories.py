@@ -48,8 +48,8 @@ def test_kernels_multiply_by_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert taken["by_backend"] >= len(checkpoint.packed) and set(taken["by_numpy_float32"]) <= {"stored as floats"}
         largest = float(np.abs(expected).max())
         np.testing.assert_allclose(found, expected[-1], rtol=0, atol=LIMIT * largest, err_msg=name)
-    compressed = {"ct-pack", "ct-pack-f16", "ct-int", "ct-int-f16", "mxfp4"}
-    assert met == {"gptq-v1", "gptq-v2", "awq-gemm", "awq-gemv", *compressed}
+    compressed = {"ct-pack", "ct-pack-f16", "ct-pack-asym", "ct-pack-asym-f16", "ct-int", "ct-int-f16", "mxfp4"}
+    assert met == {"gptq-v1", "gptq-v2", "awq-gemm", "awq-gemv", "hqq-axis1", *compressed}
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
