@@ -38,7 +38,7 @@ LINES = [line.split() for line in (HERE / "slow.txt").read_text("utf-8").splitli
 MOST = 0.5
 """Of a function whose cases cost more processor seconds than this, only some are run by `nox -s tests`; all of them by
 `nox -s conformance`."""
-DEAREST = 4.0
+DEAREST = 3.5
 """A case that costs more than this is left to `nox -s conformance`, even if it is the only one of its function."""
 SLOW = {name: 0.0 if seconds == "-" else float(seconds) for seconds, name in LINES}
 TOOLCHAIN = (
