@@ -354,8 +354,7 @@ OF_FLOATS: Mapping[str, Structure] = MappingProxyType(
 
 
 COMPRESSED = ("ct-pack", "ct-pack-f16", "ct-pack-asym", "ct-pack-asym-f16", "ct-int", "ct-int-f16")
-HQQ: Mapping[str, tuple[int, ...]] = MappingProxyType({"hqq-axis1": (1, 2, 4, 8), "hqq-axis1-3bit": (3,)})
-"""With the widths of their codes."""
+HQQ = ("hqq-axis1", "hqq-axis1-3bit")
 PARTS: Mapping[str, Callable[[Stored], Parts]] = MappingProxyType(
     {
         **{name: blocks.parts for name, blocks in GGUF.items()},
