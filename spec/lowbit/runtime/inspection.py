@@ -230,12 +230,14 @@ class _Counted:
 
 
 def _columns(names: Sequence[str], columns: int, shape: Shape) -> list[int]:
-    """The columns of each matrix that shares a tensor: as many for all, but for queries where keys have fewer."""
-    kv_heads, head_dim = shape.get("kv_heads"), shape.get("head_dim")
-    if QUERY not in names or not kv_heads or not head_dim:
-        return [columns // len(names)] * len(names)
-    others = (len(names) - 1) * [kv_heads * head_dim]
-    return [columns - sum(others), *others]
+    """The columns of each matrix that shares a tensor: as many for all, but for queries where keys have fewer.
+
+    A configuration may claim more heads than the tensor has columns for; then it does not count.
+    """
+    others = (len(names) - 1) * [(shape.get("kv_heads") or 0) * (shape.get("head_dim") or 0)]
+    if QUERY in names and all(each > 0 for each in others) and sum(others) < columns:
+        return [columns - sum(others), *others]
+    return [columns // len(names)] * len(names)
 
 
 # **GGUF.**
@@ -409,9 +411,8 @@ def _architecture(fields: Fields) -> str | None:
 def _quantisation(method: Method, packed: Iterable[Packed], zeros: Zeros | None) -> Quantisation:
     counts: dict[str, int] = {}
     for each in packed:
-        counts[each.layout.format] = counts.get(each.layout.format, 0) + each.layout.matrices * len(
-            _together(each.module)
-        )
+        count = each.layout.matrices * len(_together(each.module))
+        counts[each.layout.format] = counts.get(each.layout.format, 0) + count
     options = next((each.layout.options for each in packed if each.layout.options), {})
     bits = method.bits or options.get("bits")
     group_size = method.group_size or options.get("group_size") or options.get("blocksize")

@@ -1,6 +1,7 @@
 """``lowbit inspect``: what it says of a file is what the file holds, and what a backend then does."""
 
 import json
+import shutil
 from collections import Counter
 from math import prod
 from pathlib import Path
@@ -133,6 +134,19 @@ def test_a_file_whose_matrices_share_a_tensor(name: str, tmp_path: Path) -> None
         ran = loaded.account().fields["matrices"]
     numbers = [each["matrices"] for each in answer(path)["backends"]["numpy"]["matrices"]]
     assert sum(numbers) == ran["by_backend"] + sum(ran["by_numpy_float32"].values())
+
+
+@pytest.mark.parametrize("claimed", [-1, 0, 1000])
+def test_heads_that_a_shared_tensor_has_no_columns_for(claimed: int, tmp_path: Path) -> None:
+    """The model is refused in a sentence, and its matrices are counted all the same."""
+    folder = shutil.copytree(FLOATS / "phi3", tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text()) | {"num_key_value_heads": claimed}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = answer(folder)
+    assert not found["runs"] and "heads" in found["reason"]
+    right = answer(FLOATS / "phi3")["backends"]["numpy"]["matrices"]
+    numbers = [each["matrices"] for each in found["backends"]["numpy"]["matrices"]]
+    assert sum(numbers) == sum(each["matrices"] for each in right)
 
 
 def test_advice(tmp_path: Path) -> None:
