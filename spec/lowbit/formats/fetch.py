@@ -19,6 +19,7 @@ import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,16 +100,35 @@ class Resource:
         return sum(part.member_bytes for part in self.parts)
 
 
-def _text(name: str, nbytes: int, sha256: str) -> Resource:
-    part = Part(
+def _brotli(member: str, nbytes: int) -> Part:
+    return Part(
         "brotli==1.2.1",
         "brotli-1.2.1.tar.gz",
         7_389_447,
         "02b2f7b5a83485efe448a44ddf7983def05c3bb1dcf917d4f7154070260e13de",
-        f"brotli-1.2.1/tests/testdata/{name}",
+        f"brotli-1.2.1/{member}",
         nbytes,
     )
+
+
+def _text(name: str, nbytes: int, sha256: str) -> Resource:
+    part = _brotli(f"tests/testdata/{name}", nbytes)
     return Resource(name, sha256, (part,), "public-domain prose from the Canterbury corpus")
+
+
+_C_SOURCES = (
+    _brotli("c/dec/decode.c", 109_324),
+    _brotli("c/enc/encode.c", 78_417),
+    _brotli("c/tools/brotli.c", 52_033),
+    _brotli("c/enc/brotli_bit_stream.c", 50_915),
+    _brotli("python/_brotli.c", 36_796),
+    _brotli("c/enc/backward_references_hq.c", 36_736),
+    _brotli("c/enc/compress_fragment.c", 32_875),
+    _brotli("c/enc/metablock.c", 26_696),
+    _brotli("c/enc/hash.h", 24_296),
+    _brotli("c/common/platform.h", 23_753),
+    _brotli("c/enc/encoder_dict.c", 23_378),
+)
 
 
 def _minilm(file: str, name: str, nbytes: int, sha256: str) -> Resource:
@@ -195,6 +215,12 @@ TABLE: dict[str, Resource] = {
     "asyoulik": _text("asyoulik.txt", 125_179, "eaa3526fe53859f34ecdf255712f9ecf0b2c903451d4755b2edaa2e2599cb0fc"),
     "lcet10": _text("lcet10.txt", 426_754, "5314ba1dbb03f471df88bec6cd120a938ef60d0fd3511c5c1dce61bf7463245f"),
     "plrabn12": _text("plrabn12.txt", 481_861, "07e2e0b461af78c7c647cb53dab39de560198e16f799b4516eccf0fbd69f764c"),
+    "brotli-c": Resource(
+        "brotli-c.txt",
+        "2e3e1f7660019657fb8093ce0e51083b4a44bd3be63c7a8d9033e4ebbf83a9c5",
+        _C_SOURCES,
+        "eleven source files of brotli in C, MIT",
+    ),
 }
 
 
@@ -221,7 +247,7 @@ def fetch(name: str, report: Report = silent) -> Path:
     resource, folder = TABLE[name], cache_folder()
     target = folder / resource.file
     try:
-        if target.is_file() and not _fault_of(target, resource.nbytes, resource.sha256, report):
+        if target.is_file() and not _fault(target, resource, report):
             return target
         make_folder(folder)
         with workplace(folder) as place:
@@ -233,6 +259,35 @@ def fetch(name: str, report: Report = silent) -> Path:
         remedy = f"name a folder that you can write to in {CACHE_VARIABLE}"
         raise UnavailableError(resource.file, f"{folder}: {error.strerror or error}", remedy) from error
     return target
+
+
+_BEGUN: dict[Path, Future[str]] = {}
+"""The files that a thread checks now, for the next `fetch` of each."""
+
+
+def begin_check(name: str) -> None:
+    """Begin to check a file of the table in a thread, if it is in the cache; the next `fetch` of it waits for the
+    answer. A command does something else meanwhile, such as loading a backend.
+
+    Args:
+        name: a key of `TABLE`.
+
+    Raises:
+        ArgumentError: no such name.
+    """
+    check_choice("resource", name, tuple(TABLE))
+    target = cache_folder() / TABLE[name].file
+    if target.is_file():
+        thread = ThreadPoolExecutor(1)
+        _BEGUN[target] = thread.submit(_fault_of, target, TABLE[name].nbytes, TABLE[name].sha256, silent)
+        thread.shutdown(wait=False)
+
+
+def _fault(target: Path, resource: Resource, report: Report) -> str:
+    """How the file in the cache differs from that of the table, from the check that was begun or from one now."""
+    if (begun := _BEGUN.pop(target, None)) is not None:
+        return begun.result()
+    return _fault_of(target, resource.nbytes, resource.sha256, report)
 
 
 def read_text(path: Path) -> str:
@@ -336,8 +391,9 @@ def _download(resource: Resource, part: Part, place: Path, report: Report) -> No
 
 def _unavailable(resource: Resource, reason: str) -> UnavailableError:
     """The error that says in one line how a user can provide the file by other means."""
-    commands = " and ".join(f"`{part.download_command}`" for part in resource.parts)
-    archives = ", ".join(f"{part.archive} (sha256 {part.archive_sha256})" for part in resource.parts)
+    packages = {part.archive: part for part in resource.parts}.values()  # each once, however many parts it holds
+    commands = " and ".join(f"`{part.download_command}`" for part in packages)
+    archives = ", ".join(f"{part.archive} (sha256 {part.archive_sha256})" for part in packages)
     members = ", ".join(part.member for part in resource.parts)
     remedy = (
         f"on a machine with a network, run {commands}, and put {archives} into {cache_folder()}, "

