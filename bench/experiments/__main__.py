@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from experiments import encoder, groups, heads, keys, llama_cpp, mixed, ngram, qigen, scores, uptraining
+from experiments import encoder, groups, heads, keys, llama_cpp, mixed, ngram, qigen, routing, scores, uptraining
 from experiments.running import RESULTS, run
 
-MODULES = (ngram, qigen, encoder, keys, scores, heads, uptraining, mixed)
+MODULES = (ngram, qigen, encoder, keys, scores, heads, uptraining, mixed, routing)
 ASKED_FOR = (groups, llama_cpp)
 """What runs only where it is named: it needs a machine that does nothing else, or another project's package."""
 EXPERIMENTS = {each.EXPERIMENT.name: each.EXPERIMENT for each in (*MODULES, *ASKED_FOR)}

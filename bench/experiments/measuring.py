@@ -17,6 +17,8 @@ from lowbit.runtime import open_model
 DENSE, GQA = ([f"{name}-{seed}" for seed in MODELS[name].seeds] for name in ("dense", "gqa"))
 """The small Llamas that are trained here, by the seeds of their training; those of `GQA` have few key and value heads
 from the start."""
+SPARSE = ["mixtral", *(f"varied-{seed}" for seed in MODELS["varied"].seeds)]
+"""The small Mixtrals that are trained here."""
 PUBLISHED = "smollm2-135m"
 WINDOW, QUICK_WINDOW = 512, 64
 CALIBRATION_TOKENS = 8192
@@ -39,7 +41,7 @@ class Subject:
 
 @cache
 def subject(name: str, quick: bool) -> Subject:
-    """A model by name: one of `DENSE` or `GQA`, ``mixtral`` or `PUBLISHED`.
+    """A model by name: one of `DENSE`, `GQA` or `SPARSE`, or `PUBLISHED`.
 
     At least 16,384 tokens are scored, or a few where it shall be quick.
     """

@@ -6,7 +6,7 @@ Groups are 64 rows, and 16 at 2 bits, as in the paper. The router, embedding, he
 from functools import partial
 from typing import Any
 
-from experiments.measuring import losses, subject
+from experiments.measuring import SPARSE, losses, subject
 from experiments.running import Experiment, Row
 from lowbit.arrays import F32
 from lowbit.model.decoder import Decoder
@@ -18,18 +18,22 @@ GROUP = {4: 64, 3: 64, 2: 16}
 
 
 def rows(quick: bool) -> list[Row]:
-    """Every pair of widths."""
+    """Every pair of widths, for each model."""
     widths = BITS[::3] if quick else BITS
     return [
-        Row({"attention": attention, "experts": experts}, partial(measured, attention, experts, quick))
+        Row(
+            {"model": model, "attention": attention, "experts": experts},
+            partial(measured, model, attention, experts, quick),
+        )
+        for model in (SPARSE[:1] if quick else SPARSE)
         for attention in widths
         for experts in widths
     ]
 
 
-def measured(attention: int, experts: int, quick: bool) -> dict[str, Any]:
+def measured(model: str, attention: int, experts: int, quick: bool) -> dict[str, Any]:
     """The losses, and the bytes of the matrices of attention and experts."""
-    it, stored = subject("mixtral", quick), 0.0
+    it, stored = subject(model, quick), 0.0
 
     def rounded(name: str, matrix: Matrix) -> F32:
         nonlocal stored

@@ -10,8 +10,6 @@ training.json   `train`         settings; bits per byte on the last tenth of eac
                                 layer's experts; time, machine, torch, threads; the sum of each file of `model`; the
                                 curve of the training: mean bits per byte since the point before, and balance loss
 routings.npz    `record`        which experts each layer ran and guessed, token by token (`recordings`)
-recall.json     `recall`        of the cache by rule and k = 1 … 8; of guesses by layers ahead and 1 … 4 guessed; the
-                                same by layer; the share of each expert, and its entropy in bits, by layer
 table2.json     `table2`        for each machine and number of bits the preset, and a row for each way to run: tokens a
                                 second and seconds a token in virtual time; bytes copied a token, and the seconds that
                                 the link needs for them; the most bytes of the device; `ratio` to naive loading; what

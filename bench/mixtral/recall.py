@@ -1,23 +1,18 @@
 """The paper's figure 2 from a real routing: recall of the cache by k and rule, and of guesses by layers ahead.
 
-    cd bench
-    python -m mixtral.recall      # reads mixtral/routings.npz, writes mixtral/recall.json
-
-Each passage begins with an empty cache, as a conversation does; layers and passages are counted together (errata M9)
-and, where a list says so, layer by layer. Guesses are measured in isolation from any cache.
+The experiment ``routing`` measures all of it on each model that routes. Each passage begins with an empty cache, as a
+conversation does; layers and passages are counted together (errata M9) and, where a list says so, layer by layer.
+Guesses are measured in isolation from any cache.
 """
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from training.files import write_json
 
 from lowbit.model.replay import RULES, Recall, Rule, guess_recall, replay
-from mixtral.recordings import AHEAD, FILE, GUESSED, Recordings
+from mixtral.recordings import AHEAD, GUESSED, Recordings
 
-RESULT = Path(__file__).parent / "recall.json"
 EXPERTS = 8
 
 
@@ -63,7 +58,7 @@ def measure(recordings: Recordings) -> dict[str, Any]:
     slots, counts = range(1, EXPERTS + 1), range(1, GUESSED + 1)
     entropy = [-sum(share * np.log2(share) for share in layer if share) for layer in shares(recordings)]
     return {
-        "routings": {"weights": recordings.header["weights"], "tokens": int(recordings.tokens.size)},
+        "tokens": int(recordings.tokens.size),
         "cache": {rule: rounded(cache_recall(recordings, k, rule) for k in slots) for rule in RULES},
         "cache_by_layer": {f"lru_k{k}": rounded(lru_by_layer(recordings, k)) for k in (2, 4)},
         "guesses": {str(a): rounded(guesses_recall(recordings, a, c) for c in counts) for a in AHEAD},
@@ -84,19 +79,3 @@ def lru_by_layer(recordings: Recordings, slots: int) -> list[float]:
 
 def rounded(values: Iterable[float]) -> list[float]:
     return [round(float(value), 4) for value in values]
-
-
-def main() -> None:
-    """Measure, write, and say the main numbers."""
-    measured = measure(Recordings.load(FILE))
-    write_json(RESULT, measured)
-    for rule in RULES:
-        print(f"{rule:>8} recall by k    {measured['cache'][rule]}")
-    for kind in ("guesses", "guesses_renormed"):
-        for ahead in AHEAD:
-            print(f"{kind}, {ahead:2} ahead, by count  {measured[kind][str(ahead)]}")
-    print("entropy of layers, of 3 bits  ", measured["entropy_bits"])
-
-
-if __name__ == "__main__":
-    main()

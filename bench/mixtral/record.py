@@ -72,10 +72,10 @@ class Recorder:
         self.chosen[layer].append(experts.copy())
 
 
-def passages(length: int) -> list[tuple[str, int, Small]]:
-    """Text, offset in its kept tenth, and bytes of each passage."""
+def passages(length: int, model: str = "mixtral") -> list[tuple[str, int, Small]]:
+    """Text, offset in its kept tenth, and bytes of each passage; of the texts of a model of `training.models`."""
     found = []
-    for name in MODELS["mixtral"].texts:
+    for name in MODELS[model].texts:
         kept = split(name)[1]
         step = (kept.size - length) // (PASSAGES - 1)
         found += [(name, place * step, kept[place * step : place * step + length]) for place in range(PASSAGES)]

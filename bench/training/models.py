@@ -87,12 +87,14 @@ MODELS: Mapping[str, Model] = MappingProxyType(
     {
         "mixtral": Model(Shape(), ("alice29", "lcet10"), 2000, 2048, 3e-3, "mixtral"),
         "dense": Model(DENSE, CANTERBURY, 1200, 4096, 2e-3, "trained/dense-{seed}", seeds=(0, 1)),
-        "gqa": Model(FEW_HEADS, CANTERBURY, 1200, 4096, 2e-3, "trained/gqa-{seed}"),
+        "gqa": Model(FEW_HEADS, CANTERBURY, 1200, 4096, 2e-3, "trained/gqa-{seed}", seeds=(0, 1)),
+        "varied": Model(Shape(), (*CANTERBURY, "brotli-c"), 3000, 2048, 3e-3, "trained/varied-{seed}"),
     }
 )
 """By name.
 
 - ``mixtral``: its routing is recorded;
 - ``dense``: a Llama with as many key and value heads as query heads;
-- ``gqa``: the same with two key and value heads from the start of its training.
+- ``gqa``: the same with two key and value heads from the start of its training;
+- ``varied``: the Mixtral of ``mixtral``, trained for longer on more texts, one of them source code.
 """

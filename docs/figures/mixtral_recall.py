@@ -1,7 +1,7 @@
 """Two panels of rising lines for a trained model: recall of a cache by its slots, and of guesses by their number.
 
 LRU, LFU and LFRU lie close together, at most 0.2 below the best possible rule. Guesses one layer ahead find about half
-of the experts with one guess and more than 0.9 with three, far above chance. Data: ``bench/mixtral/recall.json``.
+of the experts with one guess and more than 0.9 with three, far above chance. Data: ``docs/data/results/routing.json``.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 NAMES = {"lru": "LRU", "lfu": "LFU", "lfru": "LFRU", "static": "static", "belady": "Belady (the bound)"}
-told = json.loads(Path("../../bench/mixtral/recall.json").read_text("utf-8"))  # the folder of a figure is its own
+told = json.loads(Path("../data/results/routing.json").read_text("utf-8"))["rows"][0]  # a figure's folder is its own
 experts = len(told["shares"][0])
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)

@@ -8,12 +8,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments import encoder, groups, heads, keys, llama_cpp, mixed, ngram, qigen, running, scores, uptraining
-from experiments.measuring import DENSE, GQA, losses, subject
+from experiments import (
+    encoder,
+    groups,
+    heads,
+    keys,
+    llama_cpp,
+    mixed,
+    ngram,
+    qigen,
+    routing,
+    running,
+    scores,
+    uptraining,
+)
+from experiments.measuring import DENSE, GQA, SPARSE, losses, subject
 from experiments.ngram import NGrams
 from experiments.running import RESULTS, Experiment, Row, run
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quantize
 from lowbit_docs import results
+from mixtral.recall import guesses_recall, lru_by_layer
+from mixtral.recordings import GUESSED, Recordings
 
 from lowbit.attention.pooling import pool
 from lowbit.model.decoder import Decoder
@@ -87,14 +102,16 @@ def test_the_page_names_the_rows_of_each_run() -> None:
 
 @pytest.mark.parametrize(
     "experiment",
-    [ngram, qigen, encoder, keys, scores, heads, mixed],
+    [ngram, qigen, encoder, keys, scores, heads, mixed, routing],
     ids=lambda each: str(each.EXPERIMENT.name),
 )
 def test_the_quick_form_runs(experiment: Any, tmp_path: Path) -> None:
-    """On little text, through the same code as the long form: every row has finite losses, or errors above 0."""
+    """On little text, through the same code as the long form: what each row measured is finite and above 0."""
     rows = read(run(experiment.EXPERIMENT, tmp_path, quick=True))["rows"]
     assert len(rows) == len(experiment.EXPERIMENT.rows(True))
-    values = np.array([value for row in rows for value in row.get("nats", row.get("errors", []))])
+    parts = ("nats", "errors", "entropy_bits")  # of losses, of matrices, of the experts of layers
+    values = np.array([value for row in rows for part in parts for value in row.get(part, [])])
+    assert values.size >= len(rows) - (experiment is scores)  # its row of channels has none of them
     assert np.isfinite(values).all() and (values > 0).all()
 
 
@@ -115,7 +132,7 @@ def test_the_kept_results_are_whole(name: str) -> None:
         assert title and lines and {len(line) for line in lines} == {len(columns)} == {len(widths)}
 
 
-@pytest.mark.parametrize("module", [scores, llama_cpp, groups])
+@pytest.mark.parametrize("module", [scores, llama_cpp, groups, routing])
 def test_kept_results_of_few_tokens_are_whole(module: Any) -> None:
     """Their rows are about single windows, or about time."""
     told = read(RESULTS / f"{module.EXPERIMENT.name}.json")
@@ -133,7 +150,7 @@ def test_llama_cpp_in_floats_has_the_losses_of_its_protocol() -> None:
     np.testing.assert_allclose(theirs["nats"], ours["nats"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("model", [*DENSE, *GQA, "mixtral"])
+@pytest.mark.parametrize("model", [*DENSE, *GQA, *SPARSE])
 def test_the_kept_results_are_of_the_committed_models(model: str) -> None:
     """The first windows give the losses that are kept."""
     kept, it = losses_of(model), subject(model, False)
@@ -146,10 +163,19 @@ def losses_of(model: str) -> list[float]:
     """The losses of a model's windows, as they are kept."""
     as_it_is = {name: ("heads", {"model": name, "kv_heads": 8}) for name in DENSE}
     as_it_is |= {name: ("uptraining", {"model": name}) for name in GQA}
-    file, settings = as_it_is.get(model, ("mixed", {"attention": 16, "experts": 16}))
+    as_it_is |= {name: ("mixed", {"model": name, "attention": 16, "experts": 16}) for name in SPARSE}
+    file, settings = as_it_is[model]
     row = results.of(read(RESULTS / f"{file}.json")["rows"], **settings)
     nats: list[float] = row["points"][0]["nats"] if "points" in row else row["nats"]
     return nats
+
+
+def test_the_recall_that_is_kept_is_that_of_the_recording() -> None:
+    """Measured again: a cache of two slots, and guesses one layer ahead."""
+    kept, found = results.of(read(RESULTS / "routing.json")["rows"], model="mixtral"), Recordings.load()
+    assert kept["cache_by_layer"]["lru_k2"] == pytest.approx(lru_by_layer(found, 2), abs=1e-4)
+    guesses = [guesses_recall(found, 1, count) for count in range(1, GUESSED + 1)]
+    assert kept["guesses"]["1"] == pytest.approx(guesses, abs=1e-4)
 
 
 # **The parts.**

@@ -360,21 +360,46 @@ def same_seed(rows: Sequence[Row], other: Row) -> list[Row]:
 
 
 def mixed(rows: Sequence[Row]) -> list[Table]:
-    """Attention down, experts across; the paper's in brackets."""
-    base, lines = of(rows, attention=16, experts=16), list[list[Cell]]()
+    """A table for each model: attention down, experts across; the paper's in brackets."""
+    found: list[Table] = []
     widths = (16, 4, 3, 2)
-    for attention in widths:
-        cells: list[Cell] = []
-        for experts in widths:
-            row = of(rows, attention=attention, experts=experts)
-            paper = 100 * (MIXTRAL_WIKI2[attention, experts] / MIXTRAL_WIKI2[16, 16] - 1)
-            cells.append(f"{increase(row, base)} ({paper:+.1f}); {row['bytes'] / 1e6:.2f} MB")
-        lines.append([f"{attention} bits", *cells])
-    title = f"Increase of perplexity in % from {exp(nats(base)):.3f} (the paper's on WikiText-2); size of the matrices"
-    return [(title, ["attention", *(f"experts {each} bits" for each in widths)], lines, [12, 22, 22, 22, 22])]
+    for model in models(rows):
+        base, lines = of(rows, model=model, attention=16, experts=16), list[list[Cell]]()
+        for attention in widths:
+            cells: list[Cell] = []
+            for experts in widths:
+                row = of(rows, model=model, attention=attention, experts=experts)
+                paper = 100 * (MIXTRAL_WIKI2[attention, experts] / MIXTRAL_WIKI2[16, 16] - 1)
+                cells.append(f"{increase(row, base)} ({paper:+.1f}); {row['bytes'] / 1e6:.2f} MB")
+            lines.append([f"{attention} bits", *cells])
+        told = f"{model}: increase of perplexity in % from {exp(nats(base)):.3f}"
+        title = f"{told} (the paper's on WikiText-2); size of the matrices"
+        heads = ["attention", *(f"experts {each} bits" for each in widths)]
+        found.append((title, heads, lines, [12, 22, 22, 22, 22]))
+    return found
+
+
+def routing(rows: Sequence[Row]) -> list[Table]:
+    """A table of the cache for each model: rules down, slots across; and one of guesses."""
+    found: list[Table] = []
+    for row in rows:
+        model, experts = row["settings"]["model"], len(row["shares"][0])
+        lines: list[list[Cell]] = [[name, *(f"{each:.2f}" for each in row["cache"][name])] for name in row["cache"]]
+        lines.append(["by chance", *(f"{slots / experts:.2f}" for slots in range(1, experts + 1))])
+        heads = ["rule", *(f"k = {slots}" for slots in range(1, experts + 1))]
+        title = f"{model}: recall of the cache, {row['tokens']:,} tokens in all layers"
+        found.append((title, heads, lines, [20, *[80 // experts] * experts]))
+    counts = range(1, len(rows[0]["guesses"]["1"]) + 1)
+    lines = [
+        [f"{row['settings']['model']}, {ahead} ahead", *(f"{each:.2f}" for each in values)]
+        for row in rows
+        for ahead, values in row["guesses"].items()
+    ]
+    heads = ["model and layers", *(f"{count} guessed" for count in counts)]
+    return [*found, ("Recall of guesses", heads, lines, [28, *[72 // len(counts)] * len(counts)])]
 
 
 TABLES: Mapping[str, Callable[[Sequence[Row]], list[Table]]] = {
     "ngram": ngram, "qigen": qigen, "ksort": ksort, "heads": heads, "uptraining": uptraining, "mixed": mixed,
-    "encoder": encoder, "scores": scores, "llama.cpp": llama_cpp, "groups": groups,
+    "routing": routing, "encoder": encoder, "scores": scores, "llama.cpp": llama_cpp, "groups": groups,
 }  # fmt: skip
