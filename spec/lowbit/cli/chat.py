@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from lowbit.backend import registry
 from lowbit.cli.options import (
     BackendOption,
     BitsOption,
@@ -27,7 +28,6 @@ from lowbit.cli.options import (
     TopKOption,
     TopPOption,
     chosen,
-    loaded,
     opened,
     options_for,
     sampling_of,
@@ -77,7 +77,7 @@ def chat(
     plan = chosen(bits, group_size, experts_bits)
     messages = [] if system is None else [Message("system", system)]
     with ExitStack() as stack:
-        engine = stack.enter_context(loaded(backend, model))
+        engine = stack.enter_context(registry.load(backend))
         options = options_for(engine, plan, DeviceOptions(device_memory), contract)
         stored = opened(model, gptq_version, context, identified=engine.keeps_steps)
         if stored.tokenizer.chat is None:

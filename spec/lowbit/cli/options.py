@@ -1,8 +1,7 @@
 """The options of every command on a model, and what they ask for."""
 
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +17,7 @@ from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES as MODEL_TYPES
 from lowbit.formats.checkpoint.gptq_version import VERSIONS, Version
-from lowbit.formats.fetch import DEFAULT_MODEL, TABLE, begin_check, fetch, read_text
+from lowbit.formats.fetch import DEFAULT_MODEL, TABLE, fetch, read_text
 from lowbit.formats.gguf.architectures import ARCHITECTURES
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model.caches import KEYS
@@ -215,19 +214,6 @@ def file_of(path: Path | None, default: str) -> Path:
         return fetch(default, report)
 
 
-@contextmanager
-def loaded(backend: str | None, model: Path | None) -> Iterator[Backend]:
-    """The backend of a command; the default model, if no other was given, is checked meanwhile.
-
-    Raises:
-        LowbitError: as `registry.load`.
-    """
-    if model is None:
-        begin_check(DEFAULT_MODEL)
-    with registry.load(backend) as engine:
-        yield engine
-
-
 def opened(
     path: Path | None, gptq_version: str | None = None, context: int | None = None, *, identified: bool = False
 ) -> StoredModel:
@@ -237,8 +223,7 @@ def opened(
         LowbitError: it cannot be fetched or read.
     """
     version, file = asked_version(gptq_version), file_of(path, DEFAULT_MODEL)
-    digest = TABLE[DEFAULT_MODEL].sha256 if path is None else None  # which `fetch` has compared
-    found = open_model(file, identified=identified, digest=digest, gptq_version=version, context=context)
+    found = open_model(file, identified=identified, gptq_version=version, context=context)
     for remark in found.remarks:
         note(remark)
     return found

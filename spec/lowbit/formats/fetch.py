@@ -19,7 +19,6 @@ import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,7 +246,7 @@ def fetch(name: str, report: Report = silent) -> Path:
     resource, folder = TABLE[name], cache_folder()
     target = folder / resource.file
     try:
-        if target.is_file() and not _fault(target, resource, report):
+        if target.is_file() and not _fault_of(target, resource.nbytes, resource.sha256, report):
             return target
         make_folder(folder)
         with workplace(folder) as place:
@@ -259,35 +258,6 @@ def fetch(name: str, report: Report = silent) -> Path:
         remedy = f"name a folder that you can write to in {CACHE_VARIABLE}"
         raise UnavailableError(resource.file, f"{folder}: {error.strerror or error}", remedy) from error
     return target
-
-
-_BEGUN: dict[Path, Future[str]] = {}
-"""The files that a thread checks now, for the next `fetch` of each."""
-
-
-def begin_check(name: str) -> None:
-    """Begin to check a file of the table in a thread, if it is in the cache; the next `fetch` of it waits for the
-    answer. A command does something else meanwhile, such as loading a backend.
-
-    Args:
-        name: a key of `TABLE`.
-
-    Raises:
-        ArgumentError: no such name.
-    """
-    check_choice("resource", name, tuple(TABLE))
-    target = cache_folder() / TABLE[name].file
-    if target.is_file():
-        thread = ThreadPoolExecutor(1)
-        _BEGUN[target] = thread.submit(_fault_of, target, TABLE[name].nbytes, TABLE[name].sha256, silent)
-        thread.shutdown(wait=False)
-
-
-def _fault(target: Path, resource: Resource, report: Report) -> str:
-    """How the file in the cache differs from that of the table, from the check that was begun or from one now."""
-    if (begun := _BEGUN.pop(target, None)) is not None:
-        return begun.result()
-    return _fault_of(target, resource.nbytes, resource.sha256, report)
 
 
 def read_text(path: Path) -> str:

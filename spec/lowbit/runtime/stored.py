@@ -61,19 +61,13 @@ class StoredModel:
 
 
 def open_model(
-    path: Path,
-    *,
-    identified: bool = False,
-    digest: str | None = None,
-    gptq_version: Version | None = None,
-    context: int | None = None,
+    path: Path, *, identified: bool = False, gptq_version: Version | None = None, context: int | None = None
 ) -> StoredModel:
     """Open a GGUF file or a checkpoint directory.
 
     Args:
         path: of the file or directory.
         identified: whether the digest of a file will be asked for; it is then computed meanwhile.
-        digest: the SHA-256 of the file in hexadecimal digits, where it has just been computed; None to compute it.
         gptq_version: ``v1`` or ``v2`` for a directory of GPTQ, whatever its label and its zeros say; None to go by
             them.
         context: the longest text, in tokens; None for the usual one of the model.
@@ -92,13 +86,9 @@ def open_model(
         raise ArgumentError("gptq_version", gptq_version, "None", sentence)
     source = open_gguf(path, context)
     check_model(source)  # before the tokenizer, whose error would say less about the cause
-
-    def known() -> str:
-        return source.digest() if digest is None else digest
-
-    identity = _begun(known) if identified else known
+    digest = _begun(source.digest) if identified else source.digest
     tokenizer = gguf_tokenizer.read_tokenizer(source)
-    return StoredModel(path.name, DeferredWeights(source.config, partial(read_llama, source), identity), tokenizer)
+    return StoredModel(path.name, DeferredWeights(source.config, partial(read_llama, source), digest), tokenizer)
 
 
 def _begun(digest: Callable[[], str]) -> Callable[[], str]:

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
-from lowbit.formats import fetch as fetching
-from lowbit.formats.fetch import TABLE, Part, Report, Resource, begin_check, fetch, read_text
+from lowbit.formats.fetch import TABLE, Part, Resource, fetch, read_text
 from lowbit.system.storage import CACHE_VARIABLE, cache_folder
 
 INTERPRETER = sys.executable
@@ -121,28 +120,6 @@ def test_a_sound_file_is_not_fetched_again_and_a_damaged_one_is(shelf: Shelf) ->
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert fetch("both").read_bytes() == FIRST + SECOND
     assert len(shelf.asked) == 4
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_a_check_may_be_begun_before(damaged: bool, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next fetch takes its answer, whatever that is, and the one after it looks again."""
-    begin_check("both")  # nothing is there
-    path, right = fetch("both"), FIRST + SECOND
-    looked = list[Path]()
-    own = fetching._fault_of
-
-    def watched(target: Path, nbytes: int, sha256: str, report: Report) -> str:
-        looked.append(target)
-        return own(target, nbytes, sha256, report)
-
-    monkeypatch.setattr(fetching, "_fault_of", watched)
-    if damaged:
-        path.write_bytes(right[:-1] + b"x")
-    begin_check("both")
-    assert fetch("both").read_bytes() == right
-    assert looked.count(path) == 1 and len(shelf.asked) == (4 if damaged else 2)
-    fetch("both")
-    assert looked.count(path) == 2
 
 
 def test_packages_in_the_cache_folder_need_no_network(shelf: Shelf) -> None:
