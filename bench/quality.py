@@ -6,7 +6,8 @@
 A model is quantised to each number of bits in groups of each size, and lowbit runs it with compiled steps and real
 kernels, by either contract; beside it llama.cpp runs the same model in its own types of files, which its own quantiser
 writes. Both begin with the numbers of one GGUF file. Perplexity is that of windows of lcet10, in which every token but
-the first is scored, by the same kernels that are timed.
+the first is scored, by the same kernels that are timed. It is scored with the most threads and holds for fewer too: how
+many threads there are changes no result.
 
 Speed is measured in *pairs*: each engine in turns with lowbit on the file as it is, one repetition of each after the
 other, so that what else the machine does meets both. Writes quality.json and quality.svg into bench/results, a row at a
@@ -24,6 +25,7 @@ from typing import Any
 
 from engine_process import Process, started
 from engines import Engine, Setting, own, qualities
+from machine import description
 from peers.base import AbsentError
 from quiet import settle
 from whole_model import RESULTS, report_of, shared, thread_counts, write
@@ -38,16 +40,20 @@ TOKENS, PROMPT = 64, 128
 
 
 def rows(options: argparse.Namespace) -> list[tuple[Engine, int]]:
-    """The engines with their numbers of threads."""
+    """The engines with their numbers of threads, the most threads first."""
     wanted = [each for each in qualities() if not options.only or any(word in each.name for word in options.only)]
     if options.quick:
         kinds = {(each.made_by, each.options.get("contract")): each for each in wanted}
         wanted = list(kinds.values())
-    return [(engine, threads) for threads in thread_counts(options) for engine in wanted]
+    return [(engine, threads) for threads in sorted(thread_counts(options), reverse=True) for engine in wanted]
 
 
-def measured(engine: Engine, threads: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One row: the loss in windows, and the speed beside lowbit's on the file as it is; or why there is none."""
+def measured(engine: Engine, threads: int, options: argparse.Namespace, nats: list[float]) -> dict[str, Any]:
+    """One row: the loss in windows, and the speed beside lowbit's on the file as it is; or why there is none.
+
+    Args:
+        nats: of the windows, where they were scored before; empty where not.
+    """
     file = options.model or data.fetch(data.DEFAULT_MODEL)
     tokenizer = open_model(file).tokenizer
     words = tokenizer.encode(data.read_text(data.fetch(TEXT)), begin=False)
@@ -55,7 +61,7 @@ def measured(engine: Engine, threads: int, options: argparse.Namespace) -> dict[
     try:
         with started(engine, setting) as ours, started(own()[0], setting) as base:
             windows = [words[start : start + options.window] for start in range(0, len(words), options.window)]
-            nats = [ours.nats(window) for window in windows[: options.windows]]
+            nats = nats or [ours.nats(window) for window in windows[: options.windows]]
             count = len(nats) * (options.window - 1)
             return {
                 "nats": [round(each, 6) for each in nats],
@@ -86,15 +92,22 @@ def in_pairs(ours: Process, base: Process, prompt: list[int], options: argparse.
 
 def all_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Each row with its settings; those that are kept are not measured again."""
-    same = {"windows": options.windows, "window": options.window, "tokens": options.tokens}
-    kept = [] if options.fresh else earlier(same | {"model": str(options.model)})
+    kept, nats = [] if options.fresh else earlier(same(options)), dict[str, list[float]]()
     for engine, threads in rows(options):
         settings = {"engine": engine.name, "threads": threads}
         found = next((row for row in kept if row["settings"] == settings and "absent" not in row), None)
         if found is None:
             print(f"measuring {engine.name} on {threads} thread(s)", file=sys.stderr, flush=True)
-            found = {"settings": settings, **measured(engine, threads, options)}
+            found = {"settings": settings, **measured(engine, threads, options, nats.get(engine.name, []))}
+        nats[engine.name] = found.get("nats", [])
         yield found
+
+
+def same(options: argparse.Namespace) -> dict[str, Any]:
+    """What must be the same for kept rows to stand beside new ones."""
+    given = {name: getattr(options, name) for name in ("windows", "window", "tokens", "repetitions")}
+    machine = description()
+    return given | {"model": str(options.model), "machine": [machine["cpu"], machine["flags"]]}
 
 
 def earlier(settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -131,11 +144,10 @@ def main() -> None:
     from quality_report import draw, show
 
     RESULTS.mkdir(exist_ok=True)
-    same = {"windows": options.windows, "window": options.window, "tokens": options.tokens}
     done: list[dict[str, Any]] = []
     for row in all_rows(options):
         done.append(row)
-        kept = {"settings": same | {"model": str(options.model)}, "rows": done}
+        kept = {"settings": same(options), "rows": done}
         write_whole(partial_file(), json.dumps(kept).encode())
     report = report_of("quality", options, ("repetitions", "tokens", "window", "windows"), done)
     show(report)
