@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from lowbit.backend import registry
 from lowbit.cli.options import (
     BackendOption,
     BitsOption,
@@ -28,6 +27,7 @@ from lowbit.cli.options import (
     TopKOption,
     TopPOption,
     chosen,
+    loaded_backend,
     opened,
     options_for,
     sampling_of,
@@ -77,7 +77,7 @@ def chat(
     plan = chosen(bits, group_size, experts_bits)
     messages = [] if system is None else [Message("system", system)]
     with ExitStack() as stack:
-        engine = stack.enter_context(registry.load(backend))
+        engine = stack.enter_context(loaded_backend(backend, model))
         options = options_for(engine, plan, DeviceOptions(device_memory), contract)
         stored = opened(model, gptq_version, context, identified=engine.keeps_steps)
         if stored.tokenizer.chat is None:

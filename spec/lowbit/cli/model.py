@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lowbit.backend import registry
 from lowbit.backend.base import Backend
 from lowbit.cli.executors import ClusterOption, KeepOption, ProcessesOption, executor_of
 from lowbit.cli.options import (
@@ -52,6 +51,7 @@ from lowbit.cli.options import (
     asked_version,
     chosen,
     file_of,
+    loaded_backend,
     opened,
     options_for,
     sampling_of,
@@ -110,7 +110,7 @@ def generate(
     reading = CalibrationOptions(plan, calibration, calibration_tokens)
     device = DeviceOptions(device_memory, buffers, memory, prefetch, keys, cold_experts)
     with ExitStack() as stack:
-        engine = stack.enter_context(registry.load(backend))
+        engine = stack.enter_context(loaded_backend(backend, model))
         options = options_for(engine, plan, device, contract, step)
         stored = opened(model, gptq_version, context, identified=engine.keeps_steps)
         options = reading.added(options, stored)
@@ -176,7 +176,7 @@ def logits(
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
     reading = CalibrationOptions(plan, calibration, calibration_tokens)
     with ExitStack() as stack:
-        engine = stack.enter_context(registry.load(backend))
+        engine = stack.enter_context(loaded_backend(backend, model))
         options = options_for(engine, plan, DeviceOptions(device_memory))
         stored = opened(model, gptq_version, context, identified=engine.keeps_steps)
         options = reading.added(options, stored)
@@ -255,7 +255,7 @@ def perplexity(
     reading = CalibrationOptions(plan, calibration, calibration_tokens)
     executor = executor_of(processes, cluster, keep)
     with ExitStack() as stack:
-        engine = stack.enter_context(registry.load(backend))
+        engine = stack.enter_context(loaded_backend(backend, model))
         options = options_for(engine, plan, DeviceOptions(device_memory, keys=keys), contract)
         path = file_of(text, DEFAULT_TEXT)
         words = read_text(path)

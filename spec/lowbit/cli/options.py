@@ -1,7 +1,8 @@
 """The options of every command on a model, and what they ask for."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES as MODEL_TYPES
 from lowbit.formats.checkpoint.gptq_version import VERSIONS, Version
-from lowbit.formats.fetch import DEFAULT_MODEL, TABLE, fetch, read_text
+from lowbit.formats.fetch import DEFAULT_MODEL, TABLE, begin_check, fetch, read_text
 from lowbit.formats.gguf.architectures import ARCHITECTURES
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model.caches import KEYS
@@ -212,6 +213,19 @@ def file_of(path: Path | None, default: str) -> Path:
         return path
     with changing_bar() as report:
         return fetch(default, report)
+
+
+@contextmanager
+def loaded_backend(backend: str | None, model: Path | None) -> Iterator[Backend]:
+    """The backend of a command. The default model, if no other was given, is checked meanwhile.
+
+    Raises:
+        LowbitError: as `registry.load`.
+    """
+    if model is None:
+        begin_check(DEFAULT_MODEL)
+    with registry.load(backend) as engine:
+        yield engine
 
 
 def opened(

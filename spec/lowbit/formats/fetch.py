@@ -22,11 +22,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import IO
 
 from lowbit.contract.checks import check_choice
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
-from lowbit.formats.known_file import wrong_path
+from lowbit.formats.known_file import KnownFile, wrong_path
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.scratch import abandoned, workplace
 from lowbit.system.storage import CACHE_VARIABLE, cache_folder, make_folder
@@ -260,6 +261,28 @@ def fetch(name: str, report: Report = silent) -> Path:
     return target
 
 
+def begin_check(name: str) -> None:
+    """Begin to check a file of the table in a thread, if it is in the cache; `fetch` waits for the answer.
+
+    A command does something else meanwhile, such as loading a backend.
+
+    Args:
+        name: a key of `TABLE`.
+
+    Raises:
+        ArgumentError: no such name.
+    """
+    check_choice("resource", name, tuple(TABLE))
+    resource, target = TABLE[name], cache_folder() / TABLE[name].file
+    if target.is_file():
+        Thread(target=_looked_at, args=(target, resource)).start()
+
+
+def _looked_at(target: Path, resource: Resource) -> None:
+    with suppress(OSError):  # `fetch` meets the same error, and says so
+        _fault_of(target, resource.nbytes, resource.sha256, silent)
+
+
 def read_text(path: Path) -> str:
     """A text file with every line end made a line feed, so that tokens do not depend on where it was saved.
 
@@ -388,14 +411,11 @@ def _largest_in(folder: Path) -> int:
 def _fault_of(path: Path, nbytes: int, sha256: str, report: Report) -> str:
     """How a file differs from that of the table; empty if it does not. A file of another size is not read."""
     with path.open("rb") as stream:
-        digest, done, total = hashlib.sha256(), 0, os.fstat(stream.fileno()).st_size
-        if total != nbytes:
-            return f"{path} has {total} bytes, and the right file has {nbytes}"
-        for chunk in _chunks(stream, total):
-            digest.update(chunk)
-            done += len(chunk)
-            report(f"checking {path.name}", done, total)
-    return "" if digest.hexdigest() == sha256 else f"sha256 of {path} is {digest.hexdigest()}"
+        known = KnownFile.of(path, os.fstat(stream.fileno()))
+        if known.size != nbytes:
+            return f"{path} has {known.size} bytes, and the right file has {nbytes}"
+        digest = known.digest_of(stream, lambda done: report(f"checking {path.name}", done, nbytes))
+    return "" if digest == sha256 else f"sha256 of {path} is {digest}"
 
 
 def _chunks(stream: IO[bytes], limit: int) -> Iterator[bytes]:

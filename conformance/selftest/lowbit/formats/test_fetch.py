@@ -12,11 +12,13 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from threading import enumerate as enumerate_threads
 
 import pytest
 
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
-from lowbit.formats.fetch import TABLE, Part, Resource, fetch, read_text
+from lowbit.formats import known_file
+from lowbit.formats.fetch import TABLE, Part, Resource, begin_check, fetch, read_text
 from lowbit.system.storage import CACHE_VARIABLE, cache_folder
 
 INTERPRETER = sys.executable
@@ -120,6 +122,23 @@ def test_a_sound_file_is_not_fetched_again_and_a_damaged_one_is(shelf: Shelf) ->
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert fetch("both").read_bytes() == FIRST + SECOND
     assert len(shelf.asked) == 4
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_check_may_be_begun_before(damaged: bool, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next fetch reads the file no more, unless it must be made again."""
+    monkeypatch.setattr(known_file, "TICK", -1)  # as if it had been there for long
+    begin_check("both")  # nothing is there
+    path, right, seen = fetch("both"), FIRST + SECOND, list[str]()
+    if damaged:
+        path.write_bytes(right[:-1] + b"x")
+    before = set(enumerate_threads())
+    begin_check("both")
+    for thread in set(enumerate_threads()) - before:
+        thread.join()
+    assert fetch("both", lambda what, done, total: seen.append(what)).read_bytes() == right
+    assert "checking both.bin" not in seen
+    assert ("unpacking both.bin" in seen) is damaged
 
 
 def test_packages_in_the_cache_folder_need_no_network(shelf: Shelf) -> None:

@@ -17,7 +17,6 @@ A tensor that would be left out, such as a bias or an expert, would silently mak
 Source: the GGUF specification of the ggml project.
 """
 
-import hashlib
 import math
 import os
 from collections.abc import Collection
@@ -82,8 +81,7 @@ class GGUFFile:
         Raises:
             FormatError: the file has changed.
         """
-        with self.on_disk.opened() as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return self.on_disk.digest()
 
     def value(self, key: str, kind: type[Kind], default: Kind | None = None) -> Kind:
         """A metadata value of the expected kind; for a float an integer will do.
