@@ -172,6 +172,16 @@ inline void share_pair(const Team& team, const Product& a, const Product& b, Sha
   for (int n = 0; n < 2; ++n) shares[n] = {pair[n]->tile_from(first), pair[n]->tile_from(last)};
 }
 
+// The same columns of every matrix of one size, with panels of one size, however wide its tiles are.
+inline Share share_panels(const Team& team, const Product& product) {
+  const std::int64_t each = product.tiles_each(), panels = (product.tiles() + each - 1) / each;
+  return {std::min(product.tiles(), team.first(panels) * each), std::min(product.tiles(), team.last(panels) * each)};
+}
+
+// How threads divide the columns of matrices: by the bytes that each has to read; both matrices of a pair alike; or by
+// whole panels, so that matrices of other calls are divided alike.
+enum class Division { bytes, pair, panels };
+
 // The tiles of a share: `rows` rows of laid-out x, to `out`, a row of which is as long as the matrix has columns.
 inline void compute_tiles(const Product& product, const float* laid_out, std::int64_t rows, Share share, float* out) {
   const Linear& linear = *product.linear;
@@ -195,7 +205,7 @@ inline bool divides_rows(std::int64_t tokens, int threads) { return tokens >= 2 
 
 // What `multiply_all` does where threads divide the rows: each lays out `own_rows` of its own rows at a time, and multiplies
 // them by all columns.
-template <bool Paired, int Count, class Done>
+template <Division How, int Count, class Done>
 void multiply_rows(const Team& team, const Product* const (&products)[Count], const float* x, float* const (&outs)[Count],
                    const Done& done) {
   const std::int64_t K = products[0]->rows(), tile = products[0]->route->rows, tiles = (team.tokens + tile - 1) / tile;
@@ -214,27 +224,29 @@ void multiply_rows(const Team& team, const Product* const (&products)[Count], co
         if (status != OK) team.fail(status);
       }
       compute_tiles(product, laid_out, rows, {0, product.tiles()}, outs[n] + t * product.columns());
-      if (!Paired || n == Count - 1) done(n, t, rows, 0, product.columns());
+      if (How != Division::pair || n == Count - 1) done(n, t, rows, 0, product.columns());
     }
   }
 }
 
 // Y = X W for the tokens of the call and several matrices. `done(n, row, rows, first, last)` is called when this thread
-// has written the columns first .. last of rows of matrix n. With `Paired`, both matrices are divided alike, and
-// `done(0, …)` is called when both are written. Every thread has x at the same values, in memory of its own or shared.
-template <bool Paired, int Count, class Done>
+// has written the columns first .. last of rows of matrix n; of a pair once, when both are written. Every thread has x at
+// the same values, in memory of its own or shared.
+template <Division How, int Count, class Done>
 int multiply_all(const Team& team, const Product* const (&products)[Count], const float* x, float* const (&outs)[Count],
                  const Done& done) {
   const std::int64_t T = team.tokens, K = products[0]->rows();
   for (const Product* product : products)
     if (product->cast < 0 && product->route->folded && any_tiny(x, T * K)) return TINY;
   if (divides_rows(T, team.threads)) {
-    multiply_rows<Paired>(team, products, x, outs, done);
+    multiply_rows<How>(team, products, x, outs, done);
     return OK;
   }
   Share shares[Count];
-  if constexpr (Paired) {
+  if constexpr (How == Division::pair) {
     share_pair(team, *products[0], *products[1], shares);
+  } else if constexpr (How == Division::panels) {
+    for (int n = 0; n < Count; ++n) shares[n] = share_panels(team, *products[n]);
   } else {
     share_tiles(team, products, shares);
   }
@@ -270,7 +282,7 @@ int multiply_all(const Team& team, const Product* const (&products)[Count], cons
       }
       compute_tiles(product, laid_out, rows, shares[n], outs[n] + t * product.columns());
       const std::int64_t first = product.tile_start(shares[n].first), last = product.tile_start(shares[n].last);
-      if (first < last && (!Paired || n == Count - 1)) done(n, t, rows, first, last);
+      if (first < last && (How != Division::pair || n == Count - 1)) done(n, t, rows, first, last);
     }
   }
   return OK;
@@ -545,7 +557,7 @@ inline int one_token(const Team& team, const Call& call, const Experts& own, con
   for (std::int64_t n = 0; n < own.top_k; ++n) {
     const std::int64_t e = choice.experts[n];
     float *const gate = room + n * own.inner, *const up = ups + n * own.inner;
-    const int status = multiply_all<true>(
+    const int status = multiply_all<Division::pair>(
         team, {expert_product(call, own, e, 0, 1), expert_product(call, own, e, 1, 1)}, x, {gate, up},
         own.gate(gates, e, gate, up));
     if (status != OK) return status;
@@ -556,8 +568,10 @@ inline int one_token(const Team& team, const Call& call, const Experts& own, con
     float* const answer = answers + n * own.hidden;
     const std::int64_t e = choice.experts[n];
     const float* const bias = Experts::of(own.down_biases, e, own.hidden);
-    const int status = multiply_all<false>(team, {expert_product(call, own, e, 2, 1)}, room + n * own.inner, {answer},
-                                           Weighted{y, answer, own.hidden, bias, &token, &choice.weights[n], n == 0});
+    // All experts add to the same columns of y, so no thread may have other columns of one expert than of another.
+    const int status = multiply_all<Division::panels>(
+        team, {expert_product(call, own, e, 2, 1)}, room + n * own.inner, {answer},
+        Weighted{y, answer, own.hidden, bias, &token, &choice.weights[n], n == 0});
     if (status != OK) return status;
   }
   return OK;
@@ -596,12 +610,12 @@ inline int several_tokens(const Team& team, const Call& call, const Experts& own
     team.wait();
     Team part = team;
     part.tokens = rows;
-    int status = multiply_all<true>(
+    int status = multiply_all<Division::pair>(
         part, {expert_product(call, own, e, 0, rows), expert_product(call, own, e, 1, rows)}, gathered, {gate, up},
         own.gate(call.model->gate, e, gate, up));
     if (status != OK) return status;
     team.wait();
-    status = multiply_all<false>(part, {expert_product(call, own, e, 2, rows)}, gate, {answer},
+    status = multiply_all<Division::bytes>(part, {expert_product(call, own, e, 2, rows)}, gate, {answer},
                                  Weighted{y, answer, own.hidden, Experts::of(own.down_biases, e, own.hidden),
                                           tokens.data(), factors.data(), false});
     if (status != OK) return status;
@@ -639,7 +653,7 @@ struct Logits {
 // The logits of hidden states.
 inline int score(const Team& team, const Call& call, const Product* head, const float* hidden) {
   Likeliest* const found = call.likeliest ? call.likeliest + team.thread : nullptr;
-  return multiply_all<false>(team, {head}, hidden, {call.logits}, Logits{call.model, head->columns(), call.logits, found});
+  return multiply_all<Division::bytes>(team, {head}, hidden, {call.logits}, Logits{call.model, head->columns(), call.logits, found});
 }
 
 // The same for those of the call; the head is the last matrix of all.

@@ -192,18 +192,18 @@ class _Block:
         first, bias, then = phase.lines[0], phase.bias, phase.then
         matrices = ", ".join(self._matrix(line) for line in phase.lines)
         outs = ", ".join(self._value(line.out) for line in phase.lines)
-        paired, done = "false", "Nothing{}"
+        division, done = "bytes", "Nothing{}"
         added = "nullptr" if bias is None else self._vector(bias)
         if then is not None and then.kind == "add":
             done = f"Residual{{call.x, {self._value(first.out)}, {self._config.hidden}, {added}}}"
         elif then is not None:
             gate, up = (self._value(name) for name in then.inputs)
-            paired = "true"
+            division = "pair"
             sizes = f"{self._config.feed_forward}, {self._value(then.out)}, {_limit(then)}"
             done = f"Gate{{call.model->gate, {gate}, {up}, {sizes}}}"
         elif bias is not None:
             done = f"Biased{{{self._value(first.out)}, {self._config.hidden}, {added}}}"
-        call = f"multiply_all<{paired}>(team, {{{matrices}}}, {self._value(first.inputs[0])}, {{{outs}}},"
+        call = f"multiply_all<Division::{division}>(team, {{{matrices}}}, {self._value(first.inputs[0])}, {{{outs}}},"
         yield f"if (const int status = {call}"
         yield f"                       {done})) return status;"
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +28,7 @@ from lowbit.moe.routing import Softmax
 from lowbit.quantization.affine import quantize
 from lowbit.runtime.elementwise import on_backend
 from lowbit.runtime.linears import BackendLinears, Contract
+from lowbit.tensor_formats.stored import Stored, quantized
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.step.decoder import CompiledDecoder
 
@@ -86,6 +88,7 @@ MODELS = (
     *FORMATS,
     "sparse",
     "sparse before",
+    "sparse mixed",
 )
 DATA = Path(__file__).parents[1] / "lowbit/formats/checkpoint/data"
 DIRECTORIES = sorted(path for path in DATA.iterdir() if (path / "expected.npz").exists())
@@ -98,8 +101,10 @@ PROMPTS = (1, 3, 11, DIVIDED)
 @cache
 def model(name: str) -> LlamaWeights:
     """A model by name."""
+    if name == "sparse mixed":
+        return in_turns(sparse("after", model("odd")), ("q4_0", "float16"))
     if name.startswith("sparse"):
-        return sparse("before" if name.endswith("before") else "after")
+        return sparse("before" if name.endswith("before") else "after", model("llama"))
     others = {"odd": ODD, "gemma3": GEMMA, "scaled": SCALED, "unrotated": UNROTATED, **dict.fromkeys(FORMATS, WIDE)}
     config = others.get(name, LLAMA)
     kind = GGMLQuantizationType.Q4_0 if name == "q4_0" else GGMLQuantizationType.Q4_1
@@ -132,9 +137,33 @@ def directory(folder: Path) -> LlamaWeights:
     return replace(weights, head=quantize(np.ascontiguousarray(to_float(weights.head)), bits=4, group_size=8))
 
 
-def sparse(softmax: Softmax) -> LlamaWeights:
+def in_turns(weights: LlamaWeights, formats: Sequence[str]) -> LlamaWeights:
+    """A sparse model in which the last matrices of experts, whose answers are added, lie in these formats in turns."""
+
+    def stored(experts: SparseWeights) -> SparseWeights:
+        made = [replace(each, down=in_format(each.down, name)) for each, name in zip(experts.experts, cycle(formats))]
+        return replace(experts, experts=tuple(made))
+
+    layers = [
+        replace(each, feed_forward=stored(each.feed_forward))
+        for each in weights.layers
+        if isinstance(each.feed_forward, SparseWeights)
+    ]
+    return replace(weights, layers=tuple(layers))
+
+
+def in_format(matrix: Matrix, name: str) -> Stored:
+    """A matrix in a format, or in float16."""
+    by_columns = np.ascontiguousarray(to_float(matrix).T)
+    if name == "float16":
+        columns, rows = by_columns.shape
+        return Stored(name, rows, columns, (by_columns.astype(np.float16),))
+    return quantized(by_columns, name)
+
+
+def sparse(softmax: Softmax, dense: LlamaWeights) -> LlamaWeights:
     """A model with five experts in each layer, of which a token runs two."""
-    dense, rng = model("llama"), np.random.default_rng(7)
+    rng = np.random.default_rng(7)
     config = replace(dense.config, routing=Routing(5, 2, softmax))
 
     def matrix(rows: int, columns: int) -> Matrix:

@@ -29,6 +29,7 @@ STEPS: tuple[tuple[str, Contract], ...] = (
     ("qwen2", "integer"),
     ("mixed", "integer"),
     ("odd", "float32"),
+    ("sparse mixed", "integer"),
 )
 SLOWEST = TABLES["plain"]  # of which every processor has the instructions
 
