@@ -86,7 +86,7 @@ def read(path: Path) -> Image | None:
     """The step in a file; None if there is none, or not one that this user wrote whole.
 
     Raises:
-        ArgumentError: there is too little memory for it.
+        UnavailableError: there is too little memory for it.
     """
     try:
         with opened_own(path) as stream:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -58,7 +59,7 @@ def identity(path: str) -> str:
 
 @cache
 def _version(path: str) -> str:
-    return subprocess.run([path, "--version"], capture_output=True, text=True, check=True, timeout=LONGEST).stdout
+    return _said([path, "--version"]).stdout
 
 
 @dataclass(frozen=True)
@@ -166,19 +167,36 @@ def kept_library(folder: Path, prefix: str, command: str, text: str, options: Se
 
 
 def _compile(words: Sequence[str], text: str, target: Path) -> None:
-    done = subprocess.run(
-        [*words, "-xc++", "-", "-o", str(target)],
-        input=text,
-        text=True,
-        capture_output=True,
-        timeout=LONGEST,
-        cwd=target.parent,
-        env={**os.environ, "LC_ALL": "C"},
-    )
+    _said([*words, "-xc++", "-", "-o", str(target)], text, target.parent)
+
+
+def _said(words: Sequence[str], text: str = "", folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """What the compiler says.
+
+    Raises:
+        UnavailableError: it fails, or takes too long.
+        OSError: it cannot be started.
+    """
+    try:
+        done = subprocess.run(
+            words,
+            input=text,
+            text=True,
+            errors="replace",
+            capture_output=True,
+            timeout=LONGEST,
+            check=False,
+            cwd=folder,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"{words[0]} did not end within {LONGEST} seconds"
+        raise UnavailableError("compiling C++", reason, "check the C++ compiler") from None
     if done.returncode:
         lines = done.stderr.splitlines()
         reason = next((line for line in lines if "error" in line), "without saying why")
         raise UnavailableError("compiling C++", f"{words[0]} failed: {reason}", "check the C++ compiler")
+    return done
 
 
 class MissingError(Exception):
@@ -199,6 +217,8 @@ class Library:
             table = (ctypes.c_void_p * len(entries)).in_dll(library, "lowbit_table")
         except (OSError, ValueError) as error:
             raise MissingError(name) from error
+        with suppress(OSError):
+            os.utime(path)  # it was used now
         self._kept = library
         self.addresses: dict[str, int] = {entry: int(table[n] or 0) for n, entry in enumerate(entries)}
 

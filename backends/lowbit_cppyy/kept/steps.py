@@ -24,7 +24,7 @@ from lowbit.model.decoder import Rows
 from lowbit.model.matrices import Embedding, Matrix
 from lowbit.model.step import Step
 from lowbit.quantization.affine import QuantizedMatrix
-from lowbit.system.storage import cache_folder, code_folder
+from lowbit.system.storage import cache_folder, code_folder, record_of
 from lowbit.tensor_formats.stored import Stored
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.kept import image
@@ -38,6 +38,8 @@ from lowbit_cppyy.step.source import StepSource
 
 FOLDER, SUFFIX = "steps", ".step"
 MOST = 8
+MOST_LIBRARIES = 4 * MOST
+"""A step has two; those of one shape share the first."""
 Facts = Mapping[str, Any]
 
 
@@ -90,8 +92,8 @@ def kept(wanted: Wanted, threads: int) -> tuple[CompiledDecoder, KeptParts, Fact
         return None
     path = folder / (_key(wanted, command) + SUFFIX)
     if (found := image.read(path)) is not None:
+        _used_now(path)
         with suppress(MissingError, OSError):
-            os.utime(path)  # it was used now
             return _opened(wanted, found, folder, threads)
     with suppress(NotDeclaredError, UnavailableError, OSError, MissingError):
         return _opened(wanted, _made(wanted, path), folder, threads)
@@ -152,7 +154,8 @@ def _plain(config: LlamaConfig) -> Any:
 
 
 def _key(wanted: Wanted, command: str) -> str:
-    said = [*wanted.identity, wanted.table.name, identity(command), *OPTIONS, *_code(), *_tuned()]
+    config = json.dumps(asdict(wanted.config), sort_keys=True)  # the context is asked for, and not in the file
+    said = [*wanted.identity, config, wanted.table.name, identity(command), *OPTIONS, *_code(), *_tuned()]
     return hashlib.sha256("\0".join(said).encode()).hexdigest()[:40]
 
 
@@ -172,13 +175,23 @@ def _listed(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):
-            if name.endswith(suffixes):
-                found = os.stat(os.path.join(place, name))
-                yield f"{os.path.relpath(place, folder)}/{name} {found.st_size} {found.st_mtime_ns}"
+            with suppress(OSError):  # a link to nothing, as editors leave them, or a file that was just removed
+                found = os.stat(os.path.join(place, name)) if name.endswith(suffixes) else None
+                if found is not None:
+                    yield f"{os.path.relpath(place, folder)}/{name} {found.st_size} {found.st_mtime_ns}"
+
+
+def _used_now(path: Path) -> None:
+    """Let `_forget_old` know, if the folder can be written."""
+    with suppress(OSError):
+        os.utime(path)
 
 
 def _forget_old(folder: Path) -> None:
-    """Remove all steps but the `MOST` that were used last."""
+    """Remove all steps but the `MOST` that were used last, and all libraries but `MOST_LIBRARIES`.
+
+    A step whose library is gone is made again.
+    """
 
     def used(path: Path) -> float:
         try:
@@ -186,9 +199,11 @@ def _forget_old(folder: Path) -> None:
         except OSError:
             return 0.0
 
-    for path in sorted(folder.glob(f"*{SUFFIX}"), key=used, reverse=True)[MOST:]:
-        with suppress(OSError):
-            path.unlink()
+    for ending, most in ((SUFFIX, MOST), (".so", MOST_LIBRARIES)):
+        for path in sorted(folder.glob(f"*{ending}"), key=used, reverse=True)[most:]:
+            for each in (path, record_of(path)):
+                with suppress(OSError):
+                    each.unlink()
 
 
 # **The embedding** is kept as it is stored, which is a fraction of its size in float32.

@@ -256,9 +256,21 @@ def replace_runtime(other: Runtime) -> None:
         _runtime = other
 
 
+class _Symbol(ctypes.Structure):
+    """What the loader knows of an address: ``Dl_info``."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
 @contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
-    """Restore the handler of every signal, whatever happens inside."""
+    """Take back the signal handlers that cppyy's libraries install inside, and no others: another thread may install
+    its own meanwhile."""
     libc = ctypes.CDLL(None)
     size = 256  # bytes, more than a struct sigaction takes on any system
     handlers = {number: ctypes.create_string_buffer(size) for number in range(1, 32)}
@@ -268,21 +280,30 @@ def _signal_handlers_kept() -> Iterator[None]:
         yield
     finally:
         for number, handler in handlers.items():
-            libc.sigaction(number, handler, None)
+            now, known = ctypes.create_string_buffer(size), _Symbol()
+            libc.sigaction(number, None, now)
+            libc.dladdr(ctypes.c_void_p.from_buffer(now), ctypes.byref(known))  # a struct begins with the handler
+            if b"/cppyy_backend/" in (known.file or b""):
+                libc.sigaction(number, handler, None)
+
+
+PASSED = ("CLING_STANDARD_PCH", "EXTRA_CLING_ARGS", "ROOTSYS")
+"""The variables by which cppyy passes paths and options to its own libraries."""
 
 
 @contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Remove the variables by which cppyy passes paths to its own libraries; they have been read by then."""
-    before = dict(os.environ)
+    """Restore the variables of `PASSED`, which have been read at the end. Other threads may set others meanwhile."""
+    before = {name: os.environ.get(name) for name in PASSED}
     try:
         yield
     finally:
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
-        os.environ.update(before)
-        if "ROOTSYS" not in before:
-            os.unsetenv("ROOTSYS")  # set from C++, where os.environ does not see it
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+                os.unsetenv(name)  # one that was set from C++ is not seen by os.environ
+            else:
+                os.environ[name] = value
 
 
 class Made:

@@ -195,6 +195,31 @@ def test_the_compiler_takes_no_signal_from_the_process() -> None:
     assert result.returncode == -signal.SIGSEGV
 
 
+def test_what_other_threads_set_while_it_starts_stays() -> None:
+    """A handler that the main thread installs when ROOT's are there, and a variable; those of cppyy are taken back."""
+    result = ran("""
+        from lowbit_cppyy.runtime import compiler
+        ready, done, start = threading.Event(), threading.Event(), compiler.run_in_empty_folder
+        def watched(*arguments):
+            found = start(*arguments)
+            ready.set()
+            done.wait()
+            return found
+        compiler.run_in_empty_folder = watched
+        before, seen = set(os.environ), []
+        thread = threading.Thread(target=lambda: CppyyBackend().prepare(matrix))
+        thread.start()
+        ready.wait()
+        signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+        os.environ["SET_MEANWHILE"] = "1"
+        done.set()
+        thread.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        print(seen == [signal.SIGTERM], set(os.environ) - before)
+        """)
+    assert (result.stdout, result.stderr) == ("True {'SET_MEANWHILE'}\n", "")
+
+
 # What it declares.
 
 

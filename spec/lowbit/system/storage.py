@@ -165,7 +165,7 @@ def kept_code(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
         OSError: the folder cannot be written.
         Exception: whatever `make` raises.
     """
-    path, record = folder / name, folder / f"{name}.sha256"
+    path, record = folder / name, record_of(folder / name)
     for taken in (path, record):
         if taken.is_dir() and not taken.is_symlink():  # it could not be replaced by what takes minutes to make
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(taken))
@@ -180,6 +180,11 @@ def kept_code(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
             os.replace(made, path)
             os.replace(noted, record)
     return path
+
+
+def record_of(path: Path) -> Path:
+    """The file with the digest of a file that `kept_code` made."""
+    return path.with_name(f"{path.name}.sha256")
 
 
 def _matches(path: Path, record: Path) -> bool:

@@ -1,5 +1,6 @@
 """Kept steps: the bits of the operations, from files that are believed only if they are as they were written."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import tiny_checkpoint
 from step_runs import EDGES, PROMPTS, edge, edge_answers, logits, model, operations
-from tiny_gguf import published, write
+from tiny_gguf import CONFIG, published, write
 
 from lowbit.backend.base import Backend, StepRequest
 from lowbit.errors import NotDeclaredError, UnavailableError
@@ -21,7 +22,7 @@ from lowbit.model.quantization_plan import Plan, Quantization
 from lowbit.model.step import step_of
 from lowbit.runtime import Options, load, placement
 from lowbit.runtime.linears import Contract
-from lowbit.system.storage import code_folder
+from lowbit.system.storage import cache_folder, code_folder
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.kept import libraries, steps
 from lowbit_cppyy.step.decoder import CompiledDecoder
@@ -188,6 +189,53 @@ def test_only_some_steps_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert paths[0].exists() and not paths[1].exists()
 
 
+def test_libraries_that_were_not_used_for_long_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the files of their digests; a step that needs one is made again."""
+    monkeypatch.setattr(steps, "MOST_LIBRARIES", 2)
+    made: list[str] = []
+    with CppyyBackend(threads=1) as backend:
+        for name in ("llama", "gemma3", "llama"):
+            kept(backend, request_of(name, made=made))
+            assert len(list(folder.glob("*.so"))) == len(list(folder.glob("*.so.sha256"))) == 2
+    assert made == ["llama", "gemma3", "llama"]
+
+
+def test_a_step_is_found_where_nothing_can_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an image of a container: that it was used now is noted nowhere."""
+    made: list[str] = []
+    with CppyyBackend(threads=1) as backend:
+        kept(backend, request_of("llama", made=made))
+
+        def refused(path: Path, *arguments: Any, **options: Any) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+        monkeypatch.setattr(os, "utime", refused)
+        kept(backend, request_of("llama", made=made))
+    assert made == ["llama"]
+
+
+def test_a_link_to_nothing_is_passed_over(folder: Path) -> None:
+    """Editors leave them beside a file that is being edited."""
+    place = cache_folder() / "tuned" / "processor"
+    place.mkdir(parents=True)
+    (place / ".#outcome.json").symlink_to("nobody@nowhere")
+    with CppyyBackend(threads=1) as backend:
+        kept(backend, request_of("llama"))
+
+
+def test_contexts_have_steps_of_their_own(folder: Path, tmp_path: Path) -> None:
+    """So loading a model with one and with another finds both."""
+    file = write(tmp_path / "m.gguf", published(3))
+    for context in (None, 32):
+        with load(file, "cppyy", context=context) as model:
+            assert model.config.context == (context or CONFIG.context)
+    before = {path: path.stat().st_ino for path in folder.glob(f"*{steps.SUFFIX}")}
+    for context in (None, 32):
+        with load(file, "cppyy", context=context) as model:
+            assert model.config.context == (context or CONFIG.context)
+    assert before == {path: path.stat().st_ino for path in folder.glob(f"*{steps.SUFFIX}")} and len(before) == 2
+
+
 def test_a_closed_backend_says_so(folder: Path) -> None:
     """Its threads have ended."""
     with CppyyBackend(threads=2) as backend:
@@ -217,6 +265,12 @@ def test_without_a_compiler_nothing_is_kept(folder: Path, monkeypatch: pytest.Mo
         assert backend.kept_step(request_of("llama")) is None
     with CppyyBackend(threads=1) as backend, monkeypatch.context() as patch:
         patch.setattr(libraries, "OPTIONS", (*libraries.OPTIONS, "--no-such-option"))
+        assert backend.kept_step(request_of("llama")) is None
+    with CppyyBackend(threads=1) as backend, monkeypatch.context() as patch:
+        silent = folder / "c++"
+        silent.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 1\nexec c++ "$@"\n')
+        silent.chmod(0o700)
+        patch.setattr(libraries, "compiler", lambda: str(silent))
         assert backend.kept_step(request_of("llama")) is None
     with CppyyBackend(threads=1) as backend:
         folder.chmod(0o777)
