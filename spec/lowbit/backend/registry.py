@@ -97,7 +97,8 @@ def _direct(name: str, kind: str) -> EntryPoint:
     """
     entry = EntryPoint(name, name, ENTRY_POINTS)
     _check_package(name)
-    if not _is_on_path(entry.module.partition(".")[0]):
+    package = entry.module.partition(".")[0]
+    if not _is_on_path(package) or _is_mere_folder(package):
         sys.path.append(os.getcwd())
     _check_exists(entry, kind)
     return entry
@@ -106,6 +107,12 @@ def _direct(name: str, kind: str) -> EntryPoint:
 def _is_on_path(package: str) -> bool:
     """Whether a package is found without the current folder."""
     return package in sys.modules or (package != "" and find_spec(package) is not None)
+
+
+def _is_mere_folder(package: str) -> bool:
+    """Whether a package is a folder without an ``__init__.py``: Python prefers any module of that name to it."""
+    found = None if package in sys.modules else find_spec(package)
+    return found is not None and found.origin is None
 
 
 def _check_package(name: str) -> None:

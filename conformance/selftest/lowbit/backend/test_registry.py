@@ -1,5 +1,6 @@
 """The registry: backends are found by their entry points and by ``module:Class``, and errors name what is wrong."""
 
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -74,6 +75,18 @@ def test_existence_is_checked_without_running_code(tmp_path: Path, monkeypatch: 
             check("never_importd:Mine")
         with pytest.raises(ArgumentError, match="there is no module '' in this folder"):
             check(".:Mine")
+
+
+def test_a_module_here_comes_before_a_mere_folder_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder on Python's path that has the name of the module hides no module in the current folder."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    (elsewhere / "shadowed_backend").mkdir(parents=True)
+    here.mkdir()
+    (here / "shadowed_backend.py").write_text("from lowbit_numpy import NumpyBackend as Mine\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(elsewhere)])
+    monkeypatch.chdir(here)
+    assert registry.find("shadowed_backend:Mine").name == "numpy"
+    del sys.modules["shadowed_backend"]
 
 
 def test_a_module_without_a_name_does_not_exist() -> None:
