@@ -63,7 +63,10 @@ def bench(
     threads: Annotated[int | None, typer.Option(help="By default as many as this process may use.")] = None,
     rounds: Annotated[int, typer.Option(help="Rounds in which nothing else runs.")] = 20,
     verdict: Annotated[str, typer.Option(help="The suite's run: quick, full or none.")] = "quick",
-    out: Annotated[Path | None, typer.Option(help="A folder for bench.json, bench.png and bench.html.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A folder for bench.json, and for pictures and bench.html where matplotlib is installed."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Time backends side by side, with the speed of memory and the verdict of the suite."""

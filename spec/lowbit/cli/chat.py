@@ -50,7 +50,7 @@ def chat(
         str | None,
         typer.Option("--message", help="Answer this one message. By default messages are read from standard input."),
     ] = None,
-    system: Annotated[str | None, typer.Option("--system", help="What the model is told first.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="The system message.")] = None,
     tokens: Annotated[int, typer.Option("--tokens", help="The maximum number of tokens of an answer.")] = 256,
     model: ModelOption = None,
     backend: BackendOption = None,
@@ -71,7 +71,7 @@ def chat(
         bool, typer.Option("--json", help="Print a JSON object for each piece of an answer, and one for the answer.")
     ] = False,
 ) -> None:
-    """Talk to a model that has a chat template: a line of input is a message, and its end is the end."""
+    """Talk to a model that has a chat template: each line of input is a message, until the input ends."""
     check_integer("--tokens", tokens, least=1)
     sampling, stops = sampling_of(temperature, top_k, top_p, min_p, seed), stops_of(stop)
     plan = chosen(bits, group_size, experts_bits)
@@ -99,11 +99,18 @@ def chat(
 
 
 def _typed() -> Iterator[str]:
-    """The messages on standard input: its lines, but for empty ones."""
+    """The messages on standard input: its lines, but for empty ones.
+
+    Raises:
+        ArgumentError: bytes that are no text.
+    """
     while True:
         if sys.stdin.isatty():
             print(YOU, end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline(MOST_CHARACTERS)
+        try:
+            line = sys.stdin.readline(MOST_CHARACTERS)
+        except UnicodeDecodeError as error:
+            raise ArgumentError("message", "undecodable", f"text in {error.encoding.upper()}") from error
         if not line:
             return
         if line.strip():

@@ -12,7 +12,7 @@ from lowbit.system.tasks import Executor, Processes
 
 ProcessesOption = Annotated[
     int | None,
-    typer.Option("--processes", help="Number of processes that read windows. By default this one does."),
+    typer.Option("--processes", help="The number of processes that read windows. By default this process reads them."),
 ]
 ClusterOption = Annotated[
     str | None,

@@ -144,8 +144,8 @@ KeysOption = Annotated[
     str | None,
     typer.Option(
         "--keys",
-        help=f"The number format of keys and values: {spoken(KEYS)}; bfp12 is that of keys, with values in float16. By "
-        f"default {DeviceSettings.keys} on a device, and elsewhere that in which attention computes.",
+        help=f"The number format of keys and values: {spoken(KEYS)}; bfp12 keeps keys in BFP12 and values in float16. "
+        f"By default {DeviceSettings.keys} on a device; elsewhere the format in which attention computes.",
     ),
 ]
 ColdOption = Annotated[
@@ -160,8 +160,8 @@ TemperatureOption = Annotated[
     float | None,
     typer.Option(
         "--temperature",
-        help="Draw tokens, with this temperature: 1 where another option of drawing is given, and 0 for the likeliest. "
-        "By default always the likeliest token is taken.",
+        help="Draw tokens at this temperature; 0 takes the likeliest. The default is 1 if another option of drawing is "
+        "given; otherwise the likeliest token is always taken.",
     ),
 ]
 TopKOption = Annotated[int | None, typer.Option("--top-k", help="Draw from this many tokens, the likeliest.")]
@@ -175,7 +175,9 @@ MinPOption = Annotated[
 ]
 SeedOption = Annotated[
     int | None,
-    typer.Option("--seed", help="The seed of the draws, which repeats them. By default another in every run."),
+    typer.Option(
+        "--seed", help="The seed of the draws: the same seed repeats them. By default a new one in every run."
+    ),
 ]
 StopOption = Annotated[
     list[str] | None,
@@ -185,8 +187,8 @@ GPTQOption = Annotated[
     str | None,
     typer.Option(
         "--gptq-version",
-        help=f"For a directory of GPTQ: {spoken(VERSIONS)}, whether zeros are stored less one or as they are. By "
-        "default the zeros show it, or the label says it.",
+        help="For a directory of GPTQ: v1 if its zeros are stored less one, v2 if they are stored as they are. By "
+        "default the zeros decide where they can, and otherwise the label; without a label it is v1.",
     ),
 ]
 ContextOption = Annotated[

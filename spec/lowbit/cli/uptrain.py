@@ -39,11 +39,14 @@ def uptrain(
     ],
     steps: Annotated[int, typer.Option("--steps", help="Steps of training.")],
     rate: Annotated[
-        float, typer.Option("--rate", help="The learning rate: about a tenth of the highest of the first training.")
+        float,
+        typer.Option(
+            "--rate", help="The learning rate; choose about a tenth of the highest rate of the original training."
+        ),
     ] = Course.rate,
     tokens: Annotated[int, typer.Option("--tokens", help="Tokens of a step.")] = Course.tokens,
     length: Annotated[int, typer.Option("--length", help="Tokens of a window of the text.")] = Course.length,
-    seed: Annotated[int, typer.Option("--seed", help="The seed of the places in the text.")] = Course.seed,
+    seed: Annotated[int, typer.Option("--seed", help="The seed by which places in the text are drawn.")] = Course.seed,
     dtype: Annotated[
         str, typer.Option("--dtype", help=f"What the new weights are rounded to: {spoken(DTYPES)}.")
     ] = Course.dtype,
