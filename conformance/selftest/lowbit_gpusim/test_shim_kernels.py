@@ -1,10 +1,11 @@
 """The backend's own kernels, thread by thread: every kernel and variant against its meaning, in any order of threads.
 
-Each launch is small and has what is hard about its kernel (`cuda_cases`). The mistakes that this finds are planted in
-test_shim_mutations.py; test_shim.py shows them one by one.
+Each launch is small and has what is hard about its kernel (`cuda_cases`). A test compiles one source. The mistakes that
+this finds are planted in test_shim_mutations.py; test_shim.py shows them one by one.
 """
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from cuda_cases import Case, cases
@@ -15,7 +16,7 @@ from shim_cases import RIGHT, checked
 from lowbit_cuda.kernels.table import MAKERS
 from lowbit_gpusim.shim import build
 from lowbit_gpusim.shim.launching import Options
-from lowbit_gpusim.shim.runner import ShimKernels, Watched, kernel_sources, watched_kernels
+from lowbit_gpusim.shim.runner import ShimKernels, Watched, kernel_sources
 from lowbit_gpusim.sim.device import SimDevice
 
 pytestmark = needs_compiler
@@ -23,41 +24,50 @@ pytestmark = needs_compiler
 SEEDS = (0, 1)
 
 
-@pytest.fixture(scope="module")
-def watched() -> Watched:
-    return watched_kernels()
+SOURCES = (
+    *("attention.cuh", "between.cuh", "dense.cuh"),
+    *(f"linear_b{bits}_{reals}.cuh" for bits in (2, 3, 4, 8) for reals in ("f16", "f32")),
+)
+every_source = pytest.mark.parametrize("source", SOURCES)
 
 
-def of(name: str) -> list[Case]:
-    """The cases of a kernel, in all its variants."""
-    return [case for case in cases() if case.kernel.name == name or case.kernel.name.startswith(f"{name}_")]
+@cache
+def watched(source: str) -> Watched:
+    return Watched([build.KERNELS / source])
+
+
+@cache
+def of(source: str) -> list[Case]:
+    """The cases of the kernels of a source, in all their variants."""
+    return [case for case in cases() if case.kernel.source == source]
 
 
 def test_the_table_has_the_kernels_of_the_sources() -> None:
     """No kernel without a source, none without a place in the table, and each with a case."""
     sources = {name: path.name for path in kernel_sources() for name in build.kernel_names(path)}
     assert {case.kernel.name: case.kernel.source for case in cases()} == sources
-    assert sum(len(of(name)) for name in MAKERS) == len(cases())
+    assert set(sources.values()) == set(SOURCES)
+    assert all(any(name == each or name.startswith(f"{each}_") for each in MAKERS) for name in sources)
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_kernel_computes_what_it_means(watched: Watched, name: str) -> None:
+@every_source
+def test_a_kernel_computes_what_it_means(source: str) -> None:
     """Every case of every variant: nothing is found wrong with it, its numbers are those of the meaning, and they have
     the same bits whatever the order of blocks and threads."""
-    for case in of(name):
+    for case in of(source):
         launches = [case.launch(Options(seed, strict=seed == 1)) for seed in SEEDS]
         for launch in launches:
-            watched.run(launch)
+            watched(source).run(launch)
             assert not case.wrong(launch), f"{case}: {case.wrong(launch)}"
         first, *others = (b"".join(array.tobytes() for array in case.written(launch).values()) for launch in launches)
         assert all(other == first for other in others), str(case)
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_simulated_device_runs_it(name: str) -> None:
+@every_source
+def test_a_simulated_device_runs_it(source: str) -> None:
     """`SimDevice` launches the kernel's own C++ from spans of its memory: what the port says of it is enough."""
-    case, arrays = of(name)[0], of(name)[0].launch().arrays
-    with SimDevice(kernels=ShimKernels(seed=2)) as device:
+    case, arrays = of(source)[0], of(source)[0].launch().arrays
+    with SimDevice(kernels=ShimKernels(seed=2, watched=watched(source))) as device:
         stream = device.stream("s")
         hosts = {part: device.pin(array.nbytes, part) for part, array in arrays.items()}
         spans = {part: device.allocate(array.nbytes, part) for part, array in arrays.items()}
@@ -75,19 +85,14 @@ def test_a_simulated_device_runs_it(name: str) -> None:
     assert not wrong, f"{case}: {wrong}"
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_kernel_keeps_to_its_memory(memory: Sanitized, name: str) -> None:
+@every_source
+def test_a_kernel_keeps_to_its_memory(source: str) -> None:
     """Under AddressSanitizer and UndefinedBehaviorSanitizer, in a process of its own, with the same numbers."""
-    every = of(name)
+    every = of(source)
     launches = [case.launch() for case in every]
-    memory.run(*launches)
+    Sanitized(ADDRESS, [build.KERNELS / source]).run(*launches)
     for case, launch in zip(every, launches, strict=True):
         assert not case.wrong(launch), f"{case}: {case.wrong(launch)}"
-
-
-@pytest.fixture(scope="module")
-def memory() -> Sanitized:
-    return Sanitized(ADDRESS)
 
 
 TINY = {
@@ -100,15 +105,10 @@ TINY = {
 """Few blocks: each of their 256 threads is one of the system."""
 
 
-@pytest.fixture(scope="module")
-def threads() -> Sanitized:
-    return checked(Sanitized(THREAD, [RIGHT, *(build.KERNELS / name for name in sorted(set(TINY.values())))]))
-
-
 @pytest.mark.parametrize("name", TINY)
-def test_a_kernel_has_no_races(threads: Sanitized, name: str) -> None:
+def test_a_kernel_has_no_races(name: str) -> None:
     """Under ThreadSanitizer, which knows nothing of the watch."""
     case = next(case for case in cases() if str(case) == name)
     launch = case.launch()
-    threads.run(launch)
+    checked(Sanitized(THREAD, [RIGHT, build.KERNELS / TINY[name]])).run(launch)
     assert not case.wrong(launch), case.wrong(launch)
