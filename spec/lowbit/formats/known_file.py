@@ -127,6 +127,16 @@ class KnownFile:
 _DIGESTS, _COMPUTING = dict[KnownFile, str](), Lock()
 
 
+def _anew() -> None:
+    """Give a forked process a lock of its own: a thread that it lacks may hold this one."""
+    global _COMPUTING
+    _COMPUTING = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_anew)
+
+
 @contextmanager
 def opened(path: Path, wanted: str = "a plain file") -> Iterator[BufferedReader]:
     """A plain file of a model; errors say that something `wanted` is allowed.

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,19 @@ def test_a_file_that_has_just_changed_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"one")
     assert digest_of(path)[1] == digest_of(path)[1] == [3]
+
+
+def test_a_fork_while_a_file_is_read_stops_nobody(tmp_path: Path) -> None:
+    """The child lacks the thread that reads, and does not wait for it."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"one")
+
+    def forked(_: int) -> None:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)  # ends a child that waits
+            os._exit(0 if digest_of(path)[1] == [3] else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+    with path.open("rb") as stream:
+        known(path).digest_of(stream, forked)
