@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from itertools import chain
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -64,7 +65,7 @@ from lowbit.formats.fetch import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, read_text
 from lowbit.formats.tokenizer import Tokenizer, until
 from lowbit.linear.elementary import softmax
 from lowbit.model.decoder import Step
-from lowbit.model.perplexity import DEFAULT_PROTOCOL, PROTOCOLS
+from lowbit.model.perplexity import DEFAULT_PROTOCOL, PROTOCOLS, Protocol, check_text
 from lowbit.runtime import LanguageModel, Options, StoredModel, load
 from lowbit.runtime.evaluating import Evaluation, Models
 from lowbit.text import cleaned, quoted
@@ -125,12 +126,12 @@ def generate(
             first = next(answers)
         prompted = time.perf_counter()
         with _collected(tokens) if as_json else nullcontext(_print_piece) as show:
-            answer, text = _text_of(chain([first], answers), tokenizer, stops, show)
+            answer, text = _text_of(chain([first], answers), tokenizer, ids, stops, show)
         done = time.perf_counter()
         account = ready.account()
     speed = (len(answer) - 1) / (done - prompted) if len(answer) > 1 else None
     ended = answer[-1] in tokenizer.stop
-    stopped = len(answer) < tokens and not ended
+    stopped = text != tokenizer.decode(answer, special=False, after=ids)
     drawn = sampling.temperature > 0
     if as_json:
         result = dict(account.fields) | {
@@ -149,7 +150,7 @@ def generate(
     rate = "" if speed is None else f", {speed:.1f} tokens/s"
     made = f"{len(answer)} token{'s' * (len(answer) > 1)}"
     print()
-    why = "the model ended the text" if ended else "a text of --stop came" if stopped else "as many as --tokens allows"
+    why = "a text of --stop came" if stopped else "the model ended the text" if ended else "as many as --tokens allows"
     seeded = f", drawn with --seed {sampling.seed}" if drawn else ""
     note(f"{made}{rate}{seeded}, {why}; {account.sentence}")
 
@@ -192,7 +193,7 @@ def logits(
     rows = [
         {
             "token": int(token),
-            "text": tokenizer.decode([int(token)]),
+            "text": tokenizer.decode([int(token)], after=ids),
             "logit": float(scores[token]),
             "probability": float(probabilities[token]),
         }
@@ -248,7 +249,7 @@ def perplexity(
 ) -> None:
     """Measure the perplexity of a text, by the protocol of your choice."""
     counting = PROTOCOLS[check_choice("--protocol", protocol, tuple(PROTOCOLS))]
-    window = counting.window if window is None else window
+    asked, window = window, counting.window if window is None else window
     check_integer("--window", window, least=1)
     check_integer("--tokens", tokens, least=1)
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
@@ -264,6 +265,7 @@ def perplexity(
         options = reading.added(options, stored)
         bos = stored.tokenizer.bos
         ids = stored.tokenizer.encode(words, begin=False)[:tokens]
+        _check_window(stored, len(ids), window, counting, is_asked=asked is not None)
         options = _with_room(options, max(1, min(window, len(ids))) + (bos is not None))
         if executor is None:
             ready = stack.enter_context(_loaded(stored, engine, options))
@@ -285,12 +287,13 @@ def perplexity(
             "tokens": len(ids),
             "scored": result.count,
             "nll": result.nll,
-            "perplexity": result.value,
+            "perplexity": result.value if isfinite(result.value) else None,
             "seconds": seconds,
         }
         print(json.dumps(answer))
         return
-    print(f"{result.value:.4f}")
+    beyond = f"beyond float64: e to the power of {result.nll / result.count:.4f}"
+    print(f"{result.value:.4f}" if isfinite(result.value) else beyond)
     if _calibrated_on(options, ids):
         note("the model was calibrated on this text, so the perplexity of other texts is higher")
     note(
@@ -324,6 +327,16 @@ def _encoded(model: StoredModel, prompt: str) -> list[int]:
     return ids
 
 
+def _check_window(stored: StoredModel, count: int, window: int, protocol: Protocol, *, is_asked: bool) -> None:
+    """Refuse a window that does not fit, before any weight is read; one that was asked for is called by its option."""
+    try:
+        check_text(stored.config, count, window, stored.tokenizer.bos, protocol)
+    except ArgumentError as error:
+        if not is_asked or error.argument != "window":
+            raise
+        raise ArgumentError("--window", error.given, error.allowed) from error
+
+
 def _calibrated_on(options: Options, ids: Sequence[int]) -> bool:
     """Whether a calibration text begins as this one does."""
     text = None if options.plan is None else options.plan.text
@@ -342,7 +355,9 @@ def _print_piece(piece: str, tokens: int) -> None:
     print(cleaned(piece) if sys.stdout.isatty() else piece, end="", flush=True)
 
 
-def _text_of(steps: Iterable[Step], tokenizer: Tokenizer, stops: Sequence[str], show: Show) -> tuple[list[int], str]:
+def _text_of(
+    steps: Iterable[Step], tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], show: Show
+) -> tuple[list[int], str]:
     """The tokens of all steps and their text, of which each piece is shown as soon as it is known."""
     answer: list[int] = []
     text: list[str] = []
@@ -352,7 +367,7 @@ def _text_of(steps: Iterable[Step], tokenizer: Tokenizer, stops: Sequence[str], 
             answer.append(step.token)
             yield step.token
 
-    for piece in until(tokenizer.stream(tokens(), special=False), stops):
+    for piece in until(tokenizer.stream(tokens(), special=False, after=prompt), stops):
         text.append(piece)
         show(piece, len(answer))
     return answer, "".join(text)

@@ -4,7 +4,8 @@ A model for conversations was trained on texts in which marks separate the messa
 marks differ from model to model, so a model carries a *template* that writes them: a program in the language of Jinja.
 It stands in the field ``tokenizer.chat_template`` of a GGUF file, and in ``chat_template.jinja`` or
 ``tokenizer_config.json`` of a directory. It gets the messages, each with a role and a content, and the names of the
-tokens that begin and end a sequence. With ``add_generation_prompt`` it also writes what comes before the answer.
+tokens that begin and end a sequence. With ``add_generation_prompt`` it also writes what comes before the answer. There
+are no ``tools`` and no ``documents``: both are None, as in transformers where none are given.
 
 **A template is a program from a stranger.** It runs in Jinja's sandbox, which keeps it from files and from attributes
 that Python hides. The sandbox does not end a loop, and a template of one line can ask for all memory. So it runs in a
@@ -92,6 +93,8 @@ class ChatTemplate:
                 **self.tokens,
                 "messages": [{"role": message.role, "content": message.content} for message in messages],
                 "add_generation_prompt": True,
+                "tools": None,
+                "documents": None,
             },
         }
         return self._answer(request)

@@ -5,14 +5,13 @@ it. Special tokens, such as those that mark the turns of a chat, are recognised 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders
 from tokenizers.pre_tokenizers import ByteLevel
 
 from lowbit.errors import ArgumentError, FormatError
@@ -25,6 +24,8 @@ UNKNOWN_RULES = ("unk_token", "fuse_unk")
 """Flags for characters that are no tokens; no text has any where every byte is a token."""
 SPACE = {"String": " "}
 """The pattern of a space."""
+REPLACEMENT = "\ufffd"
+"""The character in place of bytes that are no UTF-8."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class Tokenizer:
 
     Attributes:
         bos: the token put before every sequence, or None if the file asks for none.
-        stop: the tokens that end a sequence.
+        stop: the tokens that end a sequence, the file's main one first.
         chat: the template of conversations, if the file has one.
     """
 
@@ -61,29 +62,49 @@ class Tokenizer:
             tokens = self._library.encode(text, add_special_tokens=False).ids
         return [self.bos, *tokens] if begin and self.bos is not None else tokens
 
-    def decode(self, tokens: Iterable[int], *, special: bool = True) -> str:
+    def decode(self, tokens: Iterable[int], *, special: bool = True, after: Sequence[int] = ()) -> str:
         """The text of tokens; bytes that are no UTF-8 become the replacement character.
 
         Args:
             tokens: any.
             special: whether special tokens, such as the one that ends a sequence, are part of the text.
+            after: the tokens that stand before these, if the text goes on. Many vocabularies put a space in front of
+                a text and take it away again; a text that goes on keeps the space in front.
 
         Raises:
             FormatError: the library cannot make text of them with this file's rules.
         """
-        with _rules("a token"):
-            return self._library.decode(list(tokens), skip_special_tokens=not special)
+        growing = _Growing(self._library, special)
+        return growing.text(list(tokens), growing.before(after))
 
-    def stream(self, tokens: Iterable[int], *, special: bool = True) -> Iterator[str]:
-        """The text of tokens as they come; a character spread over several tokens appears with the last of them."""
-        pieces, seen, written = decoders.DecodeStream(skip_special_tokens=not special), [], 0
+    def stream(self, tokens: Iterable[int], *, special: bool = True, after: Sequence[int] = ()) -> Iterator[str]:
+        """The text of tokens as they come; the pieces make the text that `decode` gives.
+
+        A piece appears as soon as no further token can change it. A character spread over several tokens appears with
+        the last of them. Tokens of single bytes appear when something else follows, because one wrong byte makes
+        replacement characters of all of them.
+
+        Args:
+            tokens: as in `decode`.
+            special: likewise.
+            after: likewise.
+
+        Raises:
+            FormatError: as `decode`.
+        """
+        growing = _Growing(self._library, special)
+        said, held, written = growing.before(after), list[int](), 0
         for token in tokens:
-            seen.append(token)
-            with _rules("a token"):
-                piece = pieces.step(self._library, token) or ""
-            written += len(piece)
+            held.append(token)
+            piece = ""
+            if not growing.is_open_after(token):
+                text = growing.text(held, said)
+                end = len(text.removesuffix(REPLACEMENT))  # which may be the beginning of a character
+                piece, written = text[written:end], end
+                if end == len(text):
+                    said, held, written = held if growing.text(held) else [*said, *held], [], 0
             yield piece
-        yield self.decode(seen, special=special)[written:]
+        yield growing.text(held, said)[written:]
 
     def to_json(self) -> str:
         """The vocabulary and the rules as the content of a ``tokenizer.json``, without what begins a sequence."""
@@ -104,23 +125,25 @@ class Tokenizer:
         """Whether it gives every text the same tokens and every token the same text, by its rules.
 
         Parts of the rules that change neither are not compared: offsets in a text, and flags that a decoder of bytes
-        ignores. Names of tokens that the other one does not have may be added.
+        ignores. Names of tokens that the other one does not have may be added. More tokens may end a sequence, because
+        readers of GGUF know some by their text; whether these are special is not compared.
         """
         ours, theirs = (None if each.chat is None else each.chat.source for each in (self, other))
-        mine, given = _rules_of(json.loads(self.to_json())), _rules_of(json.loads(other.to_json()))
+        mine, given = (_rules_of(json.loads(each.to_json()), self.stop) for each in (self, other))
         added = {name: number for name, number in mine["vocab"].items() if name not in given["vocab"]}
         is_more = set(added.values()).isdisjoint(given["vocab"].values())
         mine["vocab"] = {name: number for name, number in mine["vocab"].items() if name not in added}
-        return (self.bos, self.stop, ours, mine) == (other.bos, other.stop, theirs, given) and is_more
+        return (self.bos, ours, mine) == (other.bos, theirs, given) and is_more and {*self.stop} >= {*other.stop}
 
 
-def _rules_of(content: dict[str, Any]) -> dict[str, Any]:
-    """What of a ``tokenizer.json`` decides which tokens a text has."""
+def _rules_of(content: dict[str, Any], ends: Collection[int]) -> dict[str, Any]:
+    """What of a ``tokenizer.json`` decides which tokens a text has; tokens that end a sequence count as special."""
     model, words = content["model"], ["lstrip", "rstrip", "single_word", "special"]
     normalizer = flat(content["normalizer"])
     if any(part["type"] == "Prepend" for part in normalizer):
         words.append("normalized")  # such a token is found with the prefix only
-    added = {each["content"]: (each["id"], *(each[name] for name in words)) for each in content["added_tokens"]}
+    whole = [each | {"special": each["special"] or each["id"] in ends} for each in content["added_tokens"]]
+    added = {each["content"]: (each["id"], *(each[name] for name in words)) for each in whole}
     cuts, decoder = flat(content["pre_tokenizer"]), flat(content["decoder"])
     if normalizer and _replaces_spaces(normalizer[-1]):
         cuts = [part for part in cuts if part.get("pattern") != SPACE]  # which finds none
@@ -153,6 +176,74 @@ def flat(part: dict[str, Any] | None) -> list[dict[str, Any]]:
         return [part]
     (inner,) = (each for each in part.values() if isinstance(each, list))
     return [each for one in inner for each in flat(one)]
+
+
+class _Growing:
+    """The text of tokens to which further ones are added.
+
+    Args:
+        library: what makes text of them.
+        special: whether special tokens are part of the text.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer, special: bool) -> None:
+        decoder = library.decoder
+        parts = [] if decoder is None else flat(json.loads(decoder.__getstate__()))
+        self._library, self._special = library, special
+        self._has_bytes = any(part["type"] == "ByteFallback" for part in parts)
+        self._is_steady = all(_is_steady(part) for part in parts)
+
+    def text(self, tokens: Sequence[int], before: Sequence[int] = ()) -> str:
+        """The text of tokens that stand after others.
+
+        Raises:
+            FormatError: the library cannot make text of them.
+        """
+        with _rules("a token"):
+            whole = self._library.decode([*before, *tokens], skip_special_tokens=not self._special)
+        return whole[len(self.text(before)) :] if before else whole
+
+    def is_open_after(self, token: int) -> bool:
+        """Whether further tokens may change more of a text that ends with this one than its last character.
+
+        Raises:
+            FormatError: this can be no token.
+        """
+        return not self._is_steady or token in self._skipped or self._is_byte(token)
+
+    def before(self, tokens: Sequence[int]) -> list[int]:
+        """The last of these tokens, so many that they have a text, and without those that further ones may change.
+
+        Raises:
+            FormatError: the library cannot make text of them.
+        """
+        found: list[int] = []
+        for token in reversed(tokens):
+            if self._is_byte(token) or self.text([token]).endswith(REPLACEMENT):
+                continue
+            found = [token, *found]
+            if self.text(found):
+                return found
+        return list(tokens) if tokens and not self.text(tokens).endswith(REPLACEMENT) else []
+
+    @cached_property
+    def _skipped(self) -> set[int]:
+        """The tokens that have no part in the text."""
+        added = {} if self._special else self._library.get_added_tokens_decoder()
+        return {number for number, token in added.items() if token.special}
+
+    def _is_byte(self, token: int) -> bool:
+        """Whether a token is a single byte, whose text depends on the bytes around it; one without a text counts."""
+        with _rules("a token"):
+            text = self._library.id_to_token(token)
+        return text is None or (self._has_bytes and len(text) == 6 and text.startswith("<0x") and text.endswith(">"))
+
+
+def _is_steady(part: dict[str, Any]) -> bool:
+    """Whether a part of a decoder changes no text when more follows, but for bytes that begin a character."""
+    if part["type"] == "Replace":
+        return len(part["pattern"].get("String", "")) == 1
+    return not (part["type"] == "Strip" and part["stop"])
 
 
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:

@@ -18,13 +18,21 @@ import numpy as np
 from lowbit.arrays import F32
 from lowbit.errors import ArgumentError
 from lowbit.formats.gguf.header import Value
-from lowbit.formats.gguf.tokenizer import BYTE, NORMAL, PRE_TOKENIZERS, PREFIX, SPECIAL, UNUSED, USER_DEFINED
+from lowbit.formats.gguf.tokenizer import (
+    BYTE,
+    NORMAL,
+    NUMBERED_ENDS,
+    PRE_TOKENIZERS,
+    PREFIX,
+    SPECIAL,
+    UNUSED,
+    USER_DEFINED,
+    ends_by_text,
+)
 from lowbit.formats.tokenizer import Tokenizer, flat
 from lowbit.rewriting.source import Source
 
 BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
-ENDS = ("eos", "eot", "eom")
-"""The tokens that end a sequence, in GGUF's names; it has no more."""
 
 
 def words_of(source: Source) -> dict[str, Value]:
@@ -120,18 +128,20 @@ def _cuts(part: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _ends(source: Source, tokens: list[str]) -> dict[str, int]:
-    """The tokens that begin and end a sequence.
+    """The tokens that begin and end a sequence, but for those that end it by their text.
 
     Raises:
         ArgumentError: more of them than GGUF has names for.
     """
     tokenizer: Tokenizer = source.tokenizer
-    if len(tokenizer.stop) > len(ENDS):
-        sentence = f"{source.name} does not fit into a file of GGUF: {len(tokenizer.stop)} tokens end a sequence"
-        raise ArgumentError("tokens that end a sequence", len(tokenizer.stop), f"at most {len(ENDS)}", sentence)
     named = {} if tokenizer.chat is None else tokenizer.chat.tokens
     found = {} if tokenizer.bos is None else {"bos": tokenizer.bos}
     if tokenizer.bos is None and named.get("bos_token") in tokens:
         found["bos"] = tokens.index(named["bos_token"])
     stop = sorted(tokenizer.stop, key=lambda token: tokens[token] != named.get("eos_token"))
-    return found | dict(zip(ENDS, stop, strict=False))
+    known = ends_by_text({text: number for number, text in enumerate(tokens)})
+    told = stop[:1] + [token for token in stop[1:] if token not in known]
+    if len(told) > len(NUMBERED_ENDS):
+        sentence = f"{source.name} does not fit into a file of GGUF: {len(told)} tokens end a sequence by their number"
+        raise ArgumentError("tokens that end a sequence", len(told), f"at most {len(NUMBERED_ENDS)}", sentence)
+    return found | dict(zip(NUMBERED_ENDS, told, strict=False))

@@ -190,8 +190,9 @@ class LanguageModel:
 
     def complete(self, prompt: str, count: int = 64, sampling: Sampling = GREEDY) -> str:
         """The text that follows a prompt: that of the tokens of `generate`, without special ones."""
-        tokens = [step.token for step in self.generate(prompt, count, sampling=sampling)]
-        return self.tokenizer.decode(tokens, special=False)
+        ids = self.tokens_of(prompt)
+        tokens = [step.token for step in self.generate(ids, count, sampling=sampling)]
+        return self.tokenizer.decode(tokens, special=False, after=ids)
 
     def logits(self, prompt: str | Sequence[int], progress: Progress | None = None) -> F32:
         """The score of every token that could follow a prompt: float32, vocabulary.

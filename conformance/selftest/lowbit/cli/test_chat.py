@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scored_gguf import scored
 from tiny_gguf import write
 from typer.testing import CliRunner, Result
 
@@ -21,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("chat") / "tiny.gguf", metadata={"tokenizer.chat_template": TEMPLATE})
 
 
-def run(*arguments: object, typed: str | None = None) -> Result:
+def run(*arguments: object, typed: str | bytes | None = None) -> Result:
     words = ["chat", *map(str, arguments), "--backend", "numpy"]
     return CliRunner().invoke(app, words, input=typed)
 
@@ -48,6 +49,21 @@ def test_a_conversation_is_read_from_standard_input(model: Path) -> None:
     assert second == {"role": "assistant", "content": "".join(loaded.answer(talk, 2))}
     pieces = "".join(line["text"] for line in lines if "text" in line)
     assert pieces == first["content"] + second["content"]
+
+
+def test_undecodable_bytes_on_standard_input_are_refused(model: Path) -> None:
+    """Bytes that are no UTF-8, where standard input is decoded strictly."""
+    result = run("--model", model, "--tokens", 2, typed=b"hi\n\xff\xfe\nok\n")
+    assert isinstance(result.exception, ArgumentError)
+    assert str(result.exception) == "message is undecodable; allowed: text in UTF-8"
+
+
+def test_an_answer_that_is_no_text(tmp_path: Path) -> None:
+    """Bytes that are no character become replacement characters, and the answer goes on."""
+    path = scored(tmp_path / "s.gguf", chat="{{ messages[0].content }}")
+    result = run("--model", path, "--message", "ab", "--tokens", 40, "--temperature", 2, "--seed", 4)
+    assert result.exit_code == 0, result.output
+    assert "\ufffd" in result.stdout
 
 
 def test_an_answer_ends_before_a_stop_string(model: Path) -> None:

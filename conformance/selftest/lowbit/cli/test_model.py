@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_gguf import CONFIG, write
+from scored_gguf import scored
+from tiny_gguf import CONFIG, GGML_F32, published, write
 from typer.testing import CliRunner, Result
 
 from lowbit.backend import Availability, Capabilities
@@ -158,6 +159,45 @@ def test_generate_ends_where_the_model_ends(model: Path) -> None:
     assert (found["ended"], free["ended"]) == (True, False)
 
 
+def test_a_stop_in_the_last_token_is_told(model: Path) -> None:
+    """The text is cut, and the answer says so, whether or not more tokens were allowed; a text that fits is not."""
+    free = answer("generate", "--model", model, "--prompt", "hello", "--tokens", 3)
+    stop = free["text"][1:]
+    for tokens in (3, 9):
+        given = ("generate", "--model", model, "--prompt", "hello", "--tokens", tokens, "--stop", stop)
+        found = answer(*given)
+        assert (found["text"], found["tokens"], found["stopped"]) == (free["text"][0], free["tokens"], True)
+        assert "a text of --stop came" in run(*given).stderr
+    assert (free["stopped"], free["ended"]) == (False, False)
+    assert "as many as --tokens allows" in run("generate", "--model", model, "--prompt", "hello", "--tokens", 3).stderr
+
+
+def test_a_text_goes_on_after_its_prompt(tmp_path: Path) -> None:
+    """A word that follows a word has a space in front, which the file's tokenizer puts before a text; it may stop."""
+    path = scored(tmp_path / "s.gguf", add_space_prefix=True, add_bos_token=False)
+    loaded = load(path, "numpy")
+    word = loaded.tokenizer.encode("ab")
+    seed = next(
+        seed
+        for seed in range(2000)
+        if [step.token for step in loaded.generate("ab", 1, sampling=Sampling(temperature=4.0, seed=seed))] == word
+    )
+    given = ("generate", "--model", path, "--prompt", "ab", "--tokens", 1, "--temperature", 4, "--seed", seed)
+    assert answer(*given)["text"] == " ab"
+    assert loaded.complete("ab", 1, Sampling(temperature=4.0, seed=seed)) == " ab"
+    found = answer(*given, "--stop", " a")
+    assert (found["text"], found["stopped"]) == ("", True)
+
+
+def test_a_text_that_is_no_text(tmp_path: Path) -> None:
+    """Bytes that are no character become replacement characters, and generation goes on."""
+    path = scored(tmp_path / "s.gguf", add_bos_token=False)
+    given = ("generate", "--model", path, "--prompt", "ab", "--tokens", 40, "--temperature", 2, "--seed", 1)
+    found, tokenizer = answer(*given), open_model(path).tokenizer
+    assert len(found["tokens"]) == 40 and "\ufffd" in found["text"]
+    assert found["text"] == tokenizer.decode(found["tokens"], special=False, after=found["prompt_tokens"])
+
+
 def test_logits(model: Path) -> None:
     """The highest first, with their probabilities; the table shows the same numbers."""
     found = answer("logits", "--model", model, "--prompt", "hell", "--top", 4)
@@ -198,6 +238,32 @@ def test_perplexity_by_the_protocol_of_others(protocol: Any, model: Path, text: 
     assert (found["perplexity"], found["scored"], found["protocol"]) == (expected.value, expected.count, protocol)
     assert expected.count == {"gptq": 32, "llama.cpp": 16}[protocol]
     assert f"protocol {protocol}" in run("perplexity", *given).stderr
+
+
+def test_a_perplexity_beyond_float64(text: Path, tmp_path: Path) -> None:
+    """It is null in the answer, beside the sum of the losses; people are told in words."""
+    huge = published(head_kind=GGML_F32, tied=False)
+    huge.tensors["output"] = huge.tensors["output"] * np.float32(1e4)
+    given = ["perplexity", "--model", write(tmp_path / "huge.gguf", huge), "--text", text, "--window", 16]
+    found = answer(*given)
+    assert found["perplexity"] is None and found["nll"] / found["scored"] > 710
+    said = f"beyond float64: e to the power of {found['nll'] / found['scored']:.4f}\n"
+    assert run(*given).stdout == said
+
+
+def test_the_window_of_a_protocol_is_no_option(model: Path, text: Path) -> None:
+    """A window that was not given is not called --window; no weight is read before it is refused."""
+    result = run("perplexity", "--model", model, "--text", text, "--protocol", "gptq")
+    assert str(result.exception) == "window is 2048; allowed: an integer from 2 to 64"
+    assert "preparing" not in result.stderr
+
+
+def test_a_part_of_a_split_model(tmp_path: Path) -> None:
+    """A line that says how the parts are joined."""
+    part = write(tmp_path / "m-00001-of-00003.gguf", metadata={"split.count": 3})
+    said = str(run("generate", "--prompt", "x", "--model", part).exception)
+    assert said.startswith("m-00001-of-00003.gguf: split.count is 3; allowed: 1, a model in one file")
+    assert "`llama-gguf-split --merge FIRST_PART NEW_FILE`" in said
 
 
 def test_a_model_with_bos_scores_every_token(model: Path, text: Path) -> None:
@@ -261,8 +327,12 @@ def test_wrong_arguments(arguments: list[str], message: str, model: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--window", "1"], "window is 1; allowed: an integer from 2 to 64"),
-        (["--window", "65"], "window is 65; allowed: an integer from 2 to 64"),
+        (["--window", "1"], "--window is 1; allowed: an integer from 2 to 64"),
+        (["--window", "65"], "--window is 65; allowed: an integer from 2 to 64"),
+        (
+            ["--protocol", "transformers"],
+            "this protocol needs a context of at least 513 tokens, and the model has 64",
+        ),
         (["--tokens", "1"], "number of tokens is 1; allowed: at least 2"),
         (["--protocol", "mine"], "--protocol is 'mine'; allowed: lowbit, gptq, llama.cpp or transformers"),
         (["--text", "absent.txt"], "text is 'absent.txt', which does not exist; allowed: a text file"),

@@ -57,6 +57,12 @@ def test_what_templates_rely_on() -> None:
     assert written == '<s>{"role": "user", "content": "Say \\"hi\\" & <go>"}[system][user]False'
 
 
+def test_there_are_no_tools_and_no_documents() -> None:
+    """Both are None, as transformers passes them, so a template that asks for that leaves their blocks out."""
+    source = "{% if tools is not none %}tools{% endif %}{{ documents is none and tools is defined }}"
+    assert template(source).render(TALK) == "True"
+
+
 def test_a_template_refuses_a_conversation() -> None:
     source = "{% if messages[0].role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}fine"
     assert template(source).render(TALK[1:]) == "fine"

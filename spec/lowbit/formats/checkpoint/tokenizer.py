@@ -220,7 +220,7 @@ def _stop(source: Checkpoint, settings: Fields | None, library: tokenizers.Token
             if not all(type(number) is int and 0 <= number < source.config.vocabulary for number in numbers):
                 allowed = f"tokens from 0 to {source.config.vocabulary - 1}"
                 raise FormatError(fields.file, "eos_token_id", described(given), allowed)
-            return tuple(sorted(set(numbers)))
+            return tuple(dict.fromkeys(numbers))
     named = None if settings is None else _content(settings, "eos_token")
     return () if named is None else (_number(named, "eos_token", SETTINGS, library),)
 

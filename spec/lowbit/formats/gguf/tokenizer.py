@@ -19,10 +19,19 @@ neighbours that make a token the pair with the best score is merged first; that 
 way to cut a token in two. The scores say no order of these ways; here it is that of published lists, by the numbers of
 the two parts. A character that is no token becomes its bytes, each of which is one.
 
-Source: the vocabulary handling of llama.cpp, which gives these names their meaning.
+**The token that begins a sequence** is put first if ``add_bos_token`` says so. Where the key is absent the kind or the
+pre-tokenizer decides: ``llama`` and ``llama-bpe`` begin with it, the others do not. Files of kind ``llama`` that do not
+number their tokens mean 1 for the beginning and 2 for the end.
+
+**The tokens that end it** are those that the file numbers, and those that are known by their text, `ENDS`. The latter
+are special tokens whatever type the file gives them, because converters often leave both out.
+
+Source: the vocabulary handling of llama.cpp (``llama_vocab::impl::load`` in ``src/llama-vocab.cpp``, commit 00ad355e),
+which gives these names their meaning. Its number 11 for the beginning and the end in files of kind ``gpt2`` that number
+neither belongs to one vocabulary, and is not taken.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +55,53 @@ PerToken = npt.NDArray[np.integer | np.floating]
 """A number for each token."""
 
 NORMAL, SPECIAL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6
-PREFIX = "tokenizer.ggml.add_space_prefix"
+PREFIX, BEGINS = "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.add_bos_token"
+NUMBERS: dict[str, dict[str, int]] = {"gpt2": {}, "llama": {"bos": 1, "eos": 2}}
+"""The tokens that files of a kind mean where they number none."""
+NUMBERED_ENDS = ("eos", "eot", "eom")
+"""The tokens that end a sequence, in GGUF's names."""
+ENDS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+)
+"""Texts of tokens that end a sequence, numbered or not."""
+FILLING: dict[str, tuple[str, ...]] = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+"""Tokens of models that fill gaps in code, which end a sequence too: the first of these texts where none is numbered.
+
+llama.cpp takes any one of several.
+"""
+NO_ENDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("<|end|>", ("<|return|>", "<|call|>")),
+    ("<|end|>", ("<|return|>", "<|calls|>")),
+    ("<|end|>", ("<|flush|>", "<|call|>")),
+    ("<|end|>", ("<|flush|>", "<|calls|>")),
+    ("</s>", ("<|tool_response>",)),
+)
+"""Texts of tokens that end no sequence in a vocabulary that has certain others."""
 LONGEST_TOKEN = 256
 """Characters of a token that is cut in two in every way; the longest of published vocabularies are far shorter."""
 
@@ -63,17 +118,19 @@ class Words:
     Attributes:
         make: the cuts.
         ignore_merges: whether a word that is a token is that token, whatever the merges make of it.
+        begins: whether a sequence begins with a token of its own, where the file does not say.
     """
 
     make: Callable[[], PreTokenizer]
     ignore_merges: bool = False
+    begins: bool = False
 
 
 PRE_TOKENIZERS: dict[str, Words] = {
     "gpt-2": Words(lambda: ByteLevel(add_prefix_space=False)),
     "smollm": Words(lambda: Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])),
     "qwen2": Words(lambda: _cut_by(QWEN2_WORDS)),
-    "llama-bpe": Words(lambda: _cut_by(LLAMA3_WORDS), ignore_merges=True),
+    "llama-bpe": Words(lambda: _cut_by(LLAMA3_WORDS), ignore_merges=True, begins=True),
     "smaug-bpe": Words(lambda: _cut_by(LLAMA3_WORDS)),
     "dbrx": Words(lambda: _cut_by(LLAMA3_WORDS)),
     "gpt-4o": Words(lambda: _cut_by(GPT4O_WORDS)),
@@ -96,15 +153,44 @@ def read_tokenizer(source: GGUFFile) -> Tokenizer:
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise FormatError(file, "tokenizer.ggml.tokens", f"{len(tokens)} tokens, some of them equal", "distinct tokens")
-    types = _per_token(source, "token_type", len(tokens), "iu", "integers")
+    types = np.array(_per_token(source, "token_type", len(tokens), "iu", "integers"))
+    by_text = ends_by_text(vocabulary, [name for name in FILLING if _key_of(name) in source.header.metadata])
+    types[list(by_text)] = SPECIAL
     with failures_told(file, "tokenizer", "a vocabulary that fits together"):
         library = KINDS[kind](source, vocabulary, types)
         library.add_tokens(_added(tokens, types))
-    begins = source.value("tokenizer.ggml.add_bos_token", bool, default=False)
-    bos = _token_id(source, "bos", len(tokens)) if begins else None
-    ends = (_token_id(source, name, len(tokens)) for name in ("eos", "eot", "eom"))
-    stop = tuple(sorted({token for token in ends if token is not None}))
-    return Tokenizer(bos, stop, library, _chat_template(source, tokens))
+    bos = _token_id(source, "bos", len(tokens)) if _begins(source, kind) else None
+    eos = _token_id(source, "eos", len(tokens))
+    numbered = (_token_id(source, name, len(tokens)) for name in (*NUMBERED_ENDS, *FILLING))
+    ends = by_text | {token for token in numbered if token is not None}
+    stop = sorted(ends - _no_ends(vocabulary), key=lambda token: (token != eos, token))
+    return Tokenizer(bos, tuple(stop), library, _chat_template(source, tokens))
+
+
+def ends_by_text(vocabulary: Mapping[str, int], numbered: Collection[str] = ()) -> set[int]:
+    """The tokens of a vocabulary that end a sequence by their text.
+
+    Args:
+        vocabulary: from a token to its number.
+        numbered: the names of `FILLING` whose tokens the file numbers.
+    """
+    found = [text for text in ENDS if text in vocabulary]
+    for name, texts in FILLING.items():
+        if name not in numbered:
+            found += [text for text in texts if text in vocabulary][:1]
+    return {vocabulary[text] for text in found} - _no_ends(vocabulary)
+
+
+def _no_ends(vocabulary: Mapping[str, int]) -> set[int]:
+    """The tokens that end no sequence, since others of the vocabulary do."""
+    found = (text for text, others in NO_ENDS if vocabulary.keys() >= {text, *others})
+    return {vocabulary[text] for text in found}
+
+
+def _begins(source: GGUFFile, kind: str) -> bool:
+    """Whether a sequence begins with a token of its own."""
+    by_name = kind != "gpt2" or PRE_TOKENIZERS[source.choice("tokenizer.ggml.pre", PRE_TOKENIZERS)].begins
+    return source.value(BEGINS, bool, default=by_name)
 
 
 def _chat_template(source: GGUFFile, tokens: list[str]) -> ChatTemplate | None:
@@ -199,11 +285,17 @@ def _added(tokens: list[str], types: PerToken) -> list[tokenizers.AddedToken]:
 
 
 def _token_id(source: GGUFFile, name: str, count: int) -> int | None:
-    """A token that the metadata give by number; None if they do not."""
-    key = f"tokenizer.ggml.{name}_token_id"
+    """A token that the metadata give by number, or that their kind of file means; None if there is neither."""
+    key = _key_of(name)
     if key not in source.header.metadata:
-        return None
+        meant = NUMBERS[source.choice("tokenizer.ggml.model", KINDS)].get(name)
+        return None if meant is None or meant >= count else meant
     token = source.value(key, int)
     if not 0 <= token < count:
         raise FormatError(source.file, key, token, f"0 to {count - 1}")
     return token
+
+
+def _key_of(name: str) -> str:
+    """Where the metadata have the number of a token."""
+    return f"tokenizer.ggml.{name}_token_id"

@@ -99,10 +99,10 @@ def test_what_begins_a_sequence(tmp_path: Path) -> None:
 
 
 def test_what_ends_a_sequence(tmp_path: Path) -> None:
-    """The first file that says anything; none of them may."""
+    """The first file that says anything, in its order; none of them may."""
     cases: list[tuple[dict[str, dict[str, Any]], tuple[int, ...]]] = [
         ({}, (2,)),
-        ({"generation_config": {"eos_token_id": [7, 2, 7]}}, (2, 7)),
+        ({"generation_config": {"eos_token_id": [7, 2, 7]}}, (7, 2)),
         ({"generation_config": {"eos_token_id": None}}, (2,)),
         ({"config": without_eos()}, ()),
         ({"config": without_eos(), "tokenizer_config": {"eos_token": "<s>"}}, (1,)),

@@ -6,29 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_gguf import CONFIG, TOKENS, published, write
+from scored_gguf import BYTES, LETTERS, OTHERS, WORDS, scored
+from tiny_gguf import TOKENS, write
 
 from lowbit.errors import FormatError
 from lowbit.formats.gguf.reader import open_gguf
 from lowbit.formats.gguf.tokenizer import LONGEST_TOKEN, read_tokenizer
 from lowbit.formats.tokenizer import Tokenizer
-
-NORMAL, SPECIAL, USER_DEFINED, BYTE = 1, 3, 4, 6
-OTHERS = {"<bos>": SPECIAL, "<eos>": SPECIAL, "\n\n": USER_DEFINED, "  ": USER_DEFINED}
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-WORDS = ["ab", "▁a", "▁ab", "bc", "abc", "cab", "ca", "aa", "▁▁", "é▁", "ba", "b▁", "cc", "bcc", "▁abc", "<eos>a"]
-LETTERS = ["a", "b", "c", "▁", "é", ">"]
-
-
-def scored(path: Path, words: list[str] = WORDS, **metadata: Any) -> Path:
-    """A file whose later words have the lower scores, as trained vocabularies do; single characters come last."""
-    tokens = [*OTHERS, *BYTES, *words, *LETTERS]
-    types = [*OTHERS.values()] + [BYTE] * 256 + [NORMAL] * (len(words) + len(LETTERS))
-    scores = [-1000.0] * len(OTHERS) + [0.0] * 256 + [-float(i) for i in range(len(words) + len(LETTERS))]
-    values: dict[str, Any] = {"model": "llama", "pre": "default", "scores": scores, "token_type": types}
-    values |= {"add_bos_token": True, "add_space_prefix": False, "bos_token_id": 0, "eos_token_id": 1, "merges": None}
-    values = {f"tokenizer.ggml.{key}": value for key, value in (values | metadata).items()}
-    return write(path, published(config=CONFIG), tokens=tokens, metadata=values)
 
 
 def tokenizer(tmp_path: Path, words: list[str] = WORDS, **metadata: Any) -> Tokenizer:
@@ -86,6 +70,16 @@ def test_whole_tokens_bos_and_stop(tmp_path: Path) -> None:
     assert made.encode("<eos>a", begin=False) == [1, first + len(WORDS)]
 
 
+def test_what_files_that_do_not_number_mean(tmp_path: Path) -> None:
+    """A text begins with token 1 and ends with token 2, as in llama.cpp, and keys overrule both."""
+    made = tokenizer(tmp_path, add_bos_token=None, bos_token_id=None, eos_token_id=None)
+    assert (made.bos, made.stop, made.encode("")) == (1, (2, 1), [1])  # 1 is <eos>, an end by its text
+    assert tokenizer(tmp_path, add_bos_token=None).bos == 0
+    assert tokenizer(tmp_path, add_bos_token=False).bos is None
+    named = tokenizer(tmp_path, bos_token_id=None, eos_token_id=None, chat="{{ bos_token }}|{{ eos_token }}")
+    assert named.chat is not None and dict(named.chat.tokens) == {"bos_token": "<eos>", "eos_token": "\n\n"}
+
+
 @pytest.mark.parametrize("given", [{"add_space_prefix": None}, {"add_space_prefix": True}], ids=["missing", "true"])
 def test_a_space_in_front(given: dict[str, Any], tmp_path: Path) -> None:
     """Before a text and after each token that is found as a whole, and not before nothing; the text has one less."""
@@ -105,9 +99,9 @@ def test_a_space_in_front(given: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_text_as_it_comes(tmp_path: Path) -> None:
-    """A character of several byte tokens appears with the last of them."""
+    """A character of several byte tokens appears when something else follows."""
     made = tokenizer(tmp_path)
-    assert [piece for piece in made.stream(made.encode("a🙂b", begin=False)) if piece] == ["a", "🙂", "b"]
+    assert [piece for piece in made.stream(made.encode("a🙂b", begin=False)) if piece] == ["a", "🙂b"]
     assert "".join(made.stream(made.encode("ab ab", begin=False))) == "ab ab"
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_gguf import ALPHABET, MERGES, TOKENS, write
+from tiny_gguf import ALPHABET, MERGED, MERGES, TOKENS, write
 
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.reader import open_gguf
@@ -60,6 +60,47 @@ def test_bos_and_stop(tmp_path: Path) -> None:
     assert (begins.bos, begins.stop) == (1, (0, 5))
     assert begins.encode("a") == [1, TOKENS.index("a")]
     assert begins.encode("a", begin=False) == [TOKENS.index("a")]
+
+
+@pytest.mark.parametrize(("name", "bos"), [("gpt-2", None), ("smollm", None), ("qwen2", None), ("llama-bpe", 1)])
+def test_what_begins_a_sequence_where_the_file_does_not_say(name: str, bos: int | None, tmp_path: Path) -> None:
+    """The name of the pre-tokenizer says it, as in llama.cpp, and the key overrules it."""
+    for given, expected in ((None, bos), (True, 1), (False, None)):
+        metadata = {"tokenizer.ggml.pre": name, "tokenizer.ggml.add_bos_token": given}
+        assert tokenizer(tmp_path, metadata=metadata).bos == expected
+    assert tokenizer(tmp_path, metadata={"tokenizer.ggml.pre": name, "tokenizer.ggml.bos_token_id": None}).bos is None
+
+
+ENDS: list[tuple[list[str], set[str]]] = [
+    (["<|eot_id|>", "<|eom_id|>"], {"<|eot_id|>", "<|eom_id|>"}),
+    (["<|im_start|>", "<|im_end|>"], {"<|im_end|>"}),
+    (["<end_of_turn>", "</s>"], {"<end_of_turn>", "</s>"}),
+    (["<|return|>", "<|call|>", "<|end|>"], {"<|return|>", "<|call|>"}),
+    (["<|flush|>", "<|calls|>", "<|end|>"], {"<|flush|>", "<|calls|>"}),
+    (["<|return|>", "<|flush|>", "<|end|>"], {"<|return|>", "<|flush|>", "<|end|>"}),
+    (["<|tool_response>", "</s>"], {"<|tool_response>"}),
+    (["<fim-pad>", "<|fim_pad|>", "<REPO>", "<|file_sep|>"], {"<|fim_pad|>", "<REPO>", "<|file_sep|>"}),
+]
+
+
+@pytest.mark.parametrize(("texts", "ends"), ENDS)
+def test_ends_that_are_known_by_their_text(texts: list[str], ends: set[str], tmp_path: Path) -> None:
+    """Beside the end that the file numbers, with llama.cpp's exceptions; they are special whatever their type is."""
+    tokens = [*ALPHABET, *MERGED, "<|last|>", *texts]
+    made = tokenizer(tmp_path, tokens=tokens, metadata={"tokenizer.ggml.eos_token_id": tokens.index("<|last|>")})
+    assert {tokens[token] for token in made.stop} == ends | {"<|last|>"}
+    numbered = tokenizer(tmp_path, tokens=tokens, metadata={"tokenizer.ggml.eos_token_id": made.stop[-1]})
+    assert numbered.stop[0] == made.stop[-1]  # the one that other programs are told, if they take one only
+    for text in ends:
+        assert made.encode(f"a{text}") == [tokens.index("a"), tokens.index(text)]
+        assert made.decode(made.encode(f"a{text}b"), special=False) == "ab"
+
+
+def test_an_end_that_is_numbered_is_not_looked_for(tmp_path: Path) -> None:
+    """A file that numbers its padding of gaps means that token, and not the one with such a text."""
+    tokens = [*TOKENS, "<|fim_pad|>"]
+    assert tokenizer(tmp_path, tokens=tokens).stop == (0, len(TOKENS))
+    assert tokenizer(tmp_path, tokens=tokens, metadata={"tokenizer.ggml.fim_pad_token_id": 7}).stop == (0, 7)
 
 
 def test_undecodable_bytes_of_a_command_line_are_refused(tmp_path: Path) -> None:
