@@ -1,7 +1,7 @@
 """``lowbit compare``: two models on a text.
 
 The JSON answer is one object. An *estimate* is an object with ``mean`` and ``standard_error``, which is ``null`` where
-there is one window only.
+there is one window only. What is beyond float64, as a perplexity may be, is ``null`` as well.
 
 ============================ ==========================================================================================
 field                        holds
@@ -20,6 +20,7 @@ field                        holds
 """
 
 import json
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +59,7 @@ def compare(
     keep: KeepOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two models on a text: perplexity, divergence, agreement, and the error behind each layer."""
+    """Compare two models on a text: perplexity, divergence, agreement, and the error after each layer."""
     check_integer("--window", window, least=1)
     check_integer("--tokens", tokens, least=1)
     executor = executor_of(processes, cluster, keep)
@@ -103,7 +104,12 @@ def described(found: Compared, text: str, window: int) -> dict[str, Any]:
 
 
 def _estimated(number: Estimate) -> dict[str, float | None]:
-    return {"mean": number.mean, "standard_error": number.error}
+    return {"mean": _held(number.mean), "standard_error": _held(number.error)}
+
+
+def _held(number: float | None) -> float | None:
+    """A number that JSON holds, or None."""
+    return None if number is None or not isfinite(number) else number
 
 
 def _summed(window: Window) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from lowbit.text import one_line, shortened
 WIDTH, LABEL, NUMBER, A_LINE = 80, 26, 12, 4
 PAGE, PLOT = "comparison.html", "comparison.png"
 ALONE = "One window gives no standard errors: use a longer text or a smaller --window."
+BEYOND = ">1.8e+308"
+SAID_BEYOND = "A perplexity beyond float64 is e to the power of its nats a token."
 OTHER_SHAPE = "The models differ in width or in their number of layers, so their layers are not compared."
 BY_LAYER = "Relative error of the residual stream after each layer"
 PLOT_TEXT = "Left: relative error of the residual stream after each layer. Right: nats a token that B loses, by window."
@@ -31,6 +33,8 @@ def told(answer: dict[str, Any]) -> Iterator[str]:
     yield shortened(one_line(counted(answer)), WIDTH)
     if answer["difference"]["standard_error"] is None:
         yield ALONE
+    if is_beyond(answer):
+        yield SAID_BEYOND
     yield ""
     if (layers := answer["layers"]) is None:
         yield OTHER_SHAPE
@@ -44,7 +48,7 @@ def told(answer: dict[str, Any]) -> Iterator[str]:
 def rows(answer: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     """The rows of the table: a label, A, B, and the comparison with its standard error."""
     for label, name in (("perplexity", "perplexity"), ("nats a token", "nll")):
-        a, b = (f"{answer[name][model]['mean']:.4f}" for model in "ab")
+        a, b = (_cell(answer[name][model]["mean"]) for model in "ab")
         yield label, a, b, with_error(answer["difference"], "+.5f") if name == "nll" else ""
         a, b = (_error(answer[name][model], ".4f") for model in "ab")
         yield "  standard error", a, b, ""
@@ -61,12 +65,26 @@ def with_error(estimate: dict[str, Any], form: str) -> str:
     >>> with_error({"mean": 0.25, "standard_error": 0.5}, "+.2f")
     '+0.25 ± 0.50'
     """
-    said = f"{estimate['mean']:{form}}"
+    said = _cell(estimate["mean"], form)
     return said if estimate["standard_error"] is None else f"{said} ± {_error(estimate, form.lstrip('+'))}"
 
 
 def _error(estimate: dict[str, Any], form: str) -> str:
-    return "-" if estimate["standard_error"] is None else f"{estimate['standard_error']:{form}}"
+    return "-" if estimate["standard_error"] is None else _cell(estimate["standard_error"], form)
+
+
+def _cell(number: float | None, form: str = ".4f") -> str:
+    """A number for a column, in scientific notation where it would be too long; None is one beyond float64."""
+    if number is None:
+        return BEYOND
+    said = f"{number:{form}}"
+    sign, _, _ = form.partition(".")
+    return said if len(said) < NUMBER else f"{number:{sign}.4e}"
+
+
+def is_beyond(answer: dict[str, Any]) -> bool:
+    """Whether a perplexity is beyond float64."""
+    return any(answer["perplexity"][model]["mean"] is None for model in "ab")
 
 
 def counted(answer: dict[str, Any]) -> str:
@@ -88,6 +106,8 @@ def page(answer: dict[str, Any], *, plot: bool) -> str:
     parts = [table(["", f"A: {a}", f"B: {b}", "B against A"], cells, texts=1), f"<p>{escape(counted(answer))}</p>"]
     if answer["difference"]["standard_error"] is None:
         parts.append(f"<p>{ALONE}</p>")
+    if is_beyond(answer):
+        parts.append(f"<p>{SAID_BEYOND}</p>")
     if answer["layers"] is None:
         parts.append(f"<p>{OTHER_SHAPE}</p>")
     else:

@@ -191,7 +191,13 @@ def told(found: Inspection) -> list[str]:
 
 
 def _labelled(label: str, text: str) -> list[str]:
-    return textwrap.wrap(one_line(text), WIDTH, initial_indent=f"{label:{LABEL}} ", subsequent_indent=" " * (LABEL + 1))
+    return textwrap.wrap(
+        one_line(text),
+        WIDTH,
+        initial_indent=f"{label:{LABEL}} ",
+        subsequent_indent=" " * (LABEL + 1),
+        break_on_hyphens=False,  # a command is copied from here
+    )
 
 
 def _told_tokenizer(found: Inspection) -> str:
@@ -215,9 +221,11 @@ def _told_method(quantisation: Quantisation) -> list[str]:
 
 
 def next_step(found: Inspection) -> str | None:
-    """What to do with a model that lowbit does not run; None where it runs, or nothing of it is quantised."""
+    """What to do with a model that lowbit does not run; None where it runs, or where nothing is known to help."""
     if not found.problem:
         return None
+    if found.remedy:
+        return found.remedy
     formats = [name for each in found.matrices if (name := _format_of(each))]
     if found.quantisation is not None:
         again = f" and --bits {bits}" if (bits := found.quantisation.bits) in BITS else ""

@@ -1,4 +1,4 @@
-"""``lowbit quantize``: write a model with quantised matrices as a directory that other tools load.
+"""``lowbit quantize``: write a model with quantised matrices as a directory or GGUF file that other tools load.
 
 The JSON answer is one object.
 
@@ -6,7 +6,7 @@ The JSON answer is one object.
 field                 holds
 ===================== =================================================================================================
 ``source``            the name of the file or directory that was read
-``directory``         what was written
+``directory``         the directory or file that was written
 ``format``            its layout
 ``method``            ``rtn``, ``gptq`` or ``hqq``
 ``bits``              ``attention`` and ``experts``
@@ -75,9 +75,9 @@ def quantize(
     group_size: Annotated[
         int, typer.Option("--group-size", help="The number of weights in a group.")
     ] = DEFAULT_GROUP_SIZE,
-    layout: Annotated[
-        str, typer.Option("--format", help=f"The layout of the directory: {spoken(list(LAYOUTS))}.")
-    ] = next(iter(LAYOUTS)),
+    layout: Annotated[str, typer.Option("--format", help=f"The layout to write: {spoken(list(LAYOUTS))}.")] = next(
+        iter(LAYOUTS)
+    ),
     attention_bits: Annotated[
         int | None, typer.Option("--attention-bits", help="Bits of the matrices of attention; by default as --bits.")
     ] = None,
@@ -117,8 +117,9 @@ def quantize(
         int | None,
         typer.Option(
             "--block-size",
-            help="With gptq: rows whose errors the ranges of their groups do not see, such as the authors' 128. By "
-            "default every range sees all errors before it.",
+            help="With gptq: the number of rows in a block, such as the authors' 128. The ranges of its groups are "
+            "taken before the errors in the block are applied. By default a block is a group, and every range is taken "
+            "after all earlier errors are applied.",
         ),
     ] = None,
     recipe: Annotated[
@@ -129,7 +130,8 @@ def quantize(
         int | None,
         typer.Option(
             "--processes",
-            help="Number of processes that quantise blocks, or matrices of one. By default this one does.",
+            help="The number of processes that quantise blocks, or the matrices of one block. By default this process "
+            "does the work.",
         ),
     ] = None,
     cluster: Annotated[
@@ -141,14 +143,15 @@ def quantize(
     gptq_version: GPTQOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Quantise a model into a directory that other tools load; after an interrupt the same command resumes."""
+    """Quantise a model into a directory or a GGUF file for other tools; after an interrupt the same command resumes."""
     chosen, by = layout_of(layout), check_choice("--method", method, METHODS)
     seen = Calibration(by, calibration, calibration_tokens, window, damping)
     has_minima = chosen.is_file and by != "hqq" and not symmetric
     zeros = {"real_zeros": chosen.has_real_zeros, "has_minima": has_minima}
     solved = check_choice("--recipe", recipe, RECIPES)
     rounding = Rounding(by, group_size, symmetric, act_order, seen.part, block_size, solved, **zeros)
-    request = Request(rounding, chosen, attention_bits or bits, experts_bits or bits)
+    of_attention, of_experts = (bits if each is None else each for each in (attention_bits, experts_bits))
+    request = Request(rounding, chosen, of_attention, of_experts)
     request.check()
     check_destination(out, is_file=chosen.is_file)
     executor = executor_of(processes, cluster)

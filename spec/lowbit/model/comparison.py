@@ -35,7 +35,7 @@ Source: the ratio estimator and its variance: Cochran, Sampling Techniques, 3rd 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import exp, sqrt
+from math import isfinite, sqrt
 
 import numpy as np
 
@@ -43,7 +43,7 @@ from lowbit.arrays import F32, F64
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.decoder import Decoder
-from lowbit.model.perplexity import LOGIT_ROWS
+from lowbit.model.perplexity import LOGIT_ROWS, exponential
 from lowbit.model.weights import Progress
 
 Pair = tuple[Decoder, Decoder]
@@ -120,7 +120,10 @@ class Comparison:
 
     @property
     def perplexities(self) -> tuple[Estimate, Estimate]:
-        """Of A and of B; the error of a perplexity is that of its logarithm times the perplexity."""
+        """Of A and of B; the error of a perplexity is that of its logarithm times the perplexity.
+
+        A perplexity beyond float64 is infinite, and so is its error.
+        """
         a, b = map(_exponential, self.losses)
         return a, b
 
@@ -145,8 +148,10 @@ class Comparison:
 
 
 def _exponential(logarithm: Estimate) -> Estimate:
-    value = exp(logarithm.mean)
-    return Estimate(value, None if logarithm.error is None else value * logarithm.error)
+    value = exponential(logarithm.mean)
+    if logarithm.error is None:
+        return Estimate(value, None)
+    return Estimate(value, value * logarithm.error if isfinite(value) else value)  # infinity times 0 is no number
 
 
 def compare(

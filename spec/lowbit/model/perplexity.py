@@ -152,8 +152,18 @@ class Perplexity:
 
     @property
     def value(self) -> float:
-        """exp(nll / count)."""
-        return float(np.exp(self.nll / self.count))
+        """exp(nll / count); infinity where that is beyond float64."""
+        return exponential(self.nll / self.count)
+
+
+def exponential(logarithm: float) -> float:
+    """*e* to the power of a number; infinity where that is beyond float64.
+
+    >>> exponential(0.0), exponential(710.0)
+    (1.0, inf)
+    """
+    with np.errstate(over="ignore"):
+        return float(np.exp(logarithm))
 
 
 def perplexity(
@@ -176,7 +186,7 @@ def perplexity(
         progress: called with the tokens read so far and N.
 
     Raises:
-        ArgumentError: wrong window or protocol; too few tokens to score one.
+        ArgumentError: wrong window or protocol; too few tokens to score one; a context too short for the protocol.
     """
     chosen = named(protocol)
     window = chosen.window if window is None else window
@@ -239,12 +249,15 @@ def check_text(config: LlamaConfig, count: int, window: int, bos: int | None, pr
         protocol: how tokens are counted.
 
     Raises:
-        ArgumentError: names the window or the number of tokens.
+        ArgumentError: names the window, the number of tokens, or a context in which no window of the protocol fits.
     """
     prefixed = bos is not None and protocol.bos == "windows"
     shortest = 3 if protocol.scored == "half" else 1 if prefixed else 2
     if protocol.stride is not None:
         shortest = max(shortest, protocol.stride + 1)
+    if config.context < (least := shortest + prefixed):
+        sentence = f"this protocol needs a context of at least {least} tokens, and the model has {config.context}"
+        raise ArgumentError("context", config.context, f"at least {least}", sentence)
     check_integer("window", window, shortest, config.context - prefixed)
     _check_length(count, window, protocol, bos, prefixed)
 

@@ -121,9 +121,16 @@ def hessian(x: Annotated[F32, Shape("T", "K"), FINITE]) -> F64:
 
 
 def damped(hessian: F32 | F64, damping: float) -> F64:
-    """The Hessian with `damping` times the mean of its diagonal added to its diagonal, in float64."""
+    """The Hessian with `damping` times the mean of its diagonal added to its diagonal, in float64.
+
+    Raises:
+        ArgumentError: the sum is beyond float64.
+    """
     wide: F64 = hessian.astype(np.float64)
-    return wide + damping * float(np.mean(np.diagonal(wide))) * np.eye(len(wide))
+    added = damping * float(np.mean(np.diagonal(wide)))
+    if not np.isfinite(added + float(np.max(np.diagonal(wide)))):
+        raise ArgumentError("damping", damping, "a number with which the damped Hessian is finite")
+    return wide + added * np.eye(len(wide))
 
 
 # **The factor.** The last column of :math:`M` is the last column of :math:`H` divided by the root of its last element;
@@ -281,7 +288,8 @@ def quantize(
             is `group_size`: every range sees all errors before it.
 
     Raises:
-        ArgumentError: wrong argument; `symmetric` with ``minimum``; a Hessian that is not positive definite, damped.
+        ArgumentError: wrong argument; `symmetric` with ``minimum``; a Hessian that, damped, is not positive definite
+            or not finite.
 
     Source: QIGen §2; GPTQ §3; errata P1, P2.
     """

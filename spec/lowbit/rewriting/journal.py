@@ -194,7 +194,8 @@ def journal(destination: Path, call: Mapping[str, Any], *, is_file: bool = False
     """The folder of an interrupted process for the same call, or a new one.
 
     A folder in which no part is finished is removed at the end of the block, unless it was given its name. So is any
-    folder where the block refuses an argument: the same command would be refused again.
+    folder where the block refuses an argument or the source: the same command would be refused again, and after the
+    source has been mended, it is another one, for which no part of the folder would be taken up.
 
     Args:
         destination: what the result is called in the end.
@@ -241,7 +242,7 @@ def _removed_if_refused(folder: Path) -> Iterator[None]:
     """Remove a folder where the block raises what the same command would raise again."""
     try:
         yield
-    except ArgumentError:
+    except (ArgumentError, FormatError):
         shutil.rmtree(folder, ignore_errors=True)
         raise
 

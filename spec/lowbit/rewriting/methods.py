@@ -66,8 +66,17 @@ class Rounding:
         return Grid(self.group_size, self.symmetric, "minimum" if self.has_minima else "zero_point")
 
     def of_inputs(self, hessian: F64) -> gptq_blocks.Inputs:
-        """What GPTQ has to know of the inputs of a matrix."""
-        return gptq_blocks.Inputs.of(hessian, act_order=self.act_order, damping=self.damping)
+        """What GPTQ has to know of the inputs of a matrix.
+
+        Raises:
+            ArgumentError: a Hessian that, damped, is not positive definite or not finite.
+        """
+        try:
+            return gptq_blocks.Inputs.of(hessian, act_order=self.act_order, damping=self.damping)
+        except ArgumentError as error:
+            if error.argument != "damping":
+                raise
+            raise ArgumentError("--damping", error.given, error.allowed) from error
 
     def __call__(self, weights: F32, bits: int, inputs: gptq_blocks.Inputs | None = None) -> CodedMatrix:
         """Quantise a matrix.

@@ -383,18 +383,36 @@ def quantized_group(
         name: of the matrix whose inputs they share.
         tensors: that hold them.
         seen: the inputs, for ``gptq``.
+
+    Raises:
+        ArgumentError: weights that cannot be quantised so; names the matrix.
     """
     hessian = None if seen is None else seen.hessian(name)
     inputs = None if hessian is None else request.rounding.of_inputs(hessian)
     found = {}
     for stored, names in tensors:
         weights, ends = columns_together([to_float(linears[each]) for each in names])
-        coded = request.rounding(weights, request.bits_of(names[0]), inputs)
-        matrix, numbers = request.layout.stored(coded, symmetric=request.rounding.symmetric), coded.floats
+        with _about(stored):
+            coded = request.rounding(weights, request.bits_of(names[0]), inputs)
+            matrix, numbers = request.layout.stored(coded, symmetric=request.rounding.symmetric), coded.floats
         notes: dict[str, Any] = {"bits": coded.bits, "error": _error(weights, numbers)}
         notes |= {} if seen is None else {"calibrated": bool(inputs)}
         found[stored] = Packed(names, ends, numbers, matrix, notes)
     return found
+
+
+@contextmanager
+def _about(matrix: str) -> Iterator[None]:
+    """Say of which matrix an error is.
+
+    Raises:
+        ArgumentError: the error of the block, with the name before it.
+    """
+    try:
+        yield
+    except ArgumentError as error:
+        sentence = f"{matrix} cannot be quantised: {error}"
+        raise ArgumentError(error.argument, error.given, error.allowed, sentence) from error
 
 
 def _error(weights: F32, values: F32) -> float:

@@ -32,7 +32,7 @@ from lowbit.formats.gguf import tokenizer as gguf_tokenizer
 from lowbit.formats.gguf.architectures import ARCHITECTURES, held_together
 from lowbit.formats.gguf.config import claimed_shape as shape_of_gguf
 from lowbit.formats.gguf.header import TensorInfo
-from lowbit.formats.gguf.reader import GGUFFile, check_model, open_gguf
+from lowbit.formats.gguf.reader import JOINED, SPLIT_COUNT, GGUFFile, check_model, open_gguf
 from lowbit.formats.gguf.tensors import choices_of
 from lowbit.system.json_files import Fields, read_fields
 from lowbit.text import quoted, shortened
@@ -148,6 +148,7 @@ class Inspection:
         held: every tensor.
         matrices: those that are multiplied by.
         quantisation: of a checkpoint that is quantised already.
+        remedy: what makes lowbit run it, in words; empty where it runs, or where that is not known.
     """
 
     name: str
@@ -160,6 +161,7 @@ class Inspection:
     held: tuple[Held, ...]
     matrices: tuple[Matrices, ...]
     quantisation: Quantisation | None = None
+    remedy: str = ""
 
     @property
     def rows(self) -> list[Held]:
@@ -264,7 +266,14 @@ def _of_gguf(source: GGUFFile) -> Inspection:
         tokenizer=_gguf_tokens(source.header.metadata),
         held=tuple(_held_in_gguf(info) for info in tensors.values()),
         matrices=counted.matrices(),
+        remedy=_joining(source.header.metadata),
     )
+
+
+def _joining(metadata: Mapping[str, Any]) -> str:
+    """What makes a part of a split model run; empty for a file that is no part."""
+    parts = metadata.get(SPLIT_COUNT)
+    return f"Join the parts: {JOINED}." if isinstance(parts, int) and parts > 1 else ""
 
 
 def _run_gguf(source: GGUFFile) -> None:
@@ -394,7 +403,16 @@ def _of_directory(folder: Path) -> Inspection:
         held=tuple(content.held()),
         matrices=content.matrices(whole=True, shape=shape),
         quantisation=content.quantisation,
+        remedy=_remedy(folder),
     )
+
+
+def _remedy(folder: Path) -> str:
+    """What makes a directory run that lacks nothing but the file of its tokenizer; empty for all others."""
+    if (folder / checkpoint_tokenizer.FILE).exists() or _problem(partial(open_checkpoint, folder)):
+        return ""
+    file = checkpoint_tokenizer.FILE
+    return f"{file} is missing. Put that of the model from which these weights were made into the directory."
 
 
 def _run_directory(folder: Path) -> None:

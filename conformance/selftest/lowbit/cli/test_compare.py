@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_checkpoint import write as write_checkpoint
-from tiny_gguf import TOKENS, published, write
+from tiny_gguf import GGML_F32, TOKENS, published, write
 from typer.testing import CliRunner, Result
 
 from lowbit.cli import app
@@ -37,7 +38,7 @@ def run(folder: Path, a: str, b: str, *arguments: object) -> Result:
 def answer(folder: Path, a: str, b: str, *arguments: object) -> dict[str, Any]:
     result = run(folder, a, b, "--window", WINDOW, "--json", *arguments)
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
+    found: dict[str, Any] = json.loads(result.stdout, parse_constant=int)  # which refuses what is no JSON
     return found
 
 
@@ -72,6 +73,32 @@ def test_table(folder: Path) -> None:
     ):
         assert shown in result.stdout
     assert result.stderr.count("as stored") == 2
+
+
+def test_perplexities_beyond_float64(folder: Path) -> None:
+    """They are null in the answer, whose other numbers stay, and said in words in a table of 80 columns."""
+    huge = published(0, head_kind=GGML_F32, tied=False)
+    huge.tensors["output"] = huge.tensors["output"] * np.float32(1e4)
+    write(folder / "huge.gguf", huge)
+    found = answer(folder, "huge.gguf", "1.gguf")
+    assert found["perplexity"]["a"] == {"mean": None, "standard_error": None}
+    assert found["perplexity"]["b"]["mean"] > 1 and found["nll"]["a"]["mean"] > 710
+    said = run(folder, "huge.gguf", "1.gguf", "--window", WINDOW).stdout
+    assert max(map(len, said.splitlines())) <= 80
+    row = next(line for line in said.splitlines() if line.startswith("perplexity"))
+    assert row.split()[1:] == [">1.8e+308", f"{found['perplexity']['b']['mean']:.4f}"]
+    assert "A perplexity beyond float64 is e to the power of its nats a token." in said
+
+
+def test_large_perplexities_keep_the_table_narrow(folder: Path) -> None:
+    """Those of 200 digits are in scientific notation."""
+    large = published(0, head_kind=GGML_F32, tied=False)
+    large.tensors["output"] = large.tensors["output"] * np.float32(100)
+    write(folder / "large.gguf", large)
+    mean = answer(folder, "large.gguf", "1.gguf")["perplexity"]["a"]["mean"]
+    assert mean > 1e20
+    said = run(folder, "large.gguf", "1.gguf", "--window", WINDOW).stdout
+    assert f"{mean:.4e}" in said and max(map(len, said.splitlines())) <= 80
 
 
 def test_one_window(folder: Path) -> None:

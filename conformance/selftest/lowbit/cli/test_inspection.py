@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import tiny_checkpoint
 import tiny_gguf
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFWriter
 from gguf_families import converted
 from typer.testing import CliRunner, Result
 
 from lowbit.cli import app
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.reader import open_checkpoint
-from lowbit.formats.gguf.reader import open_gguf
+from lowbit.formats.gguf.reader import check_model, open_gguf
 from lowbit.runtime import Options, load
 from lowbit.runtime.linears import CONTRACTS, Contract
 from lowbit.tensor_formats.stored import FORMATS
@@ -228,6 +228,59 @@ def test_the_next_step_of_another_architecture(kind: str, step: str | None, tmp_
     assert found["next_step"] is None if step is None else found["next_step"].endswith(step)
     told = "No matrix is quantised." if step is None else "It has kernels for every quantised matrix."
     assert found["backends"]["numpy"]["advice"] == told
+
+
+def test_a_file_that_lacks_tensors(tmp_path: Path) -> None:
+    """Some of them are named and the others counted, in the sentence by which the model is refused."""
+    model = tiny_gguf.published()
+    for name in [name for name in model.tensors if name.startswith("blk.1.")]:
+        del model.tensors[name]
+    path = tiny_gguf.write(tmp_path / "m.gguf", model)
+    found = answer(path)
+    with pytest.raises(FormatError) as refused:
+        check_model(open_gguf(path))
+    assert (found["runs"], found["reason"]) == (False, str(refused.value))
+    assert found["reason"] == (
+        "m.gguf: number of missing tensors is 9 "
+        "('blk.1.attn_q.weight', 'blk.1.attn_k.weight', 'blk.1.attn_v.weight', ...); allowed: 0"
+    )
+    assert "lowbit does not run it" in run(path).stdout
+
+
+def test_a_part_of_a_split_model(tmp_path: Path) -> None:
+    """Its reason and its next step name the tool that joins the parts, for the first part and for those after it."""
+    model = tiny_gguf.published()
+    first = tiny_gguf.write(tmp_path / "m-00001-of-00002.gguf", model, metadata={"split.count": 2})
+    writer = GGUFWriter(tmp_path / "m-00002-of-00002.gguf", "")  # of which only the first part has the metadata
+    writer.kv_data = [{}]
+    writer.add_uint16("split.no", 1)
+    writer.add_uint16("split.count", 2)
+    writer.add_tensor("blk.1.attn_norm.weight", model.tensors["blk.1.attn_norm"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for path in (first, tmp_path / "m-00002-of-00002.gguf"):
+        found = answer(path)
+        assert not found["runs"]
+        assert f"{path.name}: split.count is 2; allowed: 1, a model in one file" in found["reason"]
+        assert found["next_step"] == "Join the parts: llama-gguf-split --merge FIRST_PART NEW_FILE."
+        assert run(path).stdout.count("llama-gguf-split --merge") == 2  # no line ends inside it
+    whole = tiny_gguf.write(tmp_path / "m.gguf", model, metadata={"split.count": 0})  # as the tool writes it
+    assert answer(whole)["runs"]
+
+
+@pytest.mark.parametrize("folder", [FLOATS / "mistral", QUANTISED / "awq-gemm"])
+def test_a_directory_without_a_tokenizer(folder: Path, tmp_path: Path) -> None:
+    """Nothing else is missing, so the next step is to put the file there; a wrong one is another problem."""
+    found = answer(folder)
+    assert not found["runs"] and found["tokenizer"] is None and "tokenizer.json" in found["reason"]
+    assert found["next_step"] == (
+        "tokenizer.json is missing. Put that of the model from which these weights were made into the directory."
+    )
+    wrong = shutil.copytree(folder, tmp_path / "m")
+    (wrong / "tokenizer.json").write_text("{}")
+    assert "is missing" not in (answer(wrong)["next_step"] or "")
 
 
 def test_a_backend_that_cannot_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import rewriting
+import tiny_checkpoint
 import tiny_gguf
 from gguf import GGMLQuantizationType, GGUFReader
 from rewriting import TEXT, ends, floats, fused_in, sources_in
@@ -275,6 +276,8 @@ def test_several_matrices_in_one_tensor(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[list[object], str]] = [
     (["--bits", 5], "--bits is 5; allowed: 2, 3, 4 or 8"),
+    (["--attention-bits", 0], "--attention-bits is 0; allowed: 2, 3, 4 or 8"),
+    (["--experts-bits", 0], "--experts-bits is 0; allowed: 2, 3, 4 or 8"),
     (["--method", "best"], "--method is 'best'; allowed: rtn, gptq or hqq"),
     (["--format", "exl2"], "--format is 'exl2'; allowed: gptq-v2, gptq-v1, awq,"),
     (["--format", "awq", "--bits", 8], "--bits is 8; allowed: 4"),
@@ -303,6 +306,10 @@ REFUSED: list[tuple[list[object], str]] = [
     (["--calibration", "text"], "--calibration applies only to --method gptq"),
     (["--damping", 0.1], "--damping applies only to --method gptq"),
     (["--method", "gptq", "--damping", -1], "--damping is -1.0; allowed: a finite number of at least 0"),
+    (
+        ["--method", "gptq", "--damping", 1e308, "--window", 32, "--calibration", "TEXT"],
+        "--damping is 1e+308; allowed: a number with which the damped Hessian is finite",
+    ),
     (["--method", "gptq", "--window", 0], "--window is 0"),
     (["--method", "gptq", "--window", 65, "--calibration", "TEXT"], "--window is 65; allowed: at most 64"),
     (["--gptq-version", "v1"], "GPTQ version v1 was asked for"),
@@ -317,6 +324,22 @@ def test_wrong_arguments(arguments: list[object], message: str, sources: dict[st
     assert isinstance(result.exception, ArgumentError)
     assert message in str(result.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [[], ["--method", "gptq"], ["--method", "hqq"], ["--processes", 2]])
+def test_weights_that_cannot_be_quantised_name_their_matrix(
+    options: list[object], sources: dict[str, Path], tmp_path: Path
+) -> None:
+    """By the name that it has in what would be written, and nothing is left."""
+    model = tiny_checkpoint.published(tiny_checkpoint.DENSE)
+    name = "model.layers.1.mlp.up_proj"
+    model.tensors[f"{name}.weight"], model.types[f"{name}.weight"] = model.tensors[f"{name}.weight"] * 1e30, "F32"
+    source = tiny_checkpoint.write(tmp_path / "source", model)
+    options = [*options, "--calibration", sources["text"], "--window", 32] if "gptq" in options else options
+    error = run(source, "-o", tmp_path / "new", *GROUP, *options).exception
+    assert isinstance(error, ArgumentError)
+    assert str(error).startswith(f"{name} cannot be quantised: range of a group")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_wrong_places(sources: dict[str, Path], tmp_path: Path) -> None:

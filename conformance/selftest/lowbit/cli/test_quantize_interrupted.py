@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import rewriting
+import tiny_checkpoint
 from rewriting import contents, events_of, killed, run_counted, sources_in
 
 from lowbit.arrays import Array
@@ -128,6 +129,19 @@ def test_a_resumed_run_needs_room_for_what_is_left(
     result = run(sources["gguf"], "-o", tmp_path / "other", *GROUP)
     assert isinstance(result.exception, UnavailableError) and "are needed and" in str(result.exception)
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize("options", [[], ["--processes", 2]])
+def test_a_damaged_source_leaves_nothing(options: list[object], tmp_path: Path) -> None:
+    """A NaN behind a block that is finished: the same command would meet it again, and a mended file is another one."""
+    model = tiny_checkpoint.published(tiny_checkpoint.DENSE)
+    name = "model.layers.1.mlp.up_proj.weight"
+    model.types[name] = "F32"
+    model.tensors[name] = np.full_like(model.tensors[name], np.nan)
+    source = tiny_checkpoint.write(tmp_path / "source", model)
+    error = run(source, "-o", tmp_path / "new", *GROUP, *options).exception
+    assert isinstance(error, FormatError) and f"a number in tensor '{name}' is nan" in str(error)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 SEEN = ["--method", "gptq", "--calibration", "TEXT", "--window", 32]

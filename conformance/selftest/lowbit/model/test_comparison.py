@@ -9,7 +9,7 @@ from tiny_gguf import CONFIG, published, write
 from lowbit.arrays import F64
 from lowbit.errors import ArgumentError
 from lowbit.formats.gguf.reader import open_gguf, read_llama
-from lowbit.model.comparison import Comparison, Estimate, compare, estimate, log_probabilities
+from lowbit.model.comparison import Comparison, Estimate, Window, compare, estimate, log_probabilities
 from lowbit.model.decoder import Decoder
 from lowbit.model.matrices import to_float
 from lowbit.model.perplexity import perplexity
@@ -124,6 +124,16 @@ def test_standard_errors() -> None:
     assert found.error == pytest.approx(means.std(ddof=1) / 2, rel=1e-14)
     assert estimate([2.0, 6.0], [1, 3]) == Estimate(2.0, 0.0)
     assert estimate([2.0], [4]) == Estimate(0.5, None)
+
+
+def test_perplexities_beyond_float64() -> None:
+    """They are infinite, and so is what is known of their errors; those of the other model stay."""
+    windows = [Window(4, (losses, 2.0), 0.1, 4) for losses in (4000.0, 4000.0)]
+    a, b = Comparison(tuple(windows), None).perplexities
+    assert a == Estimate(np.inf, np.inf)
+    assert b.mean == pytest.approx(np.exp(0.5), rel=1e-14) and b.error == 0
+    assert Comparison(tuple(windows[:1]), None).perplexities[0] == Estimate(np.inf, None)
+    assert Comparison(tuple(windows), None).difference == Estimate(-999.5, 0.0)
 
 
 def test_log_probabilities_of_large_logits() -> None:

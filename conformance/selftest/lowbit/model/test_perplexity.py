@@ -10,7 +10,7 @@ import pytest
 from lowbit.arrays import F32, F64
 from lowbit.errors import ArgumentError
 from lowbit.model.config import LlamaConfig
-from lowbit.model.perplexity import PROTOCOLS, Protocol, ProtocolName, perplexity
+from lowbit.model.perplexity import PROTOCOLS, Perplexity, Protocol, ProtocolName, perplexity
 
 VOCABULARY, BOS, CONTEXT = 40, 1, 64
 RNG = np.random.Generator(np.random.PCG64(0))
@@ -183,7 +183,13 @@ def test_where_bos_stands() -> None:
         ("llama.cpp", 60, 2, None, "window is 2; allowed: an integer from 3 to 64"),
         ("gptq", 60, 65, BOS, "window is 65; allowed: an integer from 2 to 64"),
         ("lowbit", 60, 64, BOS, "window is 64; allowed: an integer from 1 to 63"),
-        ("transformers", 60, 64, None, "window is 64; allowed: an integer from 513"),
+        (
+            "transformers",
+            60,
+            64,
+            None,
+            "this protocol needs a context of at least 513 tokens, and the model has 64",
+        ),
         ("best", 60, 16, None, "protocol is 'best'; allowed: lowbit, gptq, llama"),
     ],
 )
@@ -191,3 +197,10 @@ def test_what_cannot_be_counted_is_refused(name: Any, count: int, window: int, b
     """Too short a text, windows that score nothing or do not fit, and names that no protocol has."""
     with pytest.raises(ArgumentError, match=message):
         perplexity(Toy(), TOKENS[:count], window, bos=bos, protocol=name)
+
+
+def test_beyond_float64() -> None:
+    """A perplexity that float64 cannot hold is infinite, without a warning; the sum that it is made of stays."""
+    found = Perplexity(nll=71000.0, count=100)
+    assert (found.value, found.nll) == (math.inf, 71000.0)
+    assert Perplexity(nll=70900.0, count=100).value == pytest.approx(math.exp(709), rel=1e-14)

@@ -281,6 +281,9 @@ def test_mistakes_are_refused() -> None:
         "not symmetric": lambda: quantize(weights, np.triu(np.ones((32, 32))), bits=4, group_size=8),
         "damp": lambda: quantize(weights, np.zeros((32, 32)), bits=4, group_size=8),
         "damping": lambda: quantize(weights, square, bits=4, group_size=8, damping=-1.0),
+        r"damping is 1e\+308; allowed: a number with which the damped Hessian is finite": lambda: quantize(
+            weights, 100 * square, bits=4, group_size=8, damping=1e308
+        ),
         "convention": lambda: quantize(weights, square, bits=4, group_size=8, convention="minimum", symmetric=True),
         "bits": lambda: quantize(weights, square, bits=5, group_size=8),
         "block_size": lambda: quantize(weights, square, bits=4, group_size=8, block_size=0),

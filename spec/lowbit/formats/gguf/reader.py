@@ -12,7 +12,8 @@ by side, unlike the published weights; half-split channels (see `rope`) are rest
 first and then the odd ones. Rows of the file are columns here, and moving whole columns moves codes, scales and zeros
 together: nothing is decoded and nothing is rounded.
 
-A tensor that would be left out, such as a bias or an expert, would silently make it another model, and is refused.
+A tensor that would be left out, such as a bias or an expert, would silently make it another model, and is refused. A
+file that lacks a tensor is refused as well, and so is a part of a model that was split into several files.
 
 Source: the GGUF specification of the ggml project.
 """
@@ -45,6 +46,10 @@ Kind = TypeVar("Kind", bool, int, float, str, list[str])
 
 ROUTER_MATRIX = "feed_forward.router"
 ROTATED = {"attn_q": "heads", "attn_k": "kv_heads"}
+SPLIT_COUNT, JOINED = "split.count", "llama-gguf-split --merge FIRST_PART NEW_FILE"
+"""The key of the number of files of a split model, and how llama.cpp's tool joins them."""
+MOST_SHOWN = 3
+"""Missing tensors that a message names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +189,7 @@ class GGUFFile:
         """
         info = self.header.tensors.get(name)
         if info is None:
-            raise FormatError(self.file, f"tensor {quoted(name)}", "missing", "a file that holds it")
+            raise _missing(self.file, name)
         return info
 
     def _check_shape(self, info: TensorInfo, dimensions: int, outputs: int) -> None:
@@ -270,14 +275,28 @@ def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeigh
 
 
 def check_model(source: GGUFFile) -> None:
-    """Refuse a file that has other tensors than those of its architecture, or does not fit into memory.
+    """Refuse a file that has not just the tensors of its architecture, or does not fit into memory.
 
     Raises:
-        FormatError: another architecture, or a tensor that it does not have.
+        FormatError: a part of a split model, another architecture, a tensor that it does not have, or one that is
+            missing.
         UnavailableError: too little memory for the weights.
     """
-    _refuse_other_tensors(source, source.config)
+    _refuse_part(source)
+    _check_tensors(source, source.config)
     check_memory(f"model {source.file}", _model_bytes(source))
+
+
+def _refuse_part(source: GGUFFile) -> None:
+    """Refuse a file that holds a part of a model, of which only the first part has the metadata.
+
+    Raises:
+        FormatError: it is one; says how to join the parts.
+    """
+    parts = source.value(SPLIT_COUNT, int, 0)
+    if parts > 1:
+        allowed = f"1, a model in one file. llama.cpp's `{JOINED}` joins the {parts} parts"
+        raise FormatError(source.file, SPLIT_COUNT, parts, allowed)
 
 
 def _model_bytes(source: GGUFFile) -> int:
@@ -334,15 +353,29 @@ def _cut(source: GGUFFile, name: str, columns: list[int]) -> list[Matrix]:
     return [select_columns(whole, np.arange(first, last)) for first, last in pairwise(ends)]
 
 
-def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig) -> None:
-    """Refuse tensors that would be ignored, which would change the model: a bias, rotary factors, an expert."""
+def _check_tensors(source: GGUFFile, config: LlamaConfig) -> None:
+    """Refuse tensors that would be ignored, which would change the model: a bias, rotary factors, an expert.
+
+    A file without one of the tensors that a decoder of this architecture is made of is refused as well.
+    """
     name = source.architecture
-    stored = [f"{part}.weight" for part in ARCHITECTURES[name].matrices.values()]
+    stored = [f"{part}.weight" for part in ARCHITECTURES[name].held]
     stored += ARCHITECTURES[name].vectors.values()
     experts = (ARCHITECTURES[name].experts or {}).values()
     stored += [f"{part}.{kind}" for part in experts for kind in ("weight", "bias")]
-    known = {"token_embd.weight", "output_norm.weight", "output.weight", *ARCHITECTURES[name].rotary_factors}
-    known |= {f"blk.{number}.{part}" for number in range(config.layers) for part in stored}
+    needed = [f"blk.{number}.{part}" for number in range(config.layers) for part in stored]
+    needed = ["token_embd.weight", *needed, "output_norm.weight"]
+    known = {*needed, "output.weight", *ARCHITECTURES[name].rotary_factors}
     for tensor in source.header.tensors:
         if tensor not in known:
             raise FormatError(source.file, "tensor", quoted(tensor), f"the tensors of architecture '{name}'")
+    missing = [tensor for tensor in needed if tensor not in source.header.tensors]
+    if len(missing) > 1:
+        shown = ", ".join(map(quoted, missing[:MOST_SHOWN])) + (", ..." if len(missing) > MOST_SHOWN else "")
+        raise FormatError(source.file, "number of missing tensors", f"{len(missing)} ({shown})", "0")
+    if missing:
+        raise _missing(source.file, missing[0])
+
+
+def _missing(file: str, tensor: str) -> FormatError:
+    return FormatError(file, f"tensor {quoted(tensor)}", "missing", "a file that holds it")

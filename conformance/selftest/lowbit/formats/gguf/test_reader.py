@@ -18,7 +18,7 @@ from tiny_gguf import CONFIG, Published, published, write
 from lowbit.attention.rope import Scaling, llama3_scaling
 from lowbit.errors import ArgumentError, FormatError, LowbitError
 from lowbit.formats.gguf import header
-from lowbit.formats.gguf.reader import open_gguf, read_llama
+from lowbit.formats.gguf.reader import check_model, open_gguf, read_llama
 from lowbit.formats.gguf.tokenizer import read_tokenizer
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder, next_logits
@@ -189,6 +189,25 @@ def test_a_tensor_that_would_be_left_out_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(FormatError, match=r"'blk\.0\.attn_q\.bias'"):
         load(write(tmp_path / "b.gguf", change=add_bias))
+
+
+@pytest.mark.parametrize("name", ["token_embd", "output_norm", "blk.0.ffn_norm", "blk.1.ffn_down"])
+def test_a_tensor_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
+    """Before any weight is read, whichever it is."""
+    model = published()
+    del model.tensors[name]
+    message = rf"m\.gguf: tensor '{name}\.weight' is missing; allowed: a file that holds it"
+    with pytest.raises(FormatError, match=message):
+        check_model(open_gguf(write(tmp_path / "m.gguf", model)))
+
+
+def test_a_part_of_a_split_model_is_refused(tmp_path: Path) -> None:
+    """The sentence says how to join the parts; a number of parts that is no integer is refused as well."""
+    with pytest.raises(FormatError, match=r"split\.count is 2; allowed: 1, .* `llama-gguf-split --merge FIRST_PART"):
+        load(write(tmp_path / "m.gguf", metadata={"split.count": 2}))
+    with pytest.raises(FormatError, match=r"split\.count is a str; allowed: an integer"):
+        load(write(tmp_path / "m.gguf", metadata={"split.count": "2"}))
+    load(write(tmp_path / "m.gguf", metadata={"split.count": 1}))
 
 
 def test_a_tensor_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
