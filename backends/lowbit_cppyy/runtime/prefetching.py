@@ -1,8 +1,8 @@
 """The hint by which kernels for one row of x fetch their words, each of which is read once: a choice by the processor.
 
-A fetch that takes no place in the caches (``NTA``) leaves that place to the activations, and AMD's processors were tuned
-with it. Intel's server processors are slower with it than with a fetch into all levels (``T0``), by this much with 4
-bits:
+A fetch that takes no place in the caches (``NTA``) leaves that place to the activations, and AMD's processors were
+tuned with it. Intel's server processors are slower with it than with a fetch into all levels (``T0``), by this much
+with 4 bits:
 
 - Ice Lake, one thread, other work beside it: 2048 × 2048, called again and again, 1.8 times with float32 and 2.8 to 3
   with integers; 4096 × 11008, five copies in turn, 1.3 times with float32. A matrix does not seem to stay in the
