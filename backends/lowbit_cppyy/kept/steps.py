@@ -1,8 +1,8 @@
 """The kept step of a model: found in the cache, or made and kept there.
 
-A step is kept for a model by the digest of its file, for an instruction set, for the searched kernels that are in use,
-and for this very code: a changed source file or compiler makes another. The folder holds the `MOST` steps that were
-used last.
+A step is kept for a model by the digest of its file, for an instruction set and a maker of processors, for the searched
+kernels that are in use, and for this very code: a changed source file or compiler makes another. The folder holds the
+`MOST` steps that were used last.
 """
 
 import hashlib
@@ -32,6 +32,7 @@ from lowbit_cppyy.kept.image import KeptParts
 from lowbit_cppyy.kept.libraries import FUNCTIONS, OPTIONS, Compiling, MissingError, Source, compiler, identity
 from lowbit_cppyy.kept.recorder import Recorder
 from lowbit_cppyy.runtime.compiler import stop_at_exit, using
+from lowbit_cppyy.runtime.prefetching import once_hint
 from lowbit_cppyy.step.decoder import PURPOSES, CompiledDecoder
 from lowbit_cppyy.step.parts import StepParts
 from lowbit_cppyy.step.source import StepSource
@@ -155,7 +156,8 @@ def _plain(config: LlamaConfig) -> Any:
 
 def _key(wanted: Wanted, command: str) -> str:
     config = json.dumps(asdict(wanted.config), sort_keys=True)  # the context is asked for, and not in the file
-    said = [*wanted.identity, config, wanted.table.name, identity(command), *OPTIONS, *_code(), *_tuned()]
+    processor = wanted.table.name, once_hint()
+    said = [*wanted.identity, config, *processor, identity(command), *OPTIONS, *_code(), *_tuned()]
     return hashlib.sha256("\0".join(said).encode()).hexdigest()[:40]
 
 

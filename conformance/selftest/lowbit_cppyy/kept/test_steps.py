@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,16 @@ def test_a_step_is_found_where_nothing_can_be_written(folder: Path, monkeypatch:
         monkeypatch.setattr(os, "utime", refused)
         kept(backend, request_of("llama", made=made))
     assert made == ["llama"]
+
+
+def test_a_processor_of_another_maker_has_steps_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels fetch their words by another hint, even if both have the same instructions."""
+    made: list[str] = []
+    with CppyyBackend(threads=1) as backend:
+        for hint in ("_MM_HINT_T0", "_MM_HINT_NTA", "_MM_HINT_T0"):
+            monkeypatch.setattr(steps, "once_hint", partial(str, hint))
+            kept(backend, request_of("llama", made=made))
+    assert made == ["llama", "llama"]
 
 
 def test_a_link_to_nothing_is_passed_over(folder: Path) -> None:
