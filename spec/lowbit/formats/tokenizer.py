@@ -212,7 +212,7 @@ class _Growing:
         return not self._is_steady or token in self._skipped or self._is_byte(token)
 
     def before(self, tokens: Sequence[int]) -> list[int]:
-        """The last of these tokens, so many that they have a text, and without those that further ones may change.
+        """The last of these tokens: enough of them to have a text, without those that later ones may change.
 
         Raises:
             FormatError: the library cannot make text of them.
