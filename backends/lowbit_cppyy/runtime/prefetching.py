@@ -7,7 +7,7 @@ with 4 bits:
 - Ice Lake, one thread, other work beside it: 2048 × 2048, called again and again, 1.8 times with float32 and 2.8 to 3
   with integers; 4096 × 11008, five copies in turn, 1.3 times with float32. A matrix does not seem to stay in the
   third-level cache either.
-- Cascade Lake, nothing beside it, 4096 × 11008, six copies in turn: one thread 1.7 to 3.3 times with float32 and 1.8 to
+- Cascade Lake, nothing beside it, 4096 × 11008, six copies in turn: one thread 1.8 to 3.3 times with float32 and 1.8 to
   2 with integers, two threads 1.6 to 2.
 
 So the hint is ``T0`` on Intel's processors, also on those that were not measured, and ``NTA`` on all others.
