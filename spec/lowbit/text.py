@@ -7,6 +7,7 @@ inside a sentence, in quotation marks.
 """
 
 import re
+from math import isfinite
 
 MOST_TEXT = 4000
 MOST_QUOTED = 80
@@ -35,6 +36,15 @@ def one_line(text: str, most: int = MOST_TEXT) -> str:
     'no compiler lowbit: passed\\\\x07'
     """
     return cleaned(" ".join(part for line in text.splitlines() if (part := line.replace("\t", " ").strip())), most)
+
+
+def json_number(number: float | None) -> float | None:
+    """A number as JSON has it; None, which becomes ``null``, for infinities and NaN, which JSON has not.
+
+    >>> json_number(0.5), json_number(float("inf")), json_number(None)
+    (0.5, None, None)
+    """
+    return None if number is None or not isfinite(number) else number
 
 
 def represented(value: object) -> str:

@@ -20,7 +20,6 @@ field                        holds
 """
 
 import json
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,13 +29,14 @@ from lowbit.backend import registry
 from lowbit.cli.compare_report import told, write_report
 from lowbit.cli.demo_report import made_folder
 from lowbit.cli.executors import ClusterOption, KeepOption, ProcessesOption, executor_of
-from lowbit.cli.options import BackendOption, JsonOption, file_of, opened
+from lowbit.cli.options import BackendOption, JsonOption, called, file_of, opened
 from lowbit.cli.progress import changing_bar, note
 from lowbit.contract.checks import check_integer
 from lowbit.formats.fetch import DEFAULT_TEXT, TABLE, read_text
 from lowbit.model.comparison import Estimate, Window
 from lowbit.runtime.comparing import BY_FORMULAS, Compared, compare_models
 from lowbit.runtime.evaluating import Evaluation, Models
+from lowbit.text import json_number
 
 KIND = "a GGUF file or a checkpoint directory"
 
@@ -71,7 +71,7 @@ def compare(
         there = Models((a.absolute(), b.absolute()), tuple(each.config for each in models), engine.name, BY_FORMULAS)
         elsewhere = None if executor is None else Evaluation(executor, there, keep).compare
         options: dict[str, Any] = {"most_tokens": tokens, "window": window, "elsewhere": elsewhere}
-        with changing_bar() as report:
+        with changing_bar() as report, called("window", "--window"):
             found = compare_models(models, engine, words, **options, report=report)
     answer = described(found, path.name, window)
     if folder is not None:
@@ -104,12 +104,7 @@ def described(found: Compared, text: str, window: int) -> dict[str, Any]:
 
 
 def _estimated(number: Estimate) -> dict[str, float | None]:
-    return {"mean": _held(number.mean), "standard_error": _held(number.error)}
-
-
-def _held(number: float | None) -> float | None:
-    """A number that JSON holds, or None."""
-    return None if number is None or not isfinite(number) else number
+    return {"mean": json_number(number.mean), "standard_error": json_number(number.error)}
 
 
 def _summed(window: Window) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.weights import LlamaWeights, linear_shapes, matrices, weight_bytes
 from lowbit.runtime import Options, StoredModel, load
 from lowbit.system.threads import side_by_side, usable_processors
-from lowbit.text import one_line
+from lowbit.text import json_number, one_line
 
 PROMPT = "Alice was beginning to get very tired of"
 GROUP_SIZES = (64, 128)
@@ -115,7 +115,8 @@ def demo(
     answer["files"] = write_report(answer, folder)
     show_summary(console, answer)
     if as_json:
-        print(json.dumps(answer))
+        rows = [row | {"perplexity": json_number(row["perplexity"])} for row in measured]
+        print(json.dumps(answer | {"perplexity": rows}))
     raise typer.Exit(0 if len(certified) == len(verdicts) else 1)
 
 

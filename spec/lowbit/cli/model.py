@@ -50,6 +50,7 @@ from lowbit.cli.options import (
     TopKOption,
     TopPOption,
     asked_version,
+    called,
     chosen,
     file_of,
     loaded_backend,
@@ -65,10 +66,10 @@ from lowbit.formats.fetch import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, read_text
 from lowbit.formats.tokenizer import Tokenizer, until
 from lowbit.linear.elementary import softmax
 from lowbit.model.decoder import Step
-from lowbit.model.perplexity import DEFAULT_PROTOCOL, PROTOCOLS, Protocol, check_text
+from lowbit.model.perplexity import DEFAULT_PROTOCOL, PROTOCOLS, check_text
 from lowbit.runtime import LanguageModel, Options, StoredModel, load
 from lowbit.runtime.evaluating import Evaluation, Models
-from lowbit.text import cleaned, quoted
+from lowbit.text import cleaned, json_number, quoted
 
 Show = Callable[[str, int], None]
 """Called with a piece of text, and with the number of tokens so far."""
@@ -265,7 +266,8 @@ def perplexity(
         options = reading.added(options, stored)
         bos = stored.tokenizer.bos
         ids = stored.tokenizer.encode(words, begin=False)[:tokens]
-        _check_window(stored, len(ids), window, counting, is_asked=asked is not None)
+        with nullcontext() if asked is None else called("window", "--window"):  # before any weight is read
+            check_text(stored.config, len(ids), window, bos, counting)
         options = _with_room(options, max(1, min(window, len(ids))) + (bos is not None))
         if executor is None:
             ready = stack.enter_context(_loaded(stored, engine, options))
@@ -287,7 +289,7 @@ def perplexity(
             "tokens": len(ids),
             "scored": result.count,
             "nll": result.nll,
-            "perplexity": result.value if isfinite(result.value) else None,
+            "perplexity": json_number(result.value),
             "seconds": seconds,
         }
         print(json.dumps(answer))
@@ -325,16 +327,6 @@ def _encoded(model: StoredModel, prompt: str) -> list[int]:
     if len(ids) > model.config.context:
         raise ArgumentError("--prompt", f"{len(ids)} tokens", f"at most {model.config.context}, the model's context")
     return ids
-
-
-def _check_window(stored: StoredModel, count: int, window: int, protocol: Protocol, *, is_asked: bool) -> None:
-    """Refuse a window that does not fit, before any weight is read; one that was asked for is called by its option."""
-    try:
-        check_text(stored.config, count, window, stored.tokenizer.bos, protocol)
-    except ArgumentError as error:
-        if not is_asked or error.argument != "window":
-            raise
-        raise ArgumentError("--window", error.given, error.allowed) from error
 
 
 def _calibrated_on(options: Options, ids: Sequence[int]) -> bool:

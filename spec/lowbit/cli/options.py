@@ -230,6 +230,17 @@ def loaded_backend(backend: str | None, model: Path | None) -> Iterator[Backend]
         yield engine
 
 
+@contextmanager
+def called(argument: str, option: str) -> Iterator[None]:
+    """An error that names this argument of the library names the option that gave it."""
+    try:
+        yield
+    except ArgumentError as error:
+        if error.argument != argument:
+            raise
+        raise ArgumentError(option, error.given, error.allowed) from error
+
+
 def opened(
     path: Path | None, gptq_version: str | None = None, context: int | None = None, *, identified: bool = False
 ) -> StoredModel:

@@ -129,7 +129,11 @@ def test_models_of_other_tokenizers_are_refused(folder: Path, tmp_path: Path) ->
     assert isinstance(error, ArgumentError) and "different tokens of the text" in str(error)
 
 
-@pytest.mark.parametrize("arguments", [("--window", 1), ("--window", 65), ("--tokens", 1), ("--tokens", 0)])
-def test_refused(folder: Path, arguments: tuple[object, ...]) -> None:
-    """Windows that do not fit and texts that are too short."""
-    assert isinstance(run(folder, "0.gguf", "1.gguf", *arguments).exception, ArgumentError)
+@pytest.mark.parametrize(
+    ("window", "tokens", "named"),
+    [(1, 50, "--window"), (65, 50, "--window"), (WINDOW, 1, "tokens"), (WINDOW, 0, "tokens")],
+)
+def test_refused(folder: Path, window: int, tokens: int, named: str) -> None:
+    """Windows that do not fit, called by their option, and texts that are too short."""
+    error = run(folder, "0.gguf", "1.gguf", "--window", window, "--tokens", tokens).exception
+    assert isinstance(error, ArgumentError) and named in error.argument

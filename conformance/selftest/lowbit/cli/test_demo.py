@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType
 from tiny_gguf import published, write
 from typer.testing import CliRunner, Result
 
@@ -141,6 +142,18 @@ def test_the_reference_takes_part_only_when_it_is_asked_to(
     (said,) = answer["generation"]["as stored"]
     assert said["backend"] == "numpy"
     assert re.search(r"the head's 32 highest logits use [\d.]+% of the bound", said["agreement"])
+
+
+def test_perplexities_beyond_float64(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are null in the answer, and the plot leaves them out."""
+    asked(monkeypatch, "passed")
+    huge = published(0, head_kind=GGMLQuantizationType.F32, tied=False)
+    huge.tensors["output"] = huge.tensors["output"] * np.float32(1e4)
+    result = run(write(tmp_path / "huge.gguf", huge), text, tmp_path / "out", "--json")
+    found = json.loads(result.stdout, parse_constant=pytest.fail)
+    stored = found["perplexity"][0]
+    assert stored["weights"] == "as stored" and stored["perplexity"] is None
+    assert Path(found["files"]["plot"]).exists()
 
 
 def test_the_report_escapes_what_it_shows(tmp_path: Path) -> None:
