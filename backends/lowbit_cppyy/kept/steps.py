@@ -8,7 +8,7 @@ kernels that are in use, and for this very code: a changed source file or compil
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -145,7 +145,7 @@ def _made(wanted: Wanted, path: Path) -> image.Image:
             }
 
         found = image.written_image(path, recording, arrays, header)
-    _forget_old(path.parent)
+    _forget_old(path, {name for name, _ in found.header["libraries"]})
     return found
 
 
@@ -189,10 +189,11 @@ def _used_now(path: Path) -> None:
         os.utime(path)
 
 
-def _forget_old(folder: Path) -> None:
+def _forget_old(made: Path, libraries: Collection[str]) -> None:
     """Remove all steps but the `MOST` that were used last, and all libraries but `MOST_LIBRARIES`.
 
-    A step whose library is gone is made again.
+    A step that was just made and its libraries stay, of which one may be older than others that nothing needs. Another
+    step whose library is gone is made again.
     """
 
     def used(path: Path) -> float:
@@ -201,9 +202,13 @@ def _forget_old(folder: Path) -> None:
         except OSError:
             return 0.0
 
+    def in_use(path: Path) -> bool:
+        return path == made or path.name in libraries
+
     for ending, most in ((SUFFIX, MOST), (".so", MOST_LIBRARIES)):
-        for path in sorted(folder.glob(f"*{ending}"), key=used, reverse=True)[most:]:
-            for each in (path, record_of(path)):
+        found = sorted(made.parent.glob(f"*{ending}"), key=lambda path: (in_use(path), used(path)), reverse=True)
+        for path in found[most:]:
+            for each in () if in_use(path) else (path, record_of(path)):
                 with suppress(OSError):
                     each.unlink()
 

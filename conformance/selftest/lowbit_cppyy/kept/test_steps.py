@@ -201,6 +201,20 @@ def test_libraries_that_were_not_used_for_long_are_removed(folder: Path, monkeyp
     assert made == ["llama", "gemma3", "llama"]
 
 
+def test_the_libraries_of_a_new_step_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be older than others, as when another step shares them."""
+    monkeypatch.setattr(steps, "MOST_LIBRARIES", 2)
+    with CppyyBackend(threads=1) as backend:
+        kept(backend, request_of("llama"))
+        for library in folder.glob("*.so"):
+            os.utime(library, (1e9, 1e9))
+            library.with_name(f"newer-{library.name}").touch()
+        for step in folder.glob(f"*{steps.SUFFIX}"):
+            step.unlink()
+        kept(backend, request_of("llama"))
+    assert not [each for each in folder.glob("*.so") if each.name.startswith("newer")]
+
+
 def test_a_step_is_found_where_nothing_can_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an image of a container: that it was used now is noted nowhere."""
     made: list[str] = []
