@@ -60,7 +60,7 @@ class StepParts:
             for program, block in zip(decoder.step.blocks, decoder.blocks, strict=True)
             for name in self.source.parameters(program)[0]
         ]
-        self._matrices = [*matrices, _linear(backend, decoder.head)]
+        self._matrices = [*matrices, _linear(backend, decoder.scores.linears["head"])]
         if len({product_of(each, 1, exact=False).panel for each in self._matrices}) > 1:
             raise NotDeclaredError(backend, "compiled steps with panels of several sizes")
         self._products: dict[tuple[int, bool], _Products] = {}
@@ -128,7 +128,7 @@ class _Model(Made):
             np.ascontiguousarray(block.parameters[name], np.float32)
             for program, block in zip(decoder.step.blocks, decoder.blocks, strict=True)
             for name in source.parameters(program)[1]
-        ] + [decoder.norm_gain]
+        ] + [decoder.norm.parameters["norm"]]
         handles = [pool.handle, step, *(each.handle for each in sets), kernels.heads(config.head_dim)]
         places = [compiled.address(partners), *(compiled.address(vector) for vector in vectors)]
         addresses = np.array([*handles, *places], np.uint64)

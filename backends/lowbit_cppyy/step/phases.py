@@ -13,19 +13,23 @@ All threads of a step run the same phases, and each phase divides its work betwe
 
 **Values in memory.** A value that is only changed element by element, or head by head, takes the place of the one that
 it is made from; the residual stream always does. Another value gets a place that no living value has.
+
+**What is refused.** Not every sound program can run so. `phases_of` refuses lines that no phase runs, and
+`check_places` those that would read a value after its place was given to another. The error names the line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
-from typing import ClassVar
 
 from lowbit.errors import NotDeclaredError
 from lowbit.model.config import LlamaConfig
-from lowbit.model.step import BEGIN, Line, Program, widths
+from lowbit.model.step import BEGIN, END, Line, Program, overwritten, widths
+from lowbit.model.weights import vector_sizes
+from lowbit.text import quoted
 
 ROOM = "room of experts"
+HEADS = ("query", "key", "value")
 HEAD_NORMS = ("query_norm", "key_norm")
 GATED = ("swiglu", "geglu", "clamped_swiglu")
 STREAM = -1
@@ -63,10 +67,9 @@ class AllHeads:
 
 @dataclass(frozen=True)
 class PerHead:
-    """What is done to single heads."""
+    """What is done to single heads; the cache comes last."""
 
     lines: tuple[Line, ...]
-    kinds: ClassVar[frozenset[str]] = frozenset(("bias", "norm", "rotate", "append"))
 
 
 @dataclass(frozen=True)
@@ -101,32 +104,82 @@ def phases_of(program: Program, config: LlamaConfig) -> list[Phase]:
     """The phases of a block's program.
 
     Raises:
-        NotDeclaredError: it has a line that is not compiled.
+        NotDeclaredError: it has a line that is not compiled, or not in this order.
     """
     found: list[Phase] = []
-    lines = list(program)
+    lines, reading = list(program), _Reading(program, config, roles_of(program))
     while lines:
-        found.append(_first_phase(lines, program, config))
+        found.append(reading.first_phase(lines))
         del lines[: len(lines_of(found[-1]))]
     return found
 
 
-def _first_phase(lines: Sequence[Line], program: Program, config: LlamaConfig) -> Phase:
-    """The phase with which the rest of a program begins."""
-    line = lines[0]
-    if line.kind == "product":
-        count = _leading(lines, partial(_multiplies, line.inputs))
-        return _multiply(lines[:count], lines[count:], program)
-    if _all_heads(config, line):
-        return AllHeads(tuple(lines[: _leading(lines, partial(_all_heads, config))]))
-    if _per_head(config, line):
-        return PerHead(tuple(lines[: _leading(lines, partial(_per_head, config))]))
-    if line.kind == "gate":
-        count = 1 + _leading(lines[1:], lambda other: other.parameter == "router_bias") + 1
-        return Experts(tuple(lines[:count]))
-    if line.kind not in ALONE:
-        raise NotDeclaredError("cppyy", f"a compiled step with {line.kind}")
-    return ALONE[line.kind](line)
+def roles_of(program: Program) -> dict[str, str]:
+    """Which values are heads of queries, keys or values: products with those matrices, and what is made of them."""
+    roles: dict[str, str] = {}
+    for line in program:
+        if line.kind == "product" and line.parameter in HEADS:
+            roles[line.out] = line.parameter
+        elif line.kind in ("bias", "norm", "rotate") and line.inputs[0] in roles:
+            roles[line.out] = roles[line.inputs[0]]
+    return roles
+
+
+def refused(line: Line, why: str = "") -> NotDeclaredError:
+    """The error for a line that is not compiled."""
+    return NotDeclaredError("cppyy", f"a compiled step with the line {quoted(str(line))}{why and f', {why}'}")
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Reads a program from its first line on."""
+
+    program: Program
+    config: LlamaConfig
+    roles: Mapping[str, str]
+
+    def first_phase(self, lines: Sequence[Line]) -> Phase:
+        """The phase with which the rest of a program begins."""
+        line = lines[0]
+        if line.kind == "product":
+            count = _leading(lines, lambda other: other.kind == "product" and other.inputs == line.inputs)
+            return _multiply(lines[:count], lines[count:], self.program)
+        if self._all_heads(line):
+            return AllHeads(tuple(lines[: _leading(lines, self._all_heads)]))
+        if self._per_head(line):
+            return PerHead(tuple(self._to_the_cache(lines[: _leading(lines, self._per_head)])))
+        if line.kind == "gate":
+            return _experts(lines)
+        if line.kind in GATED:
+            raise refused(line, "which does not follow the products of its gate and its other side, in this order")
+        if line.kind not in ALONE or (line.kind == "norm" and not self._whole_rows(line)):
+            raise refused(line)
+        return ALONE[line.kind](line)
+
+    def _all_heads(self, line: Line) -> bool:
+        """Whether a line is the norm of all heads together."""
+        return self.config.heads_normed_together and self._norms_heads(line)
+
+    def _per_head(self, line: Line) -> bool:
+        """Whether a line treats heads one by one."""
+        if line.kind == "norm":
+            return self._norms_heads(line) and not self.config.heads_normed_together
+        if line.kind == "append":
+            return [self.roles.get(name) for name in line.inputs] == ["key", "value"]
+        return line.kind in ("bias", "rotate") and line.inputs[0] in self.roles
+
+    def _norms_heads(self, line: Line) -> bool:
+        return line.kind == "norm" and line.parameter == f"{self.roles.get(line.inputs[0])}_norm"
+
+    def _whole_rows(self, line: Line) -> bool:
+        """Whether a norm is one of whole rows of the stream's width, which are not heads."""
+        sizes = vector_sizes(self.config)
+        return line.inputs[0] not in self.roles and sizes.get(str(line.parameter)) == self.config.hidden
+
+    def _to_the_cache(self, lines: Sequence[Line]) -> Sequence[Line]:
+        """As many of these lines as stand before what follows the cache."""
+        kinds = [line.kind for line in lines]
+        return lines[: kinds.index("append") + 1] if "append" in kinds else lines
 
 
 def _leading(lines: Sequence[Line], alike: Callable[[Line], bool]) -> int:
@@ -136,29 +189,26 @@ def _leading(lines: Sequence[Line], alike: Callable[[Line], bool]) -> int:
     return count
 
 
-def _multiplies(inputs: tuple[str, ...], line: Line) -> bool:
-    return line.kind == "product" and line.inputs == inputs
-
-
-def _all_heads(config: LlamaConfig, line: Line) -> bool:
-    """Whether a line is the norm of all heads together."""
-    return config.heads_normed_together and line.parameter in HEAD_NORMS
-
-
-def _per_head(config: LlamaConfig, line: Line) -> bool:
-    """Whether a line treats heads one by one; the norms of whole rows have another parameter."""
-    if line.kind == "norm":
-        return line.parameter in HEAD_NORMS and not config.heads_normed_together
-    return line.kind in PerHead.kinds
+def _experts(lines: Sequence[Line]) -> Experts:
+    """A sparse layer: the scores of its gate, perhaps with a bias, and the experts, which read what the gate read."""
+    count = 1 + _leading(lines[1:], lambda other: other.parameter == "router_bias") + 1
+    own = tuple(lines[:count])
+    reads = [line.inputs for line in own[1:]]
+    expected: list[tuple[str, ...]] = [*((line.out,) for line in own[:-2]), (own[0].inputs[0], own[-2].out)]
+    if count > len(lines) or own[-1].kind != "experts" or reads != expected:
+        raise refused(own[-1], "which does not belong to the gate before it")
+    return Experts(own)
 
 
 def _multiply(products: Sequence[Line], behind: Sequence[Line], program: Program) -> Multiply:
     """The phase of these products, with as many of the lines behind them as need no other columns than a thread's."""
     outs, bias = tuple(product.out for product in products), None
-    if behind and behind[0].parameter == "output_bias":
+    if behind and behind[0].kind == "bias" and behind[0].inputs == outs and behind[0].parameter == "output_bias":
         bias, behind = behind[0], behind[1:]
         outs = (bias.out,)
-    then = behind[0] if behind and _follows(outs, behind[0], program) else None
+    # Threads that still read the stream for their columns may not meet those that add to it.
+    fuses = behind and not (behind[0].kind == "add" and products[0].inputs[0] in _stream(program))
+    then = behind[0] if fuses and _follows(outs, behind[0], program) else None
     return Multiply(tuple(products), bias, then)
 
 
@@ -171,6 +221,11 @@ def _follows(outs: tuple[str, ...], line: Line, program: Program) -> bool:
     if line.kind == "add":
         return len(outs) == 1 and line.inputs[1] == outs[0]
     return line.kind in GATED and line.inputs == outs
+
+
+def _stream(program: Program) -> set[str]:
+    """The values of the residual stream."""
+    return {BEGIN, *(line.out for line in program if line.kind == "add")}
 
 
 # **Places.**
@@ -200,6 +255,10 @@ def places_of(program: Program, phases: Sequence[Phase], config: LlamaConfig) ->
     the other in place."""
     wide, places = widths(program, config), Places({BEGIN: STREAM})
     last = {name: number for number, phase in enumerate(phases) for line in lines_of(phase) for name in line.inputs}
+    for number, phase in enumerate(phases):
+        if isinstance(phase, Norm):  # for one token no wait follows, so threads may still read in the next phase
+            name = phase.line.inputs[0]
+            last[name] = max(last[name], number + 1 + len(_unwaited(phases[number + 1 :])))
     taken: dict[str, tuple[int, int]] = {}  # the names of places that are in use, with their first and last column
     for number, phase in enumerate(phases):
         if isinstance(phase, Experts):
@@ -219,6 +278,40 @@ def places_of(program: Program, phases: Sequence[Phase], config: LlamaConfig) ->
         for name in [name for name in taken if last.get(name, number) <= number]:
             del taken[name]
     return places
+
+
+def check_places(program: Program, phases: Sequence[Phase], places: Places) -> None:
+    """Refuse a program of which a step would compute something else.
+
+    Sums go to the residual stream, whose older values are gone then. For one token, all norms share a row of the
+    thread, and no wait follows them.
+
+    Raises:
+        NotDeclaredError: it is such a program; the message names a line.
+    """
+    for line in program:
+        streams = [places.of[name] == STREAM for name in line.inputs]
+        if line.kind == "add" and streams != [True, False]:
+            raise refused(line, "which does not add another value to the residual stream")
+    row = dict.fromkeys((phase.line.out for phase in phases if isinstance(phase, Norm)), "row")
+    for where in (places.of, {**places.of, **row}):
+        if (late := overwritten(program, where)) is not None:
+            raise refused(late, "which reads a value that is overwritten already")
+    if places.of[END] != STREAM:
+        raise refused(program[-1], "which does not end with the residual stream")
+    for number, phase in enumerate(phases):
+        if isinstance(phase, Norm) and places.of[phase.line.inputs[0]] == STREAM:
+            following = phases[number + 1 + len(_unwaited(phases[number + 1 :])) :][:1]
+            for line in (line for each in following for line in lines_of(each) if line.kind == "add"):
+                raise refused(line, "which adds to what is normed directly before")
+
+
+def _unwaited(phases: Sequence[Phase]) -> Sequence[Phase]:
+    """The norms at the beginning, behind which threads do not wait where there is one token."""
+    count = 0
+    while count < len(phases) and isinstance(phases[count], Norm):
+        count += 1
+    return phases[:count]
 
 
 def experts_room(phase: Experts, config: LlamaConfig) -> int:

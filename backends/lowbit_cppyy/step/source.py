@@ -22,10 +22,16 @@ from lowbit_cppyy.step.phases import (
     Multiply,
     Norm,
     PerHead,
+    check_places,
     lines_of,
     phases_of,
     places_of,
+    refused,
+    roles_of,
 )
+
+ENDS = (["norm", "product"], ["norm", "product", "soft_cap"])
+"""The kinds of lines behind the blocks."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,8 @@ class StepSource:
 
     def _end(self) -> Iterator[str]:
         norm, *scores = self.step.last
+        if [line.kind for line in self.step.last] not in ENDS:
+            raise refused(self.step.last[-1], "at the end of the step")
         hidden = self.step.config.hidden
         yield f"// {norm}"
         yield f"const float* const hidden = norm_rows(team, *call.model->norm, call.x, v[0], {_epsilon(norm)},"
@@ -144,7 +152,9 @@ class _Block:
     def __init__(self, of: StepSource, program: Program) -> None:
         self._of, self._config, self._program = of, of.step.config, program
         self._phases = phases_of(program, self._config)
+        self._roles = roles_of(program)
         self.places = places_of(program, self._phases, self._config)
+        check_places(program, self._phases, self.places)
         named = [line for line in program if line.parameter is not None]
         self.matrices = [name for line in named for name in self._matrices_of(line)]
         self.vectors = [name for line in named if line.kind != "product" for name in _vectors_of(line)]
@@ -250,17 +260,19 @@ class _Block:
         config, d = self._config, self._config.head_dim
         counts = {"query": config.heads, "key": config.kv_heads, "value": config.kv_heads}
         total = sum(counts.values())
+        cached = [each for line in phase.lines if line.kind == "append" for each in line.inputs]
         yield f"for (std::int64_t n = team.first(call.tokens * {total}); n < team.last(call.tokens * {total}); ++n) {{"
         yield f"  const std::int64_t t = n / {total}, h = n % {total};"
         yield "  const Place& place = call.places[t];"
         start = 0
         for name, count in counts.items():
-            own = [line for line in phase.lines if line.kind != "append" and line.inputs[0].startswith(name)]
-            kept = next((line for line in phase.lines if line.kind == "append"), None) if name != "query" else None
+            own = [line for line in phase.lines if line.kind != "append" and self._roles[line.inputs[0]] == name]
+            kept = [each for each in cached if self._roles[each] == name]
             yield f"  if ({start} <= h && h < {start + count}) {{" if own or kept else f"  // {name}: nothing"
             if own or kept:
                 yield f"    const std::int64_t j = h - {start};"
-                yield f"    float* const head = {self._value(name)} + (t * {count} + j) * {d};"
+                heads = self._value([*(line.inputs[0] for line in own), *kept][0])
+                yield f"    float* const head = {heads} + (t * {count} + j) * {d};"
                 yield from (f"    {self._head_line(line)}" for line in own)
                 if kept:
                     part = "keys" if name == "key" else "values"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from lowbit.errors import NotDeclaredError
 from lowbit.model.caches import Keys
 from lowbit.model.config import LlamaConfig
-from lowbit.model.step import Line, block_of, gated
+from lowbit.model.step import Line, Program, block_of, gated, overwritten
 from lowbit.model.weights import GatedWeights, LayerWeights
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.model.arena import Arena
@@ -67,6 +67,28 @@ BUFFERS = {
     "mixed": "mixed",
 }
 """Where the values of a program lie in the workspace."""
+KERNELS = {"norm": ("x", "normed"), "add": ("x", "out", "x"), "gate": ("normed", "")}
+"""What the kernels of these lines read and write there, whatever the values are called."""
+
+
+def refused(line: Line) -> NotDeclaredError:
+    """The error for a line that no kernel runs, or not in its place."""
+    return NotDeclaredError("cuda", f"models whose step has {line} where it stands")
+
+
+def check_buffers(program: Program) -> None:
+    """Refuse a program that reads a value whose buffer was given to another, or uses other buffers than its kernels.
+
+    Raises:
+        NotDeclaredError: it is such a program; the message names the line.
+    """
+    places = {name: BUFFERS.get(name, name) for line in program for name in (*line.inputs, line.out)}
+    late = overwritten(program, places)
+    for line in program:
+        used = *(places[name] for name in line.inputs), BUFFERS.get(line.out, "")
+        if line is late or used != KERNELS.get(line.kind, used):
+            raise refused(line)
+
 
 Issue = Callable[[Workspace, int], None]
 """Issues the launches of a line, for a workspace and a number of tokens."""
@@ -89,7 +111,9 @@ class DeviceBlock:
         arena.load(kernel("rms_norm"), kernel("rope"), kernel("add"), kernel("dense", weights="float32"))
         self._keys = keys
         self.gate: Gate | None = None
-        self._issues = list(self._read(list(block_of(config, number, layer))))
+        program = block_of(config, number, layer)
+        check_buffers(program)
+        self._issues = list(self._read(list(program)))
 
     def enqueue(self, work: Workspace, tokens: int) -> None:
         """Issue everything up to the gate's scores; for a dense block, everything."""
@@ -107,8 +131,9 @@ class DeviceBlock:
                 yield DenseFeedForward(self._arena, feed_forward, self._named("feed-forward part")).enqueue
                 return
             make = getattr(self, f"_{line.kind}", None)
-            if make is None:
-                raise NotDeclaredError("cuda", f"models whose step has {line}")
+            named = {*line.inputs, line.out} <= {*BUFFERS, ""} or line.kind == "gate"
+            if make is None or not named:
+                raise refused(line)
             yield make(line)
             if line.kind == "gate":
                 return

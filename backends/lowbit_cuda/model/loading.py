@@ -17,6 +17,7 @@ from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.model.caches import Keys
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Rows
+from lowbit.model.step import Step
 from lowbit.model.weights import NORMS, GatedWeights, LayeredWeights, LayerWeights, Progress, SparseWeights
 from lowbit.moe.offload import Arrangement
 from lowbit_cuda.engine.cost import Rates
@@ -69,7 +70,7 @@ def check_model(config: LlamaConfig, keys: Keys) -> None:
     """
     if config.activation != "silu":
         raise NotDeclaredError(BACKEND, "whole models", f"gates that go through {config.activation}")
-    if config.logit_cap is not None or config.shaped:
+    if [line.kind for line in Step(config, ()).last] != ["norm", "product"] or config.shaped:
         raise NotDeclaredError(BACKEND, "whole models", "scores or logits with a soft cap, a factor or sinks")
     if any(each.scaling is not None and each.scaling.channels is not None for each in config.frequencies):
         raise NotDeclaredError(BACKEND, "whole models", "rotations of a part of each head")

@@ -178,6 +178,8 @@ Function = Callable[..., Any]
 class Interpreter:
     """A program with its parameters, which runs line by line.
 
+    It begins with the value that its first line reads, in a block the residual stream, and gives the value of its last.
+
     >>> line = Line("add", "result", ("x", "x"))
     >>> Interpreter((line,), {}, plain_linear)(np.array([[1.0, 2.0]]))
     array([[2., 4.]])
@@ -207,18 +209,19 @@ class Interpreter:
         """
         self.parameters = parameters
         make = _Making(parameters, linear, ops, observe, {})
+        self._begin, self._end = program[0].inputs[0], program[-1].out
         self.lines: list[tuple[Line, Function]] = [(line, getattr(make, line.kind)(line)) for line in program]
         self.linears: Mapping[str, Linear] = make.linears
 
     def __call__(self, x: Numbers, place: Place | None = None) -> Any:
-        """The result, T × hidden, for the residual stream x; `place` is needed where the program attends."""
-        values = {BEGIN: x}
+        """The result for the value x, of T rows both; `place` is needed where the program attends."""
+        values = {self._begin: x}
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows here is refused with the logits
             for line, function in self.lines:
                 result = function(place, *(values[name] for name in line.inputs))
                 if line.out:
                     values[line.out] = result
-        return values[END]
+        return values[self._end]
 
 
 @dataclass(frozen=True)
@@ -300,6 +303,10 @@ class _Making:
 
     def geglu(self, line: Line) -> Function:
         return lambda _, gate, up: self.ops.geglu(gate, up)
+
+    def soft_cap(self, line: Line) -> Function:
+        cap = line.setting("cap")
+        return lambda _, x: self.ops.soft_cap(x, cap)
 
     def add(self, line: Line) -> Function:
         return lambda _, x, y: x + y

@@ -18,7 +18,7 @@ Qwen2 (arXiv 2407.10671) §2.2; Qwen3 (arXiv 2505.09388) §2; Gemma 3 (arXiv 250
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -67,8 +67,8 @@ class Decoder:
         ops: the elementwise operations.
         embedding: vocabulary × hidden; gives the rows of tokens as float32.
         blocks: an interpreter for the program of each block.
-        norm_gain: float32, hidden: the gain of the last norm.
-        head: the last linear layer.
+        norm: one for the last norm.
+        scores: one for what follows it: the head, and a soft cap where there is one.
     """
 
     def __init__(
@@ -99,8 +99,12 @@ class Decoder:
             )
             for number, (program, layer) in enumerate(zip(self.step.blocks, weights.layers, strict=True))
         ]
-        self.norm_gain, self._norm = weights.norm, ops.norm(weights.norm, config.rms_epsilon)
-        self.head = linear(weights.head)
+        (self._embed,), (norm, *scores) = self.step.first, self.step.last
+        self.norm = Interpreter((norm,), {"norm": weights.norm}, linear, ops)
+        # A head gives float32, which is widened only where something follows: logits are many.
+        plain = all(line.kind == "product" for line in scores)
+        wide = replace(ops, dtype=np.dtype(np.float32)) if plain else ops
+        self.scores = Interpreter(tuple(scores), {"head": weights.head}, linear, wide)
         self._frequencies = config.frequencies
 
     def new_state(self, capacity: int = 64) -> list[KeyValueCache]:
@@ -133,7 +137,7 @@ class Decoder:
         for start in range(0, len(ids), PREFILL_TOKENS):
             part = ids[start : start + PREFILL_TOKENS]
             rotations = self._rotations(start=len(state[0]), count=len(part))
-            x = embedded(self.embedding, part, self.config.embedding_scale).astype(self.ops.dtype)
+            x = embedded(self.embedding, part, self._embed.setting("scale")).astype(self.ops.dtype)
             for number, (block, cache) in enumerate(zip(self.blocks, state, strict=True)):
                 x = block(x, Place(rotations, [cache]))
                 if watch is not None:
@@ -141,7 +145,7 @@ class Decoder:
                 work += len(part)
                 if progress is not None:
                     progress(work, len(ids) * len(state))
-            parts.append(self._norm(x))
+            parts.append(self.norm(x))
         return np.concatenate(parts).astype(np.float64, copy=False)
 
     def hidden_batch(self, tokens: Sequence[int], states: Sequence[list[KeyValueCache]]) -> F64:
@@ -163,10 +167,11 @@ class Decoder:
         ids = batch_ids(tokens, states, [len(state[0]) for state in states], self.config)
         places = [self._rotations(len(state[0]), 1) for state in states]
         rotations = {each: stacked([place[each] for place in places]) for each in self._frequencies}
-        x = embedded(self.embedding, ids, self.config.embedding_scale).astype(self.ops.dtype)
+        x = embedded(self.embedding, ids, self._embed.setting("scale")).astype(self.ops.dtype)
         for number, block in enumerate(self.blocks):
             x = block(x, Place(rotations, [state[number] for state in states]))
-        return self._norm(x).astype(np.float64, copy=False)
+        hidden: F64 = self.norm(x).astype(np.float64, copy=False)
+        return hidden
 
     def logits(self, hidden: F64) -> F32:
         """The score of every token: float32, T × vocabulary, for float64, T × hidden.
@@ -174,10 +179,8 @@ class Decoder:
         Raises:
             ArgumentError: a logit is not finite (`lowbit.model.block.check_scores`).
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            scores = self.head(hidden.astype(np.float32))
-            if self.config.logit_cap is not None:
-                scores = self.ops.soft_cap(scores.astype(self.ops.dtype), self.config.logit_cap).astype(np.float32)
+        with np.errstate(over="ignore"):
+            scores: F32 = self.scores(hidden).astype(np.float32, copy=False)
         check_scores(scores, "a logit")
         return scores
 

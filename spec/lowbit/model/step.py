@@ -3,21 +3,22 @@ r"""The step of a decoder as a program: which operations it runs, on what, in wh
 A decoder does the same for every token. What that is, its *step*, is written down here once, as a program of
 operations over named values, and everything else reads it: the interpreter of the chapter `block` runs it operation by
 operation on any backend, a backend may compile it whole, another may make a graph of it. So an architecture is a
-program, and a new one is added by writing its program.
+program, and a new one is added by writing its program. A backend may refuse a program, with an error that names a line.
 
 **A program** is a list of lines such as ``query = product(normed; query)``. A line names an operation, the values that
 it reads, a parameter among the weights (`lowbit.model.weights`) and the value that it writes. A value is a matrix with
 a row for each of the :math:`T` tokens of the call; heads lie side by side in its columns. No value is written twice. A
 block begins with the residual stream ``x`` and ends with the value ``result``, which is the ``x`` of the next.
 
-**What is checked.** `check` refuses a program that reads a value before it is written, writes one twice, or joins
-values and parameters of sizes that do not belong together.
+**What is checked.** `check` refuses a program that reads a value before it is written, writes one twice, joins values
+and parameters of sizes that do not belong together, or attends before the keys and values of its tokens are in the
+cache. A reader that keeps several values in one place asks `overwritten` whether a program reads one too late.
 
 Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2.1; Qwen2 (arXiv 2407.10671) §2.2; Gemma 3
 (arXiv 2503.19786) §2.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
@@ -353,10 +354,37 @@ def check(program: Program, config: LlamaConfig) -> None:
     """Refuse a block's program that is not sound.
 
     Raises:
-        ArgumentError: as `widths`, or it does not end with a residual stream.
+        ArgumentError: as `widths`; it does not end with a residual stream; it attends before it appends to the cache,
+            or appends twice.
     """
-    if widths(program, config).get(END) != config.hidden:
+    if widths(program, config).get(END) != config.hidden or program[-1].out != END:
         raise ArgumentError("program", "another end", f"{END}, {config.hidden} wide")
+    appends = [number for number, line in enumerate(program) if line.kind == "append"]
+    for number, line in enumerate(program):
+        if line.kind in ("attend", "attend_shaped") and not (appends and appends[0] < number):
+            raise _unsound(line, "attention behind the line that appends to the cache")
+    if len(appends) > 1:
+        raise _unsound(program[appends[1]], "one append in a block")
+
+
+def overwritten(program: Program, places: Mapping[str, Hashable]) -> Line | None:
+    """The first line that reads a value whose place was given to another value meanwhile; None if there is none.
+
+    >>> program = Line("norm", "a", ("x",)), Line("norm", "b", ("x",)), Line("add", "result", ("x", "a"))
+    >>> str(overwritten(program, {"x": 0, "a": 1, "b": 1, "result": 0}))
+    'result = add(x, a)'
+
+    Args:
+        program: a sound one.
+        places: where a reader keeps each value.
+    """
+    held = {places[BEGIN]: BEGIN}
+    for line in program:
+        if any(held.get(places[name]) != name for name in line.inputs):
+            return line
+        if line.out:
+            held[places[line.out]] = line.out
+    return None
 
 
 def _width(line: Line, given: list[int], config: LlamaConfig) -> int:

@@ -1,7 +1,7 @@
 """The decoder on a simulated device: its answers, its memory to the byte, and neither depends on the other."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,14 @@ from lowbit.attention.rope import llama3_scaling, partial_scaling, proportional_
 from lowbit.backend import load
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.errors import ArgumentError, NotDeclaredError
+from lowbit.model import step
 from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import AnyDecoder, Step, first_difference, generate, next_logits
 from lowbit.model.decoder import Decoder as ReferenceDecoder
 from lowbit.model.matrices import to_float
 from lowbit.model.replay import guess
+from lowbit.model.step import Program
 from lowbit.model.weights import LlamaWeights, SparseWeights
 from lowbit.moe.offload import trace
 from lowbit.moe.routing import Ids
@@ -366,6 +368,43 @@ def test_other_layers_are_refused() -> None:
         with pytest.raises(error, match=word):
             Decoder(port, replace(MODEL, layers=layers), DeviceSettings(context=20))
         assert not port.leaks()
+
+
+def swapped(program: Program) -> Program:
+    """The last sum, the other way round."""
+    return (*program[:-1], replace(program[-1], inputs=program[-1].inputs[::-1]))
+
+
+def late(program: Program) -> Program:
+    """The second norm reads the stream of before the first sum."""
+    return tuple(replace(line, inputs=("x",)) if line.out == "middle_normed" else line for line in program)
+
+
+def renamed(program: Program) -> Program:
+    """Queries have another name."""
+    names = {"query": "q", "query_rotated": "turned"}
+    return tuple(
+        replace(line, out=names.get(line.out, line.out), inputs=tuple(names.get(name, name) for name in line.inputs))
+        for line in program
+    )
+
+
+def divided(program: Program) -> Program:
+    """The product with gate stands elsewhere."""
+    gate = next(line for line in program if line.out == "gate")
+    others = [line for line in program if line is not gate]
+    return (*others[:2], replace(gate, inputs=("normed",)), *others[2:])
+
+
+@pytest.mark.parametrize("change", (swapped, late, renamed, divided))
+def test_other_programs_are_refused(change: Callable[[Program], Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sound ones of the same lines, for which the buffers of the device are not made."""
+    own = step.block
+    monkeypatch.setattr(step, "block", lambda *arguments: change(own(*arguments)))
+    port = device()
+    with pytest.raises(NotDeclaredError, match="where it stands"):
+        Decoder(port, model(DENSE), DeviceSettings(context=20))
+    assert not port.leaks()
 
 
 def test_wrong_tokens_and_stale_states_are_refused() -> None:
