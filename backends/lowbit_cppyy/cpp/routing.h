@@ -4,6 +4,7 @@
 // float64, so a result does not depend on whether a compiler fuses them with additions.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -12,20 +13,21 @@
 
 namespace lowbit {
 
-// Probabilities of n numbers in place; `from` are the same numbers as float64.
-inline void softmax_wide(std::vector<double>& numbers, float* to) {
+// Probabilities of numbers, which are overwritten.
+inline void softmax_wide(double* numbers, std::int64_t count, float* to) {
   double most = -std::numeric_limits<double>::infinity(), total = 0;
-  for (double each : numbers) most = each > most ? each : most;
-  for (double& each : numbers) total += each = std::exp(each - most);
-  for (std::size_t n = 0; n < numbers.size(); ++n) to[n] = static_cast<float>(numbers[n] / total);
+  for (std::int64_t n = 0; n < count; ++n) most = numbers[n] > most ? numbers[n] : most;
+  for (std::int64_t n = 0; n < count; ++n) total += numbers[n] = std::exp(numbers[n] - most);
+  for (std::int64_t n = 0; n < count; ++n) to[n] = static_cast<float>(numbers[n] / total);
 }
 
-// The logits of E experts for one token, or their probabilities; `router` is K x E.
-inline void gate_row(const float* x, const float* router, std::int64_t K, std::int64_t E, bool probabilities, float* scores) {
-  std::vector<double> sums(E, 0.0);
+// The logits of E experts for one token, or their probabilities; `router` is K x E, and `sums` room for E numbers.
+inline void gate_row(const float* x, const float* router, std::int64_t K, std::int64_t E, bool probabilities, double* sums,
+                     float* scores) {
+  std::fill_n(sums, E, 0.0);
   for (std::int64_t k = 0; k < K; ++k)
     for (std::int64_t e = 0; e < E; ++e) sums[e] += static_cast<double>(x[k]) * router[k * E + e];
-  if (probabilities) return softmax_wide(sums, scores);
+  if (probabilities) return softmax_wide(sums, E, scores);
   for (std::int64_t e = 0; e < E; ++e) scores[e] = static_cast<float>(sums[e]);
 }
 
@@ -42,12 +44,13 @@ inline void choose_row(const float* scores, std::int64_t E, std::int64_t k, std:
   }
 }
 
-// The weights of the k chosen: their softmax, or with probabilities each divided by their sum.
-inline void weigh_row(const float* scores, const std::int64_t* chosen, std::int64_t k, bool probabilities, float* weights) {
-  std::vector<double> own(k);
+// The weights of the k chosen: their softmax, or with probabilities each divided by their sum. `own` is room for k
+// numbers.
+inline void weigh_row(const float* scores, const std::int64_t* chosen, std::int64_t k, bool probabilities, double* own,
+                      float* weights) {
   double total = 0;
   for (std::int64_t n = 0; n < k; ++n) total += own[n] = scores[chosen[n]];
-  if (!probabilities) return softmax_wide(own, weights);
+  if (!probabilities) return softmax_wide(own, k, weights);
   for (std::int64_t n = 0; n < k; ++n) weights[n] = static_cast<float>(own[n] / total);
 }
 
@@ -56,7 +59,8 @@ namespace bridge {
 inline int gate(const float* x, const float* router, std::int64_t rows, std::int64_t K, std::int64_t E, bool probabilities,
                 float* scores) {
   const StandardArithmetic arithmetic;
-  for (std::int64_t t = 0; t < rows; ++t) gate_row(x + t * K, router, K, E, probabilities, scores + t * E);
+  std::vector<double> sums(E);
+  for (std::int64_t t = 0; t < rows; ++t) gate_row(x + t * K, router, K, E, probabilities, sums.data(), scores + t * E);
   return OK;
 }
 
@@ -68,8 +72,9 @@ inline int choose(const float* scores, std::int64_t rows, std::int64_t E, std::i
 inline int weigh(const float* scores, const std::int64_t* chosen, std::int64_t rows, std::int64_t E, std::int64_t k,
                  bool probabilities, float* weights) {
   const StandardArithmetic arithmetic;
+  std::vector<double> own(k);
   for (std::int64_t t = 0; t < rows; ++t)
-    weigh_row(scores + t * E, chosen + t * k, k, probabilities, weights + t * k);
+    weigh_row(scores + t * E, chosen + t * k, k, probabilities, own.data(), weights + t * k);
   return OK;
 }
 

@@ -117,6 +117,23 @@ inline int lay_rows(const Product& product, const float* x, std::int64_t count, 
 }
 
 // One of the threads of a step.
+// The room in which a thread chooses experts. It is made before the threads begin, because an allocation that fails in one
+// of them would leave the others waiting.
+struct Choosing {
+  std::vector<double> wide;
+  std::vector<float> scores, weights;
+  std::vector<std::int64_t> chosen, order;
+  // The experts of one token in ascending order, or the tokens of one expert, and their weights.
+  std::vector<std::int64_t> numbers;
+  std::vector<float> factors;
+
+  void make(std::int64_t experts, std::int64_t top_k, std::int64_t tokens) {
+    wide.resize(experts), scores.resize(experts);
+    weights.resize(top_k), chosen.resize(top_k), order.resize(top_k);
+    numbers.reserve(tokens * top_k), factors.reserve(tokens * top_k);
+  }
+};
+
 struct Team {
   int thread, threads;
   Barrier* barrier;
@@ -125,6 +142,7 @@ struct Team {
   char* own;              // and for what is laid out, or for heads that attend
   float* shared;          // laid-out activations of several rows
   std::int64_t tokens;
+  Choosing* choosing;
 
   void wait() const {
     if (threads > 1) barrier->wait(threads);
@@ -474,6 +492,8 @@ struct Model {
   std::atomic<int> failure{OK};
   std::vector<float> memory;
   std::vector<Likeliest> likeliest;  // of each thread, where a token is wanted
+  std::int64_t experts, top_k;       // of a sparse layer; 0 for none
+  std::vector<Choosing> choosing;    // of each thread
 
   std::int64_t rotation_floats() const { return 3 * padded_channels(head_dim); }
 };
@@ -503,25 +523,18 @@ inline const Product* expert_product(const Call& call, const Experts& own, std::
   return call.tables[table_for(call.tables, number, rows)] + number;
 }
 
-// One token's experts in ascending order, and their weights.
-struct Choice {
-  std::vector<std::int64_t> experts;
-  std::vector<float> weights;
-};
-
-inline int choose_experts(const Experts& own, const float* x, const float* router, Choice& choice) {
-  std::vector<float> scores(own.count), weights(own.top_k);
-  std::vector<std::int64_t> chosen(own.top_k);
-  gate_row(x, router, own.hidden, own.count, own.before, scores.data());
+// Chooses the experts of one token.
+inline int choose_experts(const Experts& own, const float* x, const float* router, Choosing& choosing) {
+  auto& [wide, scores, weights, chosen, order, numbers, factors] = choosing;
+  gate_row(x, router, own.hidden, own.count, own.before, wide.data(), scores.data());
   if (own.router_bias) add_to(scores.data(), own.router_bias, own.count);
   const bool finite = std::all_of(scores.begin(), scores.end(), [](float score) { return !infinite(score); });
   choose_row(scores.data(), own.count, own.top_k, chosen.data());
-  weigh_row(scores.data(), chosen.data(), own.top_k, own.before, weights.data());
-  std::vector<std::int64_t> order(own.top_k);
+  weigh_row(scores.data(), chosen.data(), own.top_k, own.before, wide.data(), weights.data());
   for (std::int64_t n = 0; n < own.top_k; ++n) order[n] = n;
-  std::sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) { return chosen[a] < chosen[b]; });
-  choice.experts.clear(), choice.weights.clear();
-  for (std::int64_t n : order) choice.experts.push_back(chosen[n]), choice.weights.push_back(weights[n]);
+  std::sort(order.begin(), order.end(), [&chosen = choosing.chosen](std::int64_t a, std::int64_t b) { return chosen[a] < chosen[b]; });
+  numbers.clear(), factors.clear();
+  for (std::int64_t n : order) numbers.push_back(chosen[n]), factors.push_back(weights[n]);
   return finite ? static_cast<int>(OK) : unrouted;
 }
 
@@ -550,12 +563,12 @@ struct Weighted {
 inline int one_token(const Team& team, const Call& call, const Experts& own, const float* x, const float* router,
                      float* room, float* y) {
   const KernelSet* const gates = call.model->gate;
-  Choice choice;
+  Choosing& choice = *team.choosing;
   if (const int status = choose_experts(own, x, router, choice)) team.fail(status);
   float* const ups = room + own.top_k * own.inner;
   float* const answers = ups + own.top_k * own.inner;
   for (std::int64_t n = 0; n < own.top_k; ++n) {
-    const std::int64_t e = choice.experts[n];
+    const std::int64_t e = choice.numbers[n];
     float *const gate = room + n * own.inner, *const up = ups + n * own.inner;
     const int status = multiply_all<Division::pair>(
         team, {expert_product(call, own, e, 0, 1), expert_product(call, own, e, 1, 1)}, x, {gate, up},
@@ -566,12 +579,12 @@ inline int one_token(const Team& team, const Call& call, const Experts& own, con
   constexpr std::int64_t token = 0;
   for (std::int64_t n = 0; n < own.top_k; ++n) {
     float* const answer = answers + n * own.hidden;
-    const std::int64_t e = choice.experts[n];
+    const std::int64_t e = choice.numbers[n];
     const float* const bias = Experts::of(own.down_biases, e, own.hidden);
     // All experts add to the same columns of y, so no thread may have other columns of one expert than of another.
     const int status = multiply_all<Division::panels>(
         team, {expert_product(call, own, e, 2, 1)}, room + n * own.inner, {answer},
-        Weighted{y, answer, own.hidden, bias, &token, &choice.weights[n], n == 0});
+        Weighted{y, answer, own.hidden, bias, &token, &choice.factors[n], n == 0});
     if (status != OK) return status;
   }
   return OK;
@@ -588,17 +601,17 @@ inline int several_tokens(const Team& team, const Call& call, const Experts& own
   float* const weights = answer + T * own.hidden;
   float* const chosen = weights + T * k;  // numbers of experts below 2^24, which float32 holds
   for (std::int64_t t = team.first(T); t < team.last(T); ++t) {
-    Choice choice;
+    Choosing& choice = *team.choosing;
     if (const int status = choose_experts(own, x + t * own.hidden, router, choice)) team.fail(status);
     for (std::int64_t n = 0; n < k; ++n) {
-      chosen[t * k + n] = static_cast<float>(choice.experts[n]);
-      weights[t * k + n] = choice.weights[n];
+      chosen[t * k + n] = static_cast<float>(choice.numbers[n]);
+      weights[t * k + n] = choice.factors[n];
     }
     std::fill_n(y + t * own.hidden, own.hidden, 0.0f);
   }
   team.wait();
-  std::vector<std::int64_t> tokens;
-  std::vector<float> factors;
+  auto &tokens = team.choosing->numbers;
+  auto& factors = team.choosing->factors;
   for (std::int64_t e = 0; e < own.count; ++e) {
     tokens.clear(), factors.clear();
     for (std::int64_t n = 0; n < T * k; ++n)
@@ -728,6 +741,8 @@ inline int run_step(Model& model, const Products* const (&tables)[3], Call call,
   try {
     if (model.memory.size() < floats) model.memory.assign(floats + floats / 2, 0.0f);
     model.likeliest.assign(wanted ? model.pool->threads() : 0, Likeliest{});
+    model.choosing.resize(model.experts ? model.pool->threads() : 0);
+    for (Choosing& each : model.choosing) each.make(model.experts, model.top_k, call.tokens);
   } catch (const std::bad_alloc&) {
     return NO_MEMORY;
   }
@@ -751,7 +766,7 @@ inline int run_step(Model& model, const Products* const (&tables)[3], Call call,
     std::fill_n(mine, own.room->rotation.used, 0.0f);
     const Team team{thread, threads, &own.model->barrier, &own.model->failure, mine, row,
                     reinterpret_cast<char*>(row + own.room->row.whole()), own.memory + own.room->values.whole(),
-                    own.call->tokens};
+                    own.call->tokens, own.model->experts ? &own.model->choosing[thread] : nullptr};
     const int status = own.call->x ? own.model->run(team, *own.call) : score_rows(team, *own.call, own.head);
     if (thread == 0) own.tiny = status;
   };
@@ -796,8 +811,8 @@ inline std::uintptr_t create_products(const std::int64_t* numbers, std::int64_t 
 
 inline void destroy_products(std::uintptr_t products) { delete at<Products>(products); }
 
-// `numbers`: hidden, head_dim, query heads, key-value heads, columns of values, how keys and values are kept, and the bits
-// of the cap of the logits. `addresses`: the pool, the step, the kernel sets of norm, gate, rotation and heads, the
+// `numbers`: hidden, head_dim, query heads, key-value heads, columns of values, how keys and values are kept, the bits of
+// the cap of the logits, and the experts of a sparse layer and of a token. `addresses`: the pool, the step, the kernel sets of norm, gate, rotation and heads, the
 // partners; then the vectors.
 inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint64_t* addresses, std::int64_t vectors) {
   Model* const made = new Model{};
@@ -810,6 +825,7 @@ inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint6
   made->hidden = numbers[0], made->head_dim = numbers[1], made->query_heads = numbers[2], made->kv_heads = numbers[3];
   made->value_columns = numbers[4], made->kept = {numbers[5], numbers[6]};
   made->logit_cap = from_bits(static_cast<std::uint32_t>(numbers[7]));
+  made->experts = numbers[8], made->top_k = numbers[9];
   return reinterpret_cast<std::uintptr_t>(made);
 }
 
@@ -822,7 +838,7 @@ inline void destroy_model(std::uintptr_t model) { delete at<Model>(model); }
 inline int run_step(std::uintptr_t model, const std::uint64_t* products, std::int64_t tokens, float* x,
                     const std::uint64_t* angles, float* hidden, std::int64_t position, std::int64_t capacity,
                     std::uint8_t* keys, std::uint8_t* values, float* logits, int ends, const double* settings,
-                    std::uint64_t* choice) {
+                    std::uint64_t* choice) try {
   if (tokens == 0) return OK;
   std::vector<Place> places;
   for (std::int64_t t = 0; t < tokens; ++t) places.push_back({position + t, capacity, keys, values});
@@ -832,26 +848,32 @@ inline int run_step(std::uintptr_t model, const std::uint64_t* products, std::in
   const int status = run_places(model, products, places, x, angles, hidden, logits, &wanted);
   choice[0] = static_cast<std::uint64_t>(wanted.token);
   return status;
+} catch (const std::bad_alloc&) {
+  return NO_MEMORY;
 }
 
 // A token of each of several sequences: their positions and capacities, and the addresses of their caches.
 inline int run_batch(std::uintptr_t model, const std::uint64_t* products, std::int64_t tokens, float* x,
                      const std::uint64_t* angles, float* hidden, const std::int64_t* positions,
-                     const std::int64_t* capacities, const std::uint64_t* keys, const std::uint64_t* values) {
+                     const std::int64_t* capacities, const std::uint64_t* keys, const std::uint64_t* values) try {
   if (tokens == 0) return OK;
   std::vector<Place> places;
   for (std::int64_t t = 0; t < tokens; ++t)
     places.push_back({positions[t], capacities[t], reinterpret_cast<std::uint8_t*>(keys[t]),
                       reinterpret_cast<std::uint8_t*>(values[t])});
   return run_places(model, products, places, x, angles, hidden, nullptr);
+} catch (const std::bad_alloc&) {
+  return NO_MEMORY;
 }
 
 // The logits of the hidden states of some tokens.
 inline int score_rows(std::uintptr_t model, const std::uint64_t* products, std::int64_t tokens, float* hidden,
-                      float* logits) {
+                      float* logits) try {
   if (tokens == 0) return OK;
   const std::uint64_t none[4] = {};
   return run_places(model, products, std::vector<Place>(tokens), nullptr, none, hidden, logits);
+} catch (const std::bad_alloc&) {
+  return NO_MEMORY;
 }
 
 }  // namespace bridge

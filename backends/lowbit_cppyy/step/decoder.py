@@ -45,6 +45,8 @@ NO_SETTINGS, NO_CHOICE = np.zeros(3), np.zeros(4, np.uint64)
 """For a step that chooses no token."""
 MOST_FREQUENCIES = 4
 """Kinds of rotations in one model."""
+MOST_POSITIONS = 4096
+"""Of which cosines and sines are computed ahead, so that no token waits long."""
 
 
 @dataclass
@@ -64,11 +66,11 @@ class State:
     def __len__(self) -> int:
         return self.length
 
-    def reserve(self, length: int) -> None:
-        """Make room for `length` tokens."""
+    def reserve(self, length: int, most: int) -> None:
+        """Make room for `length` tokens, of `most` that may come."""
         capacity = self.keys.shape[2]
         if length > capacity:
-            capacity = max(length, 2 * capacity)
+            capacity = max(length, min(2 * capacity, most))
             self.keys, self.values = (_grown(each, self.length, capacity) for each in (self.keys, self.values))
 
 
@@ -161,7 +163,7 @@ class CompiledDecoder:
         stream = embedded(self._embedding, ids, self.config.embedding_scale).astype(np.float32)
         with self._alone():
             for state in states:
-                state.reserve(state.length + 1)
+                state.reserve(state.length + 1, self.config.context)
             lengths = np.array([state.length for state in states], np.int64)
             capacities = np.array([state.keys.shape[2] for state in states], np.int64)
             caches = [state.keys for state in states] + [state.values for state in states]
@@ -253,7 +255,7 @@ class CompiledDecoder:
     def _run(self, stream: F32, state: State, logits: F32, ends: int, settings: F64, choice: U64) -> F32:
         """The same with the last arguments of `run_step`: what the step ends with."""
         count = len(stream)
-        state.reserve(state.length + count)
+        state.reserve(state.length + count, self.config.context)
         where = state.length, state.keys.shape[2], state.keys, state.values, logits, ends, settings, choice
         hidden = self._call(self.parts.run, stream, state.length + count, where)
         state.length += count
@@ -309,22 +311,25 @@ class _Angles:
 
     def __init__(self, config: LlamaConfig, parts: AnyParts) -> None:
         self._head_dim, self._frequencies, self._parts = config.head_dim, config.frequencies, parts
+        self._context = config.context
         self._made: tuple[int, list[F32], U64] = 0, [], np.zeros(MOST_FREQUENCIES, np.uint64)
 
     def up_to(self, positions: int) -> U64:
         """The addresses of the tables, which have at least `positions` rows."""
-        before, _, _ = self._made
+        before, made, _ = self._made
         if positions > before:
-            count = max(64, 2 * before, positions)
-            tables = [self._table(each, count) for each in self._frequencies]
+            count = max(min(max(64, 2 * before, positions), before + MOST_POSITIONS, self._context), positions)
+            new = [self._table(each, before, count) for each in self._frequencies]
+            tables = [np.concatenate(pair) for pair in zip(made, new, strict=True)] if made else new
             addresses = np.zeros(MOST_FREQUENCIES, np.uint64)
             for n, table in enumerate(tables):
                 addresses[n] = self._parts.address(table)
             self._made = count, tables, addresses  # at once, so that an interrupt leaves the ones before
         return self._made[2]
 
-    def _table(self, frequencies: Frequencies, positions: int) -> F32:
-        turned = frequencies.rotation(self._head_dim, 0, positions)
+    def _table(self, frequencies: Frequencies, first: int, end: int) -> F32:
+        positions = end - first
+        turned = frequencies.rotation(self._head_dim, first, positions)
         d = self._head_dim
         padded = -(-d // CHUNK) * CHUNK
         table = np.zeros((positions, padded // CHUNK, 2, CHUNK), np.float32)

@@ -133,7 +133,9 @@ class _Model(Made):
         places = [compiled.address(partners), *(compiled.address(vector) for vector in vectors)]
         addresses = np.array([*handles, *places], np.uint64)
         cap = int(np.float32(config.logit_cap or 0).view(np.uint32))
-        sizes = [config.hidden, config.head_dim, config.heads, config.kv_heads, source.value_columns, *kept, cap]
+        routing = (0, 0) if config.routing is None else (config.routing.experts, config.routing.top_k)
+        heads = config.head_dim, config.heads, config.kv_heads
+        sizes = [config.hidden, *heads, source.value_columns, *kept, cap, *routing]
         used = sets, partners, vectors, pool, kernels
         super().__init__("model", np.array(sizes, np.int64), addresses, len(vectors), kept=used)
 
@@ -144,7 +146,7 @@ def _functions() -> tuple[Callable[..., int], ...]:
     bridge: Any = compiled.bridge
 
     def called() -> None:
-        numbers, addresses = np.zeros(8, np.int64), np.zeros(8, np.uint64)
+        numbers, addresses = np.zeros(10, np.int64), np.zeros(8, np.uint64)
         arrays = FLOATS, addresses, FLOATS
         for function in (bridge.run_step, bridge.run_batch, bridge.score_rows, bridge.choose_token):
             function.__release_gil__ = True

@@ -144,6 +144,19 @@ def test_a_token_that_fails_leaves_the_state_as_it_was() -> None:
     assert len(state) == 2
 
 
+def test_a_cache_grows_no_further_than_the_context() -> None:
+    """By doubling, up to the rows that tokens can use."""
+    weights = step_runs.edge("narrow")
+    with CppyyBackend(threads=1) as backend:
+        decoder = step_runs.compiled(backend, operations(backend, weights))
+        state = decoder.new_state(3)
+        capacities = []
+        for token in range(weights.config.context):
+            decoder.hidden([token % 5], state)
+            capacities.append(state.keys.shape[2])
+    assert capacities == [3, 3, 3, 6, 6, 6, 9, 9, 9]
+
+
 def test_a_forked_child_is_told() -> None:
     """It has none of the threads: an error, and no wait without end."""
     with CppyyBackend(threads=2) as backend:

@@ -4,11 +4,13 @@ The same text that cppyy compiles is compiled by g++ or clang++ and runs in a pr
 memory of exactly its size. The results must have the bits of cppyy's.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import sanitized_programs
 from kernel_runs import HERE
-from sanitized_guest import THREADS, sanitized
+from sanitized_guest import THREADS, SanitizedGuest, sanitized
 from step_runs import EDGES, answers, compiled, edge, edge_answers, logits, model, operations
 
 from lowbit.arrays import F32
@@ -16,6 +18,8 @@ from lowbit.errors import UnavailableError
 from lowbit.runtime.linears import Contract
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
+from lowbit_cppyy.emulation.backend import EmulatedRuntime
+from lowbit_cppyy.runtime.compiler import using
 from lowbit_cppyy.step import parts
 from lowbit_cppyy.step.source import StepSource
 
@@ -134,3 +138,36 @@ def test_every_missing_wait_is_found(
     ):
         logits(backend.compiled(operations(backend, model("odd"))), 1, 3)
     assert "WARNING: ThreadSanitizer: data race" in capfd.readouterr().err
+
+
+NO_ALLOCATION = r"""
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <pthread.h>
+
+void* operator new(std::size_t size) {
+  char name[16] = {};
+  pthread_getname_np(pthread_self(), name, sizeof name);
+  if (std::strcmp(name, "lowbit") == 0) std::abort();
+  if (void* const memory = std::malloc(size)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+"""
+
+
+class Frugal(SanitizedGuest):
+    """A process that ends where a thread of a pool allocates memory."""
+
+    def compiled(self, source: str, *options: str) -> Path:
+        return super().compiled(source + NO_ALLOCATION if "int main()" in source else source, *options)
+
+
+@pytest.mark.parametrize("name", ("routed", "shaped"))
+def test_threads_allocate_nothing(name: str) -> None:
+    """An allocation that fails in one of them would leave the others waiting, and end the process."""
+    runtime = EmulatedRuntime(Frugal(SLOWEST, COMPILERS[0], ()))
+    with using(runtime), CppyyBackend(isa=SLOWEST.name, threads=3) as backend:
+        assert all(np.isfinite(each).all() for each in edge_answers(compiled(backend, operations(backend, edge(name)))))
