@@ -31,6 +31,7 @@ import numpy as np
 
 from lowbit.attention.rope import Frequencies
 from lowbit.attention.rope_scaling import Scaling
+from lowbit.attention.shaped import MOST
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.moe.routing import SOFTMAXES, Softmax
@@ -134,11 +135,14 @@ class LlamaConfig:
             raise ArgumentError("heads", self.heads, f"a multiple of the {self.kv_heads} key-value heads")
         if self.head_dim % 2 != 0:
             raise ArgumentError("head_dim", self.head_dim, "an even number: channels rotate in pairs")
-        positive = ("rope_base", "rms_epsilon", "local_rope_base", "embedding_scale", "activation_limit")
-        for name in (*positive, "score_scale", "score_cap", "logit_cap"):
+        for name in ("rope_base", "rms_epsilon", "local_rope_base", "embedding_scale"):
             value = getattr(self, name)
             if value is not None and not (np.isfinite(value) and value > 0):
                 raise ArgumentError(name, value, "a finite number above 0")
+        for name in ("activation_limit", "score_scale", "score_cap", "logit_cap"):
+            value = getattr(self, name)
+            if value is not None and not 1 / MOST <= value <= MOST:
+                raise ArgumentError(name, value, "a number from 2^-32 to 2^32, as the operations take it")
         check_choice("activation", self.activation, ACTIVATIONS)
         for name in ("rope_scaling", "local_rope_scaling"):
             scaling = getattr(self, name)
