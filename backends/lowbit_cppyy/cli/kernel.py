@@ -1,4 +1,4 @@
-"""``lowbit kernel show``, ``list`` and ``program``: print kernels; only ``--assembly`` needs a compiler."""
+"""``lowbit kernel``: print kernels, and the C++ of a step; only ``--assembly`` needs a compiler."""
 
 import json
 import shutil
@@ -15,9 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from lowbit import theorems
+from lowbit.cli.options import ModelOption, opened
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import UnavailableError
 from lowbit.kernels.program import Advance, Comment, Instruction, Loop, Step, live_registers
+from lowbit.model.step import step_of
+from lowbit.model.weights import in_memory
 from lowbit.quantization.packing import BITS
 from lowbit_cppyy.cli.tune import layout_of
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
@@ -26,6 +29,7 @@ from lowbit_cppyy.codegen.lowering import Compilable
 from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.names import kernel_of
 from lowbit_cppyy.recipe import PURPOSES, Purpose
+from lowbit_cppyy.step.source import StepSource
 from lowbit_cppyy.stored.formats import structure_of
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.linear import PANEL
@@ -46,6 +50,7 @@ ZeroKind = Annotated[str, typer.Option(help="Without a name: minimum or zero_poi
 FormatName = Annotated[
     str | None, typer.Option("--format", help="The kernel for a stored matrix of this format, such as q4_k.")
 ]
+StepIsa = Annotated[str, typer.Option("--isa", help="Instruction set, in whose namespace the step is.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 ROWS, COLUMNS = 4096, 11008
@@ -74,6 +79,13 @@ def show(
         _print(kernel_source(kernel) if whole else kernel.source, "cpp")
     for line in proved(kernel.name):
         print(line, file=sys.stderr)
+
+
+@app.command("step")
+def show_step(model: ModelOption = None, isa: StepIsa = "avx2") -> None:
+    """Print the C++ of a model's step, each line of its program as a comment before the calls that run it."""
+    check_choice("--isa", isa, tuple(TABLES))
+    _print(StepSource(step_of(in_memory(opened(model).layered)), TABLES[isa]).source, "cpp")
 
 
 def proved(name: str) -> Iterator[str]:

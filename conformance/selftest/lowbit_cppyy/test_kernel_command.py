@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tiny_gguf import published, write
 from typer.testing import CliRunner
 
 from lowbit.cli import app
@@ -90,6 +92,12 @@ def test_program_prints_every_step_and_the_counts() -> None:
     told = json.loads(answer("program", EXAMPLE, "--json"))
     assert told["kernel"] == EXAMPLE and told["words_of_a_group"]["fmadd"] == 128 * 4 + 2 * 4
     assert told["predicted"]["registers"] == 9
+
+
+def test_the_step_of_a_model_is_printed(tmp_path: Path) -> None:
+    """Its C++, with the lines of its program."""
+    shown = answer("step", "--model", str(write(tmp_path / "tiny.gguf", published())), "--isa", "avx512")
+    assert shown.startswith("namespace lowbit::avx512 {") and "// query = product(normed; query)\n" in shown
 
 
 def test_list_has_every_default_and_names_that_can_be_shown() -> None:

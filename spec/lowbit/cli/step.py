@@ -78,13 +78,9 @@ def told(name: str, step: Step) -> list[str]:
     shown += ["", _line(norm, config.hidden), *(_line(line, config.vocabulary) for line in head), ""]
     kinds = {line.kind for program in (step.first, *step.blocks, step.last) for line in program}
     shown += ["Operations:"]
-    longest = max(8, *map(len, kinds))
-    shown += [
-        f"  {kind:{longest}} {operation or '-':16} {said}"
-        for kind, (operation, said) in OPERATIONS.items()
-        if kind in kinds
-    ]
-    return shown
+    rows = [(kind, operation or "-", said) for kind, (operation, said) in OPERATIONS.items() if kind in kinds]
+    longest, wide = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return shown + [f"  {kind:{longest}} {operation:{wide}} {said}" for kind, operation, said in rows]
 
 
 def _line(line: Line, width: int | None, indent: str = "") -> str:
