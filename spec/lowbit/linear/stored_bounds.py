@@ -41,6 +41,7 @@ from lowbit.contract.checks import check_choice
 from lowbit.contract.rounding import ETA, UNIT_ROUNDOFF, Arithmetic, Bound, checked_gamma, gamma, one_loop
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import Result, Stored
+from lowbit.tensor_formats.table import Terms
 
 FORMS = ("dequantised", "factored")
 SCALED = 4
@@ -52,19 +53,27 @@ def run_length(weights: Stored) -> int:
     return int(dict(weights.options).get("group_size") or weights.table.block or weights.rows)
 
 
-def of_sums(x: Stored, weights: Stored) -> F64 | float:
-    """How much the sums that activations carry may change a result: T × N, or 0 where they carry none."""
+def of_sums(x: Stored, weights: Stored, terms: Terms | None = None) -> F64 | float:
+    """How much the sums that activations carry may change a result: T × N, or 0 where they carry none; `terms` as for
+    `stored_bound`."""
     if x.sums is None:
         return 0.0
     blocks = x.sums.shape[1]
     apart = np.abs(x.sums - x.values.T.reshape(x.columns, blocks, -1).sum(axis=-1))
-    offsets = np.broadcast_to(np.abs(weights.terms.offsets), (weights.rows, weights.columns))
-    changed: F64 = apart @ offsets.reshape(blocks, -1, weights.columns).max(axis=1)
+    own = terms or weights.terms
+    offsets = np.broadcast_to(np.abs(own.offsets), own.products.shape)
+    changed: F64 = apart @ offsets.reshape(blocks, -1, offsets.shape[1]).max(axis=1)
     return changed
 
 
 def stored_bound(
-    x: F64, weights: Stored, result: Result, arithmetic: Arithmetic, exact: F64, sums: F64 | float = 0.0
+    x: F64,
+    weights: Stored,
+    result: Result,
+    arithmetic: Arithmetic,
+    exact: F64,
+    sums: F64 | float = 0.0,
+    terms: Terms | None = None,
 ) -> Bound:
     """The bound of `linear.gemm/C2`, for all rows of activations.
 
@@ -75,6 +84,7 @@ def stored_bound(
         arithmetic: what the backend declares.
         exact: float64, T × N: the reference's result.
         sums: what `of_sums` gives for stored activations.
+        terms: the numbers of the columns that `exact` has; by default those of all columns.
 
     Returns:
         limit and gauge, T × N; the limit is infinite where a kernel of this arithmetic may overflow.
@@ -83,7 +93,7 @@ def stored_bound(
         ArgumentError: another form than those of `FORMS`; a declaration that allows more than a tenth of the gauge.
     """
     check_choice("form of a product with a stored matrix", arithmetic.form, FORMS)
-    terms, sizes = weights.terms, np.abs(x)
+    terms, sizes = terms or weights.terms, np.abs(x)
     magnitudes = terms.magnitudes
     factored = sizes @ magnitudes
     gauge = sizes @ np.abs(terms.values) if arithmetic.form == "dequantised" else factored
