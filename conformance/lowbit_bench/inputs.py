@@ -16,12 +16,13 @@ import numpy as np
 
 from lowbit.arrays import Array
 from lowbit.backend import Backend
-from lowbit.contract.checks import check_choice, spoken
+from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
 from lowbit.linear.integer import ACTIVATIONS
 from lowbit.numbers.floats import FLOATS
 from lowbit.quantization import bfp
 from lowbit.quantization.affine import quantize
+from lowbit.quantization.packing import BITS, check_rows
 from lowbit.tensor_formats.stored import FORMATS, RESULTS, Stored
 from lowbit.tensor_formats.stored import quantize as cast
 from lowbit_conformance.suite.format_inputs import FormatCase, activation_options, drawn
@@ -45,6 +46,10 @@ USUAL = MappingProxyType({"bits": 4, "group_size": 128, "blocksize": 64, "block_
 """Defaults for the options of formats."""
 TILE = 512
 """Columns that are drawn; wider matrices repeat them, which no kernel notices."""
+MOST_WEIGHTS = 2**31
+"""Of a matrix; larger ones would take hours to draw."""
+USUAL_RESULT = 128.0
+"""The size of a usual result in float16, far below the largest number of that type, 65504."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +120,18 @@ def problem(
     if operation in ("linear.qgemv", "linear.gemv") and batch != 1:
         raise ArgumentError("--batch", batch, f"1, since {operation} multiplies one vector")
     rows, columns = shape
+    if rows * columns > MOST_WEIGHTS:
+        raise ArgumentError("--shape", f"{rows}x{columns}", f"at most {MOST_WEIGHTS} weights")
     sizes = (("rows", rows), ("columns", columns), ("batch", batch))
     if operation in OWN:
         if format:
             raise ArgumentError("--format", format, f"leaving it out, since {operation} has the specification's own")
-        options = tuple((name, given.get(name, USUAL[name])) for name in ("bits", "group_size"))
-        return Problem(operation, sizes, "", options, activations or "float32", "float32")
+        check_choice("--activations", activations or "float32", ("float32",))
+        check_choice("--result", result or "float32", ("float32",))
+        return Problem(operation, sizes, "", own_options(rows, given), "float32", "float32")
     check_choice("--format", format, tuple(FORMATS))
     table = FORMATS[format]
+    check_known(given, tuple(table.options), f"the format {format}")
     options = tuple((name, given.get(name, USUAL.get(name, 1))) for name in table.options)
     table.sizes(rows, columns, dict(options))
     if operation == "linear.gemm_cast":
@@ -131,6 +140,31 @@ def problem(
         check_choice("--activations", activations, RESULTS)
     check_choice("--result", result, RESULTS)
     return Problem(operation, sizes, format, options, activations, result)
+
+
+def own_options(rows: int, given: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """The options of the specification's own layout; a group has at most as many rows as the matrix.
+
+    Raises:
+        ArgumentError: another option, a width that does not exist, or rows that do not fill its units.
+    """
+    check_known(given, ("bits", "group_size"), "the specification's own layout")
+    bits, group_size = (given.get(name, USUAL[name]) for name in ("bits", "group_size"))
+    check_choice("--option bits", bits, BITS)
+    check_integer("--option group_size", group_size, 1)
+    check_rows("K of --shape", rows, bits)
+    return ("bits", bits), ("group_size", min(group_size, rows))
+
+
+def check_known(given: Mapping[str, int], known: Sequence[str], of: str) -> None:
+    """Refuse options of other names.
+
+    Raises:
+        ArgumentError: there is one.
+    """
+    for name in given:
+        if name not in known:
+            raise ArgumentError("--option", repr(name), f"{spoken(known) or 'no option'}, of {of}")
 
 
 # **Making the inputs.**
@@ -142,8 +176,7 @@ def weights_of(problem: Problem) -> Any:
     if not problem.format:
         rng = np.random.default_rng(problem.rows)
         weights = rng.normal(size=(problem.rows, min(problem.columns, TILE))).astype(np.float32)
-        group_size = min(options["group_size"], problem.rows)
-        return quantize(wide(weights, problem.columns), bits=options["bits"], group_size=group_size)
+        return quantize(wide(weights, problem.columns), bits=options["bits"], group_size=options["group_size"])
     return drawn_matrix(problem.format, problem.rows, problem.columns, problem.options)
 
 
@@ -165,15 +198,32 @@ def wide(array: Array, columns: int) -> Array:
     return np.ascontiguousarray(np.tile(array, -(-columns // array.shape[1]))[:, :columns])
 
 
-def activations_of(problem: Problem) -> Any:
-    """The activations: an array, blocks, or a `Stored`."""
+def activations_of(problem: Problem, deviation: float = 0.0) -> Any:
+    """The activations: an array, blocks, or a `Stored`.
+
+    Args:
+        problem: a product.
+        deviation: of the weights, as far as it is known. With it, activations are so small where numbers are float16
+            that results are usual and do not overflow.
+    """
     x = np.random.default_rng(problem.rows).normal(size=(problem.batch, problem.rows)).astype(np.float32)
+    if "float16" in (problem.activations, problem.result):
+        x *= np.float32(shrinking(deviation * problem.rows**0.5))
     if problem.operation == "linear.qgemm_bfp":
         return bfp.cast(x, ACTIVATIONS)
     if problem.operation == "linear.gemm_cast":
         return cast(x, problem.activations, activation_options(problem.activations))
     typed = x.astype(FLOATS["float32" if problem.operation in OWN else problem.activations].dtype)
     return typed[0] if problem.operation.endswith("gemv") else typed
+
+
+def shrinking(result: float) -> float:
+    """The power of two, at most 1, by which activations make a result of this size a usual one.
+
+    >>> shrinking(20000.0), shrinking(0.0)
+    (0.00390625, 1.0)
+    """
+    return float(2.0 ** np.floor(np.log2(USUAL_RESULT / result))) if result > USUAL_RESULT else 1.0
 
 
 Call = Callable[[], Any]
@@ -217,7 +267,7 @@ def options_of(texts: Sequence[str]) -> dict[str, int]:
     found = {}
     for text in texts:
         name, _, value = text.partition("=")
-        if not value.isdigit():
+        if not (value.isascii() and value.isdigit()):
             raise ArgumentError("--option", repr(text), "NAME=NUMBER, such as group_size=64")
         found[name] = int(value)
     return found
@@ -230,6 +280,6 @@ def shape_of(text: str) -> Shape:
         ArgumentError: another form.
     """
     rows, _, columns = text.partition("x")
-    if not (rows.isdigit() and columns.isdigit() and int(rows) and int(columns)):
+    if not (text.isascii() and rows.isdigit() and columns.isdigit() and int(rows) and int(columns)):
         raise ArgumentError("--shape", repr(text), f"KxN, such as 4096x11008, or a --preset: {spoken(list(PRESETS))}")
     return int(rows), int(columns)

@@ -24,7 +24,7 @@ from lowbit.quantization.bfp_dot import dot
 from lowbit.quantization.bfp_storage import store
 from lowbit.quantization.packing import pack
 from lowbit.tensor_formats.stored import FORMATS, RESULTS, Result
-from lowbit_bench.inputs import USUAL, Problem, drawn_matrix
+from lowbit_bench.inputs import USUAL, Problem, check_known, drawn_matrix
 from lowbit_bench.offline import CHOICES, OFFLINE, STEPS
 from lowbit_bench.sizes import MODELS, Inputs, stored_part
 
@@ -178,11 +178,16 @@ def other_problem(
     if operation not in WITH_FORMAT:
         if format:
             raise ArgumentError("--format", format, f"leaving it out, since {operation} has none")
+        check_known(given, (), operation)
+        check_choice("--result", result, (activations,))
         return Problem(operation, sizes, "", (), activations, activations)
     check_choice("--format", format, tuple(FORMATS))
     table = FORMATS[format]
+    check_known(given, tuple(table.options), f"the format {format}")
     options = tuple((name, given.get(name, USUAL.get(name, 1))) for name in table.options)
     at = dict(sizes)
+    if operation != "formats.dequantize":
+        check_choice("--result", result, (activations,))
     if operation in STORED_CACHES:
         _, options = stored_part(format, given, "keys")
         for part in ("keys", "values"):

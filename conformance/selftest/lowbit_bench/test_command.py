@@ -47,7 +47,7 @@ def answer(*arguments: str) -> dict[str, Any]:
 def test_backends_are_timed_side_by_side(tmp_path: Path) -> None:
     """Each with its times and its share of reading; a table, JSON and pictures say the same."""
     told = answer("numpy", "reference", *SMALL, "--batch", "1", "--out", str(tmp_path), "--op", "linear.qgemm")
-    assert [each["id"] for each in told["problems"]] == ["linear.qgemm bits=4 group_size=128 float32 64x96 batch 1"]
+    assert [each["id"] for each in told["problems"]] == ["linear.qgemm bits=4 group_size=64 float32 64x96 batch 1"]
     (compared,) = told["problems"]
     assert {row["backend"] for row in compared["rows"]} == {"numpy", "reference"}
     for row in compared["rows"]:
@@ -96,6 +96,15 @@ def test_what_is_not_declared_is_said_and_nothing_else() -> None:
         (["--option", "bits=many"], "--option is 'bits=many'"),
         (["--batch", "2"], "--batch is 2; allowed: 1, since linear.qgemv multiplies one vector"),
         (["--rounds", "0"], "--rounds is 0"),
+        (["--activations", "bfoo"], "--activations is 'bfoo'; allowed: float32"),
+        (["--activations", "float32", "--result", "float16"], "--result is 'float16'; allowed: float32"),
+        (["--op", "blocks.rms_norm", "--result", "float16"], "--result is 'float16'; allowed: float32"),
+        (["--shape", "33x7"], "K of --shape is 33; allowed: a multiple of 8"),
+        (["--option", "bits=5"], "--option bits is 5; allowed: 2, 3, 4 or 8"),
+        (["--option", "group=64"], "--option is 'group'; allowed: bits or group_size"),
+        (["--op", "blocks.rms_norm", "--option", "bits=4"], "--option is 'bits'; allowed: no option"),
+        (["--op", "linear.gemv", "--format", "q8_0", "--option", "bits=4"], "--option is 'bits'; allowed: no option"),
+        (["--shape", "99999999x99999999"], "--shape is 99999999x99999999; allowed: at most"),
     ],
 )
 def test_wrong_arguments_are_refused_in_words(commands: CommandLine, arguments: list[str], said: str) -> None:

@@ -47,7 +47,7 @@ def problem_of(operation: str, activations: str = "") -> Problem:
     """A small problem."""
     model, activations = "smollm2-135m", activations or types_of(operation)[0]
     result = activations
-    return other_problem(operation, model, 32, 2, FORMATS.get(operation, ""), activations, result, {"group_size": 32})
+    return other_problem(operation, model, 32, 2, FORMATS.get(operation, ""), activations, result, {})
 
 
 @pytest.mark.parametrize("operation", OTHERS)
