@@ -5,34 +5,29 @@ Exit status: 0 something was measured, 1 nothing was, 2 a wrong argument.
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from lowbit.backend.registry import names as installed
+from lowbit.certification import LEAST_DEADLINE
 from lowbit.contract.checks import check_choice, check_integer
-from lowbit.errors import ArgumentError, LowbitError
-from lowbit.system.interpreters import python_command, python_environment, signal_name
+from lowbit.errors import ArgumentError
 from lowbit.system.interrupts import deferred
 from lowbit.system.threads import usable_processors
 from lowbit_bench import report
+from lowbit_bench.comparison import Plan, compared
 from lowbit_bench.inputs import OWN, PRESETS, PRODUCTS, Problem, options_of, problem, shape_of
 from lowbit_bench.layers import OTHERS, other_problem, types_of
 from lowbit_bench.sizes import CONTEXT, MODELS
 from lowbit_bench.targets import Target
 from lowbit_conformance.cli.conformance import run
 from lowbit_conformance.cli.functions import function_target
-from lowbit_conformance.report.gather import machine
+from lowbit_conformance.suite.deadlines import DEADLINE, LOADING_DEADLINE
 
-ROTATION = 2**29
-THREADS = ("LOWBIT_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 VERDICTS = ("quick", "full", "none")
 NOT_TIMED = ("reference",)
 """Left out by default: the specification is not written for speed."""
@@ -63,6 +58,14 @@ def bench(
     threads: Annotated[int | None, typer.Option(help="By default as many as this process may use.")] = None,
     rounds: Annotated[int, typer.Option(help="Rounds in which nothing else runs.")] = 20,
     verdict: Annotated[str, typer.Option(help="The suite's run: quick, full or none.")] = "quick",
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            min=LEAST_DEADLINE,
+            help="Seconds that one call, or preparing one matrix, may take, and that loading a backend may take.",
+            show_default=f"{DEADLINE:g} for a call, {LOADING_DEADLINE:g} for loading",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="A folder for bench.json, and for pictures and bench.html where matplotlib is installed."),
@@ -94,8 +97,10 @@ def bench(
         Target("function", judged[1], each) for each, (_, judged) in zip(function or [], functions, strict=True)
     ]
     targets = targets or [Target("backend", name, name) for name in installed() if name not in NOT_TIMED]
-    answer = compared(targets, problems, count, rounds)
-    answer["verdicts"] = {} if verdict == "none" else dict(verdicts(answer, targets, op, quick=verdict == "quick"))
+    answer = compared(targets, problems, Plan(count, rounds, deadline))
+    answer["verdicts"] = (
+        {} if verdict == "none" else dict(verdicts(answer, targets, op, quick=verdict == "quick", deadline=deadline))
+    )
     with deferred():  # an interrupt leaves each file whole or not written
         written = list(report.write(answer, out)) if out is not None else []
     if as_json:
@@ -164,96 +169,11 @@ def others_of(
     return list(dict.fromkeys(other_problem(op, preset or "llama-7b", *each, *types, options) for each in sizes))
 
 
-# **The process that measures.**
-
-
-@dataclass
-class Heard:
-    """What the process has reported so far."""
-
-    problems: list[dict[str, Any]] = field(default_factory=list)
-    absent: list[dict[str, str]] = field(default_factory=list)
-    running: str = ""
-
-
-def compared(targets: Sequence[Target], problems: Sequence[Problem], threads: int, rounds: int) -> dict[str, Any]:
-    """The measurement; a backend that ends its process is left out of what follows."""
-    heard, left, started = Heard(), list(targets), datetime.now(UTC)
-    while left and len(heard.problems) < len(problems):
-        heard.running = ""
-        status = measured(left, problems[len(heard.problems) :], threads, rounds, heard)
-        if status == 0:
-            break
-        reason = f"it ended the process: {signal_of(status)}"
-        if not heard.running:
-            raise LowbitError(f"the process that measures ended: {signal_of(status)}")
-        heard.absent.append({"name": heard.running, "problem": "", "reason": reason})
-        left = [each for each in left if each.shown != heard.running]
-    return {
-        "machine": asdict(machine()),
-        "started": started.isoformat(timespec="seconds"),
-        "threads": threads,
-        "rounds": rounds,
-        "problems": heard.problems,
-        "absent": heard.absent,
-    }
-
-
-def signal_of(status: int) -> str:
-    return signal_name(-status) if status < 0 else f"status {status}"
-
-
-def measured(targets: Sequence[Target], problems: Sequence[Problem], threads: int, rounds: int, heard: Heard) -> int:
-    """Run the process once; its status."""
-    given: dict[str, Any] = {"threads": threads, "rounds": rounds, "rotation": ROTATION}
-    given |= {"targets": [asdict(each) for each in targets], "problems": [asdict(each) for each in problems]}
-    environment = python_environment() | dict.fromkeys(THREADS, str(threads))
-    terminal = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn())
-    with (
-        subprocess.Popen(
-            python_command("-m", "lowbit_bench.worker"),
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process,
-        Progress(*columns, console=terminal, transient=True, disable=not terminal.is_interactive) as progress,
-    ):
-        assert process.stdin is not None and process.stdout is not None
-        task = progress.add_task("preparing", total=rounds)
-        try:
-            json.dump(given, process.stdin)
-            process.stdin.close()
-            for line in process.stdout:
-                event = json.loads(line)
-                take(event, heard)
-                if event["event"] == "round":
-                    progress.update(task, completed=event["done"])
-                elif event["event"] == "entering":
-                    progress.update(task, description=event["name"][:40])
-        except BaseException:
-            process.kill()
-            raise
-    return process.returncode
-
-
-def take(event: Mapping[str, Any], heard: Heard) -> None:
-    """Record one line of the process's output."""
-    rest = {name: value for name, value in event.items() if name != "event"}
-    if event["event"] == "entering":
-        heard.running = rest["name"]
-    elif event["event"] == "absent":
-        heard.absent.append(rest)
-    elif event["event"] == "problem":
-        heard.problems.append(rest)
-
-
 # **The verdicts.**
 
 
 def verdicts(
-    answer: Mapping[str, Any], targets: Sequence[Target], op: str, *, quick: bool
+    answer: Mapping[str, Any], targets: Sequence[Target], op: str, *, quick: bool, deadline: float | None
 ) -> Iterator[tuple[str, str]]:
     """For each backend that was measured, the suite's verdict on the operation and the id of the report."""
     timed = {row["backend"] for each in answer["problems"] for row in each["rows"]}
@@ -262,5 +182,5 @@ def verdicts(
         if target.shown in timed:
             named = (target.name,) if target.kind == "backend" else (f"--{target.kind}", target.name)
             shown = ("--function", target.shown) if target.kind == "function" else named
-            found = run(shown, settings, None, judged=named)
+            found = run(shown, settings, deadline, judged=named)
             yield target.shown, f"{found.tally.verdict}{' (quick)' if quick else ''} {found.id[:8]}"

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lowbit_bench.reading import Reader
+from lowbit_conformance.isolation.descendants import below
 
 STAT = Path("/proc/stat")
 BUSY = 0.05
@@ -43,11 +44,24 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Moment:
-    """Seconds on the clocks of the machine and of this process."""
+    """Seconds on the clocks of the machine, and of this process with the programs that it has started."""
 
     wall: float
     machine: float
     process: float
+
+
+@dataclass
+class CallError(Exception):
+    """A contestant raised an error in a round.
+
+    Attributes:
+        name: of the contestant.
+        error: what it raised.
+    """
+
+    name: str
+    error: BaseException
 
 
 def moment() -> Moment | None:
@@ -58,7 +72,16 @@ def moment() -> Moment | None:
         return None
     user, nice, system, _, _, irq, soft, stolen = fields
     busy = (user + nice + system + irq + soft + stolen) / os.sysconf("SC_CLK_TCK")
-    return Moment(time.perf_counter(), busy, time.process_time())
+    return Moment(time.perf_counter(), busy, time.process_time() + sum(map(processor_seconds, below(os.getpid()))))
+
+
+def processor_seconds(process: int) -> float:
+    """The processor time of a process and of its children that have ended; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def others_share(before: Moment | None, after: Moment | None, processors: int) -> float:
@@ -88,6 +111,9 @@ def measure(
         rounds: the number of free rounds wanted.
         entering: called with the name of the backend that runs next, which may end the process.
         progress: called with the free rounds that were made and those wanted.
+
+    Raises:
+        CallError: a contestant failed.
     """
     free, order = list[bool](), np.random.default_rng(rounds)
     processors = os.cpu_count() or 1
@@ -98,12 +124,24 @@ def measure(
             entering(one.name)
             one.reads.append(reader.seconds(one.nbytes))
             call = one.calls[len(one.runs) % len(one.calls)]
-            started = time.perf_counter()
-            call()
-            one.runs.append(time.perf_counter() - started)
+            one.runs.append(seconds_of(one.name, call))
         free.append(others_share(before, moment(), processors) <= BUSY)
         progress(sum(free), rounds)
     return free
+
+
+def seconds_of(name: str, call: Callable[[], object]) -> float:
+    """The time of one call.
+
+    Raises:
+        CallError: it failed.
+    """
+    started = time.perf_counter()
+    try:
+        call()
+    except (Exception, SystemExit) as error:  # whatever a stranger's code raises
+        raise CallError(name, error) from error
+    return time.perf_counter() - started
 
 
 def kept(free: Sequence[bool], rounds: int) -> list[int]:

@@ -8,20 +8,26 @@ comparison is released, and if a backend ends it, `lowbit_bench.command` knows w
 import json
 import os
 import resource
+import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lowbit.backend import Backend
 from lowbit.errors import LowbitError
-from lowbit_bench.inputs import PRODUCTS, Problem, activations_of, call_of, prepared, weights_of
+from lowbit.tensor_formats.stored import Stored
+from lowbit_bench.inputs import PRODUCTS, Call, Problem, activations_of, call_of, prepared, weights_of
 from lowbit_bench.intervals import interval, ratios
+from lowbit_bench.judging import Check, check_of, part_of
+from lowbit_bench.judging_layers import check_of_other
 from lowbit_bench.layers import arguments_of, bytes_of, call_of_other
 from lowbit_bench.reading import Reader
-from lowbit_bench.rounds import Contestant, kept, measure
+from lowbit_bench.rounds import CallError, Contestant, kept, measure
 from lowbit_bench.targets import Target
 
 Say = Callable[..., None]
@@ -30,6 +36,7 @@ MOST_COPIES = 64
 
 def main() -> None:
     """Measure what standard input says: targets, problems, rounds, threads, rotation."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends this process
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     given, say = json.load(sys.stdin), sayer()
     reader = Reader(given["threads"])
@@ -39,6 +46,8 @@ def main() -> None:
         for fields in given["problems"]:
             if backends:
                 compare(Problem.read(fields), backends, reader, given, say)
+            say("finished")
+        say("done")  # without it the command knows that a backend has ended this process
     reader.close()
 
 
@@ -53,86 +62,145 @@ def sayer() -> Say:
     return say
 
 
-def usable(targets: Iterable[Target], opened: ExitStack, say: Say) -> Iterable[tuple[str, Backend]]:
+@contextmanager
+def turn(say: Say, name: str, doing: str) -> Iterator[None]:
+    """Report what a backend does, and that it has come back."""
+    say("entering", name=name, doing=doing)
+    try:
+        yield
+    finally:
+        say("left")
+
+
+def usable(targets: Iterable[Target], opened: ExitStack, say: Say) -> Iterator[tuple[str, Backend]]:
     """The backends that can run here; for each of the others, the reason is reported."""
     for target in targets:
-        say("entering", name=target.shown)
         try:
-            yield target.shown, opened.enter_context(target.open())
-        except Exception as error:  # whatever a stranger's code raises
+            with turn(say, target.shown, "loading"):
+                backend = opened.enter_context(target.open())
+        except (Exception, SystemExit) as error:  # whatever a stranger's code raises
             say("absent", name=target.shown, problem="", reason=in_words(error))
+        else:
+            yield target.shown, backend
 
 
-def in_words(error: Exception) -> str:
+def in_words(error: BaseException) -> str:
     """An error in one line."""
     text = " ".join(str(error).split())[:300]
     return text if isinstance(error, LowbitError) else f"{type(error).__name__}: {text}"
+
+
+# **One problem.**
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all backends compute.
+
+    Attributes:
+        problem: of what sizes and types.
+        first: from a backend to the call that is timed, a function that makes the same call on copies of what it reads,
+            and the bytes that a call reads beside its result.
+        check: of the result; None where there is no judge for it.
+        result_counts: whether the bytes of the result are counted too.
+    """
+
+    problem: Problem
+    first: Callable[[Backend], tuple[Call, Callable[[], Call], int]]
+    check: Check | None
+    result_counts: bool = False
 
 
 def compare(
     problem: Problem, backends: Mapping[str, Backend], reader: Reader, given: Mapping[str, Any], say: Say
 ) -> None:
     """All backends at one problem."""
-    build = builder(problem, given["rotation"])
+    say("left")
+    try:
+        task = task_of(problem)
+    except Exception as error:  # such as too little memory
+        say("absent", name="", problem=problem.id, reason=in_words(error))
+        return
     contestants = []
     for name, backend in backends.items():
-        say("entering", name=name)
         try:
-            contestants.append(build(name, backend))
-        except Exception as error:
+            contestants.append(contestant(name, backend, task, given["rotation"], say))
+        except (Exception, SystemExit) as error:
             say("absent", name=name, problem=problem.id, reason=in_words(error))
-    if not contestants:
+    while contestants:
+        try:
+            free = rounds_of(contestants, reader, given["rounds"], say)
+        except CallError as failed:
+            say("absent", name=failed.name, problem=problem.id, reason=in_words(failed.error))
+            contestants = [
+                Contestant(each.name, each.calls, each.nbytes) for each in contestants if each.name != failed.name
+            ]
+            continue
+        rows = [row_of(each, kept(free, given["rounds"])) | {"checked": task.check is not None} for each in contestants]
+        say("problem", id=problem.id, problem=vars(problem), rows=rows, rounds=len(free), free=sum(free))
         return
 
+
+def rounds_of(contestants: list[Contestant], reader: Reader, rounds: int, say: Say) -> list[bool]:
+    """The measurement, with a report of each turn; for each round whether it was free."""
+
     def entering(name: str) -> None:
-        say("entering", name=name)
+        say("entering", name=name, doing="calling")
 
-    free = measure(
-        contestants, reader, given["rounds"], entering, lambda done, total: say("round", done=done, total=total)
-    )
-    rows = [row_of(each, kept(free, given["rounds"])) for each in contestants]
-    say("problem", id=problem.id, problem=vars(problem), rows=rows, rounds=len(free), free=sum(free))
+    free = measure(contestants, reader, rounds, entering, lambda done, total: say("round", done=done, total=total))
+    say("left")
+    return free
 
 
-def builder(problem: Problem, rotation: int) -> Callable[[str, Backend], Contestant]:
-    """A function that makes a contestant of a backend; the inputs are drawn once."""
-    if problem.operation in PRODUCTS:
-        weights, x = weights_of(problem), activations_of(problem)
-        return lambda name, backend: contestant(name, backend, problem, weights, x, rotation)
-    arguments = arguments_of(problem)
-    return lambda name, backend: other_contestant(name, backend, problem, arguments, rotation)
+def task_of(problem: Problem) -> Task:
+    """The inputs of a problem, which are drawn once."""
+    if problem.operation not in PRODUCTS:
+        arguments = arguments_of(problem)
+
+        def other(backend: Backend) -> tuple[Call, Callable[[], Call], int]:
+            def again() -> Call:
+                return call_of_other(backend, problem, arguments)
+
+            return again(), again, bytes_of(arguments)
+
+        return Task(problem, other, check_of_other(problem, arguments), result_counts=True)
+    weights = weights_of(problem)
+    part = part_of(problem, weights)
+    x = activations_of(problem, part.deviation if part else 0.0)
+
+    def product(backend: Backend) -> tuple[Call, Callable[[], Call], int]:
+        matrix, nbytes = prepared(backend, problem, weights)
+
+        def again() -> Call:
+            # Without a prepared form a call reads the stored matrix itself, of which each has its own.
+            own = deepcopy(weights) if isinstance(matrix, Stored) else prepared(backend, problem, weights)[0]
+            return call_of(backend, problem, own, x)
+
+        return call_of(backend, problem, matrix, x), again, nbytes
+
+    return Task(problem, product, check_of(problem, weights, x, part))
 
 
-def other_contestant(
-    name: str, backend: Backend, problem: Problem, arguments: tuple[Any, ...], rotation: int
-) -> Contestant:
-    """A backend with copies of the arguments of an operation that is no product, after one call that must succeed.
+def contestant(name: str, backend: Backend, task: Task, rotation: int, say: Say) -> Contestant:
+    """A backend with as many copies of what it reads as fill the rotation, after one call whose result is right.
 
     Raises:
-        LowbitError: the backend does not declare the problem.
-    """
-    first = call_of_other(backend, problem, arguments)
-    nbytes = bytes_of(arguments) + bytes_of(first())
-    copies = min(max(rotation // max(nbytes, 1), 1), MOST_COPIES)
-    calls = [first, *(call_of_other(backend, problem, arguments) for _ in range(copies - 1))]
-    return Contestant(name, calls, nbytes)
-
-
-def contestant(name: str, backend: Backend, problem: Problem, weights: Any, x: Any, rotation: int) -> Contestant:
-    """A backend with as many copies of the matrix as fill the rotation, after one call that must succeed.
-
-    Raises:
-        LowbitError: the backend does not declare the problem.
+        LowbitError: the backend does not declare the problem, or the result is wrong.
         ValueError: the result is not finite.
     """
-    matrix, nbytes = prepared(backend, problem, weights)
-    first = call_of(backend, problem, matrix, x)
-    if not np.isfinite(np.asarray(first(), np.float64)).all():
+    with turn(say, name, "preparing"):
+        first, again, nbytes = task.first(backend)
+    with turn(say, name, "calling"):
+        result = first()
+    if task.check is not None:
+        task.check(backend, result)
+    elif task.problem.operation in PRODUCTS and not np.isfinite(np.asarray(result, np.float64)).all():
         raise ValueError("the result is not finite")
-    copies = min(max(rotation // max(nbytes, 1), 1), MOST_COPIES)
+    nbytes += bytes_of(result) if task.result_counts else 0
     calls = [first]
-    if matrix is not weights:  # without a prepared form, each call reads the same matrix
-        calls += [call_of(backend, problem, prepared(backend, problem, weights)[0], x) for _ in range(copies - 1)]
+    for _ in range(min(max(rotation // max(nbytes, 1), 1), MOST_COPIES) - 1):
+        with turn(say, name, "preparing"):
+            calls.append(again())
     return Contestant(name, calls, nbytes)
 
 

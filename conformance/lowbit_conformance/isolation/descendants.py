@@ -80,7 +80,7 @@ def end_orphans(living: Set[int]) -> None:
 def end_below(process: int) -> None:
     """Kill everything below a process, and leave it itself; it gives up after `LONGEST` seconds."""
     until = time.monotonic() + LONGEST
-    while found := [child for child in _below(process) if state(child) not in ("Z", "")]:
+    while found := [child for child in below(process) if state(child) not in ("Z", "")]:
         for child in found:
             kill(child)
         if time.monotonic() > until:
@@ -101,7 +101,8 @@ def kill(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-def _below(process: int) -> Iterator[int]:
+def below(process: int) -> Iterator[int]:
+    """The processes below a process: its children, theirs, and so on."""
     found = children(process)
     while found:  # not by recursion, which a long chain of processes would end
         child = found.pop()

@@ -60,14 +60,14 @@ def test_backends_are_timed_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.whole
 def test_a_stored_format_and_a_function_are_timed_with_their_verdicts() -> None:
-    """The suite is asked for the same operation of each; a wrong function is timed, and the row says that it failed."""
+    """The suite is asked for the same operation of each; of a wrong one the row says that it failed."""
     given = ("--op", "linear.gemv", "--format", "q8_0", "--shape", "64x32", "--rounds", "2", "--threads", "1")
-    told = answer("numpy", "--function", "timed_functions:gemv", "--function", "timed_functions:wrong", *given)
+    told = answer("numpy", "--function", "timed_functions:gemv", "--function", "timed_functions:narrow", *given)
     rows = {row["backend"] for each in told["problems"] for row in each["rows"]}
-    assert rows == {"numpy", "timed_functions:gemv", "timed_functions:wrong"}
+    assert rows == {"numpy", "timed_functions:gemv", "timed_functions:narrow"}
     assert told["verdicts"]["numpy"].startswith("passed (quick)")
     assert told["verdicts"]["timed_functions:gemv"].startswith("passed (quick)")
-    assert told["verdicts"]["timed_functions:wrong"].startswith("failed (quick)")
+    assert told["verdicts"]["timed_functions:narrow"].startswith("failed (quick)")
 
 
 def test_who_ends_the_process_is_named_and_left_out() -> None:

@@ -13,6 +13,8 @@ from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
 from lowbit_bench import layers
 from lowbit_bench.inputs import PRODUCTS, Problem
+from lowbit_bench.judging import WrongResultError
+from lowbit_bench.judging_layers import check_of_other
 from lowbit_bench.layers import (
     OTHERS,
     WITH_FORMAT,
@@ -56,6 +58,8 @@ def test_an_operation_has_the_sizes_of_a_model(operation: str) -> None:
     problem = problem_of(operation)
     call = call_of_other(ReferenceBackend(), problem, arguments_of(problem))
     first, second = call(), call()
+    if (check := check_of_other(problem, arguments_of(problem))) is not None:
+        check(ReferenceBackend(), first)
     assert bytes_of(first) == bytes_of(second) and (
         bytes_of(first) > 0 or operation.startswith(("routing.top_k", "offload."))
     )
@@ -71,6 +75,21 @@ def test_types_of_16_bits(operation: str) -> None:
     arguments = arguments_of(problem_of(operation, "bfloat16"))
     floats = [each.dtype.name for each in arguments if isinstance(each, np.ndarray) and each.dtype.kind not in "iu"]
     assert set(floats) <= {"bfloat16"}
+
+
+@pytest.mark.parametrize("operation", ["attention.softmax", "packing.pack", "formats.quantize", "bfp.cast"])
+def test_a_wrong_result_is_refused(operation: str) -> None:
+    """Of a bounded operation, and of exact ones whose results are arrays or hold arrays."""
+    problem = problem_of(operation)
+    check = check_of_other(problem, arguments_of(problem))
+    right = call_of_other(ReferenceBackend(), problem, arguments_of(problem))()
+    assert check is not None
+    array = right.mantissas if operation == "bfp.cast" else right.tensors[0] if operation.startswith("f") else right
+    array[-1, -1] += array.dtype.type(1)
+    with pytest.raises(WrongResultError, match=r"wrong result: .*1 of \d+"):
+        check(ReferenceBackend(), right)
+    with pytest.raises(WrongResultError, match="wrong result: the result "):
+        check(ReferenceBackend(), None)
 
 
 def test_products_and_these_are_all_operations() -> None:

@@ -17,3 +17,8 @@ def gemv(x: Any, blocks: Any, rows: int, columns: int) -> Any:
 def wrong(x: Any, blocks: Any, rows: int, columns: int) -> Any:
     """The same twice as large."""
     return 2 * gemv(x, blocks, rows, columns)
+
+
+def narrow(x: Any, blocks: Any, rows: int, columns: int) -> Any:
+    """Wrong for fewer than 32 columns only."""
+    return (wrong if columns < 32 else gemv)(x, blocks, rows, columns)

@@ -168,7 +168,7 @@ def test_a_long_chain_of_processes_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(descendants, "children", lambda process: [process + 1] if process + 1 in alive else [])
     monkeypatch.setattr(descendants, "state", lambda process: "S" if process in alive else "Z")
     monkeypatch.setattr(descendants, "kill", lambda process: None)
-    found = list(descendants._below(0))
+    found = list(descendants.below(0))
     assert found == sorted(alive)
     monkeypatch.setattr(descendants, "kill", alive.discard)
     descendants.end_below(0)
