@@ -1,17 +1,21 @@
 """``lowbit bench``: time backends side by side, each with the verdict of the suite on the same build.
 
-Exit status: 0 something was measured, 1 nothing was, 2 a wrong argument.
+Exit status: 0 every backend that was named was measured at every problem, and what was measured passed the suite; 1
+one was not, or did not pass, or nothing was measured; 2 a wrong argument, a backend that does not exist, or a problem
+whose inputs cannot be made here.
 """
 
 import json
-import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from lowbit.backend.registry import check_function
 from lowbit.backend.registry import names as installed
 from lowbit.certification import LEAST_DEADLINE
 from lowbit.contract.checks import check_choice, check_integer
@@ -21,16 +25,19 @@ from lowbit.system.threads import usable_processors
 from lowbit_bench import report
 from lowbit_bench.comparison import Plan, compared
 from lowbit_bench.inputs import OWN, PRESETS, PRODUCTS, Problem, options_of, problem, shape_of
-from lowbit_bench.layers import OTHERS, other_problem, types_of
+from lowbit_bench.layers import OTHERS, STORED_CACHES, other_problem, types_of
 from lowbit_bench.sizes import CONTEXT, MODELS
-from lowbit_bench.targets import Target
+from lowbit_bench.targets import Target, libraries
 from lowbit_conformance.cli.conformance import run
 from lowbit_conformance.cli.functions import function_target
+from lowbit_conformance.isolation.targets import check_target
+from lowbit_conformance.report.files import check_writable
 from lowbit_conformance.suite.deadlines import DEADLINE, LOADING_DEADLINE
 
 VERDICTS = ("quick", "full", "none")
 NOT_TIMED = ("reference",)
 """Left out by default: the specification is not written for speed."""
+PASSED, FAILED, REFUSED = 0, 1, 2
 
 
 def bench(
@@ -43,11 +50,29 @@ def bench(
     function: Annotated[
         list[str] | None, typer.Option(help="A plain function module:function of the --op; repeatable.")
     ] = None,
-    op: Annotated[str, typer.Option(help="The operation, such as linear.gemv or attention.attend.")] = "linear.qgemv",
+    op: Annotated[
+        str, typer.Option("--op", "--operation", help="The operation, such as linear.gemv or attention.attend.")
+    ] = "linear.qgemv",
     format: Annotated[str, typer.Option(help="The format of what is stored, such as q4_k or gptq-v2.")] = "",
-    activations: Annotated[str, typer.Option(help="Their type; for linear.gemm_cast, their format.")] = "",
-    result: Annotated[str, typer.Option(help="The type of the result; by default that of activations.")] = "",
-    option: Annotated[list[str] | None, typer.Option(help="An option of the format, such as bits=4.")] = None,
+    activations: Annotated[
+        str, typer.Option(help="The type of the activations; for linear.gemm_cast, their format.")
+    ] = "",
+    result: Annotated[
+        str,
+        typer.Option(help="The type of the result; by default that of the activations, for linear.gemm_cast float32."),
+    ] = "",
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option of the format, such as bits=4; repeatable.")
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What a --function handles, for the suite: bits=4,8 or columns=*64 or rows=128..4096; repeatable. "
+            "By default the options that are timed."
+        ),
+    ] = None,
+    arrays: Annotated[str, typer.Option(help="Whose arrays a --function takes: numpy, torch or jax.")] = "numpy",
+    device: Annotated[str, typer.Option(help="Where they lie.")] = "cpu",
     shape: Annotated[list[str] | None, typer.Option(help="K x N of a matrix, such as 4096x11008; repeatable.")] = None,
     preset: Annotated[
         str | None,
@@ -67,8 +92,11 @@ def bench(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="A folder for bench.json, and for pictures and bench.html where matplotlib is installed."),
+        str | None,
+        typer.Option(
+            metavar="DIRECTORY",
+            help="A folder for bench.json, and for pictures and bench.html where matplotlib is installed.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
@@ -79,37 +107,134 @@ def bench(
     count = usable_processors() if threads is None else threads
     check_integer("--threads", count, 1, 1024)
     activations, result = defaults(op, activations, result)
-    types, options, batches = (format, activations, result), options_of(option or []), batch or [1]
-    for each in batches:
-        check_integer("--batch", each, 1, 65536)
+    types, options, batches = (format, activations, result), options_of(option or []), batches_of(batch or [1])
     if op in PRODUCTS:
         if context:
             raise ArgumentError("--context", context[0], f"leaving it out, since {op} is a product with a matrix")
         problems = products_of(op, types, options, shape or [], preset, batches)
     else:
         problems = others_of(op, types, options, shape or [], preset, batches, context or [CONTEXT])
-    named = {"format": format or None, "activations": activations, "result": result}
-    functions = [function_target(each, op, named, [], "numpy", "cpu") for each in function or []]
-    targets = [Target("backend", name, name) for name in names or []]
-    targets += [Target("library", os.path.abspath(each), Path(each).name) for each in library or []]
-    targets += [Target("command", each, each) for each in command or []]
-    targets += [
-        Target("function", judged[1], each) for each, (_, judged) in zip(function or [], functions, strict=True)
-    ]
-    targets = targets or [Target("backend", name, name) for name in installed() if name not in NOT_TIMED]
+    limits = [*limits_by_default(problems[0], limit or []), *(limit or [])]
+    claimed = Claimed(op, types, limits, arrays, device)
+    if not function and (limit or arrays != "numpy" or device != "cpu"):
+        raise ArgumentError("--limit, --arrays and --device", "given", "only with a --function")
+    functions = functions_of(function or [], claimed)
+    named = [*targets_of(names or [], library or [], command or []), *functions]
+    folder = folder_of(out)
+    targets = named or [Target("backend", name, name) for name in installed() if name not in NOT_TIMED]
     answer = compared(targets, problems, Plan(count, rounds, deadline))
-    answer["verdicts"] = (
-        {} if verdict == "none" else dict(verdicts(answer, targets, op, quick=verdict == "quick", deadline=deadline))
-    )
+    quick, judged = verdict == "quick", targets if verdict != "none" else []
+    found = list(verdicts(answer, judged, claimed, quick=quick, deadline=deadline))
+    answer["verdicts"] = {name: text for name, text, _ in found}
+    answer["repeat"] = {name: line for name, _, line in found if line}
     with deferred():  # an interrupt leaves each file whole or not written
-        written = list(report.write(answer, out)) if out is not None else []
+        written = list(report.write(answer, folder)) if folder is not None else []
     if as_json:
         print(json.dumps(answer))
     else:
         report.show(answer, Console())
         for path in written:
-            Console().print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(0 if answer["problems"] else 1)
+            Console().print(f"written: {path}", markup=False, highlight=False, emoji=False, soft_wrap=True)
+    raise typer.Exit(status_of(answer, [each.shown for each in named]))
+
+
+def status_of(answer: Mapping[str, Any], named: Sequence[str]) -> int:
+    """The exit status."""
+    if any(not each["name"] for each in answer["absent"]):
+        return REFUSED
+    missing = any(each["name"] in named for each in answer["absent"])
+    return FAILED if missing or answer["repeat"] or not answer["problems"] else PASSED
+
+
+def folder_of(out: str | None) -> Path | None:
+    """The folder of the results, which is made before anything is measured.
+
+    Raises:
+        ArgumentError: it cannot be made, or its files cannot be written.
+    """
+    if out is None:
+        return None
+    try:
+        if not out:
+            raise FileNotFoundError
+        Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError("--out", repr(out), f"a folder that can be made ({error.strerror or 'no name'})") from None
+    for name in report.FILES:
+        check_writable("--out", Path(out) / name)
+    return Path(out)
+
+
+# **The backends.**
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What plain functions compute.
+
+    Attributes:
+        operation: its id.
+        types: format, activations and result.
+        limits: as ``lowbit conformance --limit`` takes them.
+        arrays: the library of their arrays.
+        device: where these lie.
+    """
+
+    operation: str
+    types: "Types"
+    limits: Sequence[str]
+    arrays: str
+    device: str
+
+    def target(self, function: str) -> tuple[tuple[str, ...], tuple[str, str]]:
+        """How the command line names a function, and how another process is told of it."""
+        format, activations, result = self.types
+        named = {"format": format or None, "activations": activations, "result": result}
+        return function_target(function, self.operation, named, self.limits, self.arrays, self.device)
+
+
+def functions_of(functions: Sequence[str], claimed: Claimed) -> list[Target]:
+    """Plain functions.
+
+    Raises:
+        ArgumentError: there is no such module; a limit, a library or a device of another form.
+    """
+    for each in functions:
+        check_function(each)
+    return [Target("function", claimed.target(each)[1][1], each) for each in dict.fromkeys(functions)]
+
+
+def targets_of(names: Sequence[str], paths: Sequence[str], commands: Sequence[str]) -> list[Target]:
+    """Backends by name, libraries and programs, each once.
+
+    Raises:
+        ArgumentError: no installed package offers a name.
+        UnavailableError: there is no such file.
+    """
+    found = [Target("backend", name, name) for name in dict.fromkeys(names)]
+    found += [Target("command", each, each) for each in dict.fromkeys(commands)]
+    found += libraries(paths, [each.shown for each in found])
+    for each in found:
+        check_target("name" if each.kind == "backend" else each.kind, each.name)
+    return found
+
+
+def limits_by_default(problem: Problem, given: Sequence[str]) -> Iterator[str]:
+    """The options that are timed as limits of a function, but for those that are given."""
+    named = {each.partition("=")[0] for each in given}
+    for name, value in problem.options if problem.operation not in STORED_CACHES else ():
+        if name not in named:
+            yield f"{name}={value}"
+
+
+# **The problems.**
+
+
+def batches_of(given: Sequence[int]) -> list[int]:
+    """The numbers of tokens, each once."""
+    for each in given:
+        check_integer("--batch", each, 1, 65536)
+    return list(dict.fromkeys(given))
 
 
 def defaults(op: str, activations: str, result: str) -> tuple[str, str]:
@@ -144,7 +269,8 @@ def products_of(
     chosen = PRESETS[preset] if preset is not None else [shape_of(each) for each in shapes] or PRESETS["llama-7b"][1:2]
     if op not in OWN and not types[0]:
         raise ArgumentError("--format", "not given", f"the format of the matrix, since --op is {op}")
-    return [problem(op, each, batch, *types, options) for each in chosen for batch in batches]
+    every = [problem(op, each, batch, *types, options) for each in chosen for batch in batches]
+    return list(dict.fromkeys(every))
 
 
 def others_of(
@@ -173,14 +299,19 @@ def others_of(
 
 
 def verdicts(
-    answer: Mapping[str, Any], targets: Sequence[Target], op: str, *, quick: bool, deadline: float | None
-) -> Iterator[tuple[str, str]]:
-    """For each backend that was measured, the suite's verdict on the operation and the id of the report."""
+    answer: Mapping[str, Any], targets: Sequence[Target], claimed: Claimed, *, quick: bool, deadline: float | None
+) -> Iterator[tuple[str, str, str]]:
+    """For each backend that was measured: its name, the suite's verdict with the id of the report, and for one that did
+    not pass the command that repeats it."""
     timed = {row["backend"] for each in answer["problems"] for row in each["rows"]}
+    op = claimed.operation
     settings = {"seeds": 1, "first_seed": 0, "ops": [op], "profiles": [], "case": None, "model": None, "quick": quick}
     for target in targets:
         if target.shown in timed:
-            named = (target.name,) if target.kind == "backend" else (f"--{target.kind}", target.name)
-            shown = ("--function", target.shown) if target.kind == "function" else named
-            found = run(shown, settings, deadline, judged=named)
-            yield target.shown, f"{found.tally.verdict}{' (quick)' if quick else ''} {found.id[:8]}"
+            judged = (target.name,) if target.kind == "backend" else (f"--{target.kind}", target.name)
+            words = claimed.target(target.shown)[0] if target.kind == "function" else (*judged, "--op", op)
+            shown = ("--function", target.shown) if target.kind == "function" else judged
+            found = run(shown, settings, deadline, judged=judged)
+            more = ["--seeds", "1", *["--quick"] * quick, *(["--deadline", f"{deadline:g}"] if deadline else [])]
+            line = "" if found.tally.verdict == "passed" else shlex.join(["lowbit", "conformance", *words, *more])
+            yield target.shown, f"{found.tally.verdict}{' (quick)' if quick else ''} {found.id[:8]}", line

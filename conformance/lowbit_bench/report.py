@@ -14,49 +14,111 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from lowbit.system.storage import write_whole
 from lowbit.text import one_line
 
 Answer = Mapping[str, Any]
+FILES = ("bench.json", "bench.png", "sweep.png", "bench.html")
+"""What `write` may write."""
+LEAST_NAME = 12
+"""Cells that a name has at least."""
+SURE = 6
+"""Rounds from which on an interval holds the true median with 95 %; see `lowbit_bench.intervals`."""
 
 
 def show(answer: Answer, console: Console) -> None:
-    """A table for each problem."""
-    machine = answer["machine"]
-    console.print(f"{machine['cpu']}, {answer['threads']} threads, {answer['rounds']} rounds", highlight=False)
+    """A table for each problem, and what else there is to say."""
+    for text in texts_of(answer, console.width):
+        console.print(text, highlight=False, soft_wrap=True)
+
+
+def texts_of(answer: Answer, width: int) -> Iterator[Text]:
+    """The lines of the report; lines of a table are longer than the width only where numbers need it."""
+    rounds = counted(answer["rounds"], "round")
+    yield Text(f"{answer['machine']['cpu']}, {counted(answer['threads'], 'thread')}, {rounds}")
     for each in answer["problems"]:
-        console.print(f"\n[bold]{each['id']}[/], {each['free']} of {each['rounds']} rounds free", highlight=False)
-        console.print(table_of(each, answer["verdicts"]))
+        yield Text(f"\n{each['id']}", style="bold").append(f", {free_of(each)}", style="not bold")
+        yield from table_of(each, answer["verdicts"], answer["repeat"], width)
+        if not all(row["checked"] for row in each["rows"]):
+            yield Text("the results were not compared with the specification, which has no judge at this size")
+    yield from (Text(line) for line in rest_of(answer))
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "round"), counted(2, "round")
+    ('1 round', '2 rounds')
+    """
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def free_of(problem: Answer) -> str:
+    """How many rounds were free."""
+    return f"{problem['free']} of {counted(problem['rounds'], 'round')} free"
+
+
+def rest_of(answer: Answer) -> Iterator[str]:
+    """Which backends were not measured, and how to repeat what did not pass."""
     for missing in answer["absent"]:
-        where = f" at {missing['problem']}" if missing["problem"] else ""
-        text = one_line(f"not measured: {missing['name']}{where}: {missing['reason']}")
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        what = " at ".join(filter(None, (missing["name"], missing["problem"])))
+        yield one_line(f"not measured: {what}: {missing['reason']}")
+    for name, line in answer["repeat"].items():
+        yield one_line(f"did not pass: {name}; to see why: {line}")
 
 
-COLUMNS = ("backend", "ms", "95 % from", "to", "× fastest", "GB/s", "of reading", "conformance")
+NUMBERS = ("× fastest", "GB/s", "of reading")
 
 
-def rows_of(problem: Answer, verdicts: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-    """The cells of `COLUMNS` for each backend at one problem, the fastest first."""
-    rows = sorted(problem["rows"], key=lambda row: row["seconds"][0])
-    for row in rows:
+def headings_of(problem: Answer) -> tuple[str, ...]:
+    """The headings of a table. Fewer than six rounds give no interval that holds the median with 95 %."""
+    fewest = min(len(row["runs"]) for row in problem["rows"])
+    ends = ("95 % from", "to") if fewest >= SURE else ("least", "greatest")
+    return "backend", "ms", *ends, *NUMBERS, "conformance"
+
+
+def rows_of(problem: Answer, verdicts: Mapping[str, str], repeat: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """The cells of a table: the fastest first, and last those that did not pass, which are compared with nothing."""
+    fastest = fastest_of(problem, repeat)
+    for row in sorted(problem["rows"], key=lambda row: (row["backend"] in repeat, row["seconds"][0])):
         milliseconds = (f"{1e3 * each:.3f}" for each in row["seconds"])
-        relative = f"{row['seconds'][0] / rows[0]['seconds'][0]:.2f}"
+        relative = "-" if row["backend"] in repeat else f"{row['seconds'][0] / fastest:.2f}"
         speed, share = f"{row['bytes_per_second'] / 1e9:.1f}", f"{row['share'][0]:.2f}"
         yield row["backend"], *milliseconds, relative, speed, share, verdicts.get(row["backend"], "not asked")
 
 
-def table_of(problem: Answer, verdicts: Mapping[str, str]) -> Table:
-    """The backends at one problem."""
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in (COLUMNS[0], COLUMNS[-1]) else "right")
-    for cells in rows_of(problem, verdicts):
-        table.add_row(*cells)
-    return table
+def fastest_of(problem: Answer, repeat: Mapping[str, str]) -> float:
+    """Seconds of the fastest backend that did not fail; of the fastest one if all did."""
+    return float(min((row["backend"] in repeat, row["seconds"][0]) for row in problem["rows"])[1])
+
+
+def table_of(problem: Answer, verdicts: Mapping[str, str], repeat: Mapping[str, str], width: int) -> Iterator[Text]:
+    """The lines of a table. Numbers are never cut; names are shortened where they do not fit."""
+    cells = [headings_of(problem), *rows_of(problem, verdicts, repeat)]
+    columns = list(zip(*cells, strict=True))
+    widths = [max(map(cell_len, column)) for column in columns]
+    names = shortened([one_line(name) for name in columns[0]], max(LEAST_NAME, width - sum(widths[1:]) - 7))
+    widths[0] = max(map(cell_len, names))
+    for number, (name, row) in enumerate(zip(names, cells, strict=True)):
+        inner = " ".join(
+            " " * (size - cell_len(cell)) + cell for cell, size in zip(row[1:-1], widths[1:-1], strict=True)
+        )
+        padding = " " * (widths[0] - cell_len(name))
+        yield Text(f"{name}{padding} {inner} {row[-1]}", style="" if number else "bold")
+
+
+def shortened(names: Sequence[str], width: int) -> list[str]:
+    """Names of at most this width, without their beginnings; as they are if some would then look the same.
+
+    >>> shortened(["./run --fast", "./run --exact"], 8), shortened(["one/libk.so", "two/libk.so"], 8)
+    (['… --fast', '…--exact'], ['one/libk.so', 'two/libk.so'])
+    """
+    short = [name if cell_len(name) <= width else f"…{name[len(name) - width + 1 :]}" for name in names]
+    return short if len(set(short)) == len(set(names)) else list(names)
 
 
 def png_of(figure: Any) -> bytes:
@@ -72,16 +134,17 @@ def figure_of(answer: Answer) -> bytes:
 
     problems = answer["problems"]
     names = list(dict.fromkeys(row["backend"] for each in problems for row in each["rows"]))
+    failed = answer["repeat"]
     figure = Figure(figsize=(9, 1.6 + 0.9 * len(problems)), layout="constrained")
     left, right = figure.subplots(1, 2)
     height, slowest = 0.8 / max(len(names), 1), 1.0
     for place, each in enumerate(problems):
-        fastest = min(row["seconds"][0] for row in each["rows"])
+        fastest = fastest_of(each, failed)
         for row in each["rows"]:
             number = names.index(row["backend"])
-            at, colour = place + (number - (len(names) - 1) / 2) * height, f"C{number}"
-            left.barh(at, row["seconds"][0] / fastest, height, color=colour)
-            right.barh(at, row["bytes_per_second"] / 1e9, height, color=colour)
+            at, style = place + (number - (len(names) - 1) / 2) * height, style_of(number, row["backend"] in failed)
+            left.barh(at, row["seconds"][0] / fastest, height, **style)
+            right.barh(at, row["bytes_per_second"] / 1e9, height, **style)
         reading = max(row["bytes"] / row["read_seconds"] for row in each["rows"]) / 1e9
         right.plot([reading, reading], [place - 0.45, place + 0.45], color="black")
         slowest = max(slowest, max(row["seconds"][0] for row in each["rows"]) / fastest)
@@ -92,9 +155,22 @@ def figure_of(answer: Answer) -> bytes:
         axes.set_yticks(range(len(problems)), [label(each["id"]) for each in problems], fontsize=7)
         axes.invert_yaxis()
     right.set_yticklabels([])
-    handles = [left.barh([0], [0], color=f"C{number}") for number in range(len(names))]
-    figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8)
+    handles = [left.barh([0], [0], **style_of(number, name in failed)) for number, name in enumerate(names)]
+    labels = [literal(f"{name} (did not pass)" if name in failed else name) for name in names]
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
     return png_of(figure)
+
+
+def style_of(number: int, failed: bool) -> dict[str, Any]:
+    """How bars of one backend are drawn: hollow and hatched if it did not pass."""
+    if failed:
+        return {"facecolor": "none", "edgecolor": f"C{number}", "hatch": "////"}
+    return {"color": f"C{number}"}
+
+
+def literal(name: str) -> str:
+    """A name for a picture, in which dollars would begin a formula."""
+    return one_line(name).replace("$", r"\$")
 
 
 def sweep_of(answer: Answer) -> bytes:
@@ -112,7 +188,9 @@ def sweep_of(answer: Answer) -> bytes:
     axes = figure.subplots()
     for name, points in lines.items():
         sizes, speeds, _ = zip(*sorted(points), strict=True)
-        axes.plot([size / 1e6 for size in sizes], speeds, marker="o", label=name)
+        failed = name in answer["repeat"]
+        label = literal(f"{name} (did not pass)" if failed else name)
+        axes.plot([size / 1e6 for size in sizes], speeds, "x:" if failed else "o-", label=label)
     every = sorted({(size, reading) for points in lines.values() for size, _, reading in points})
     axes.plot([size / 1e6 for size, _ in every], [reading for _, reading in every], "k--", label="plain reading")
     axes.set(xscale="log", yscale="log", xlabel="MB of the matrix", ylabel="GB/s")
@@ -133,17 +211,17 @@ def page_of(answer: Answer, pictures: Sequence[tuple[bytes, str]]) -> str:
     parts.append("<style>body{font:15px sans-serif;margin:2em;max-width:60em}td,th{padding:.2em .8em;text-align:right}")
     parts.append("td:first-child,th:first-child,td:last-child{text-align:left}img{max-width:100%}</style>")
     machine = answer["machine"]
-    parts.append(f"<h1>lowbit bench</h1><p>{html.escape(machine['cpu'])}, {answer['threads']} threads, ")
-    parts.append(f"{answer['rounds']} rounds, {html.escape(answer['started'])}</p>")
+    parts.append(f"<h1>lowbit bench</h1><p>{html.escape(machine['cpu'])}, {counted(answer['threads'], 'thread')}, ")
+    parts.append(f"{counted(answer['rounds'], 'round')}, {html.escape(answer['started'])}</p>")
     for picture, text in pictures:
         encoded = base64.b64encode(picture).decode()
         parts.append(f'<img alt="{text}" src="data:image/png;base64,{encoded}">')
     for each in answer["problems"]:
-        parts.append(f"<h2>{html.escape(each['id'])}</h2><table><tr><th>{'<th>'.join(COLUMNS)}")
-        parts += ["<tr><td>" + "<td>".join(map(html.escape, row)) for row in rows_of(each, answer["verdicts"])]
+        parts.append(f"<h2>{html.escape(each['id'])}</h2><table><tr><th>{'<th>'.join(headings_of(each))}")
+        rows = rows_of(each, answer["verdicts"], answer["repeat"])
+        parts += ["<tr><td>" + "<td>".join(map(html.escape, row)) for row in rows]
         parts.append("</table>")
-    for missing in answer["absent"]:
-        parts.append(f"<p>not measured: {html.escape(missing['name'])}: {html.escape(missing['reason'])}</p>")
+    parts += [f"<p>{html.escape(line)}</p>" for line in rest_of(answer)]
     return "\n".join(parts)
 
 

@@ -1,6 +1,9 @@
 """The backends of a comparison: by name, as a library, as a program, or as a plain function."""
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from lowbit.backend import Backend, find
@@ -44,3 +47,27 @@ class Target:
         if self.kind == "command":
             return CommandBackend(self.name)
         return FunctionBackend(self.name) if self.kind == "function" else find(self.name)
+
+
+def libraries(paths: Iterable[str], taken: Iterable[str] = ()) -> list[Target]:
+    """Libraries by their paths, each called by the shortest end of its path that no other has.
+
+    >>> [each.shown for each in libraries(["/a/one/libk.so", "/a/two/libk.so", "/a/libm.so"])]
+    ['one/libk.so', 'two/libk.so', 'libm.so']
+
+    Args:
+        paths: of the libraries.
+        taken: what other backends are called.
+    """
+    whole, others = list(dict.fromkeys(os.path.abspath(each) for each in paths)), set(taken)
+    parts = [Path(each).parts for each in whole]
+    return [Target("library", each, end_of(own, parts, others)) for each, own in zip(whole, parts, strict=True)]
+
+
+def end_of(own: tuple[str, ...], every: Iterable[tuple[str, ...]], taken: Iterable[str]) -> str:
+    """The shortest end of a path that no other path ends with, and that is not taken."""
+    for count in range(1, len(own)):
+        end = own[-count:]
+        if sum(each[-count:] == end for each in every) == 1 and "/".join(end) not in taken:
+            return "/".join(end)
+    return str(Path(*own))

@@ -2,23 +2,35 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import timed_functions
 from command_line import CommandLine, command_line
 from paths import SUPPORT
 
+from lowbit.backend.function import Claim, FunctionBackend
 from lowbit.quantization.bfp import Blocks
 from lowbit.tensor_formats.stored import Stored
+from lowbit_bench.command import Claimed, limits_by_default, status_of
+from lowbit_bench.comparison import Heard
 from lowbit_bench.inputs import PRESETS, activations_of, problem, weights_of
 from lowbit_bench.intervals import interval
+from lowbit_bench.judging import part_of
 from lowbit_bench.reading import Reader
-from lowbit_bench.rounds import Contestant, measure
+from lowbit_bench.report import texts_of
+from lowbit_bench.rounds import Contestant, measure, moment
+from lowbit_bench.worker import compare, contestant, task_of
+from lowbit_numpy import NumpyBackend
 
 SMALL = ("--shape", "64x96", "--rounds", "2", "--verdict", "none", "--threads", "1")
 
@@ -60,21 +72,59 @@ def test_backends_are_timed_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.whole
 def test_a_stored_format_and_a_function_are_timed_with_their_verdicts() -> None:
-    """The suite is asked for the same operation of each; of a wrong one the row says that it failed."""
+    """The suite is asked for the same operation of each. A function whose result is wrong at the size that is timed has
+    no time; one that fails the suite elsewhere is the last row, compared with nothing, and the status is 1."""
     given = ("--op", "linear.gemv", "--format", "q8_0", "--shape", "64x32", "--rounds", "2", "--threads", "1")
-    told = answer("numpy", "--function", "timed_functions:gemv", "--function", "timed_functions:narrow", *given)
+    functions = [f"--function=timed_functions:{name}" for name in ("gemv", "wrong", "narrow")]
+    done = bench(*functions, *given, "--json")
+    told = json.loads(done.stdout)
     rows = {row["backend"] for each in told["problems"] for row in each["rows"]}
-    assert rows == {"numpy", "timed_functions:gemv", "timed_functions:narrow"}
-    assert told["verdicts"]["numpy"].startswith("passed (quick)")
+    assert done.returncode == 1 and rows == {"timed_functions:gemv", "timed_functions:narrow"}
     assert told["verdicts"]["timed_functions:gemv"].startswith("passed (quick)")
     assert told["verdicts"]["timed_functions:narrow"].startswith("failed (quick)")
+    (missing,) = told["absent"]
+    assert missing["name"] == "timed_functions:wrong" and missing["reason"].startswith("wrong result: ")
+    (last,) = [line for line in map(str, texts_of(told, 200)) if line.startswith("timed_functions:narrow")]
+    assert last.split()[4] == "-"
+    assert list(told["repeat"].values()) == [
+        "lowbit conformance --function timed_functions:narrow --operation linear.gemv --format q8_0 "
+        "--activations float32 --result float32 --seeds 1 --quick"
+    ]
 
 
-def test_who_ends_the_process_is_named_and_left_out() -> None:
-    """The others are measured."""
-    told = answer("timed:Dies", "numpy", *SMALL)
-    assert [row["backend"] for row in told["problems"][0]["rows"]] == ["numpy"]
-    assert told["absent"] == [{"name": "timed:Dies", "problem": "", "reason": "it ended the process: SIG40"}]
+def test_whatever_a_backend_does_the_others_are_measured() -> None:
+    """Each that ends the process, does not return, raises or is wrong is named once with the reason."""
+    names = ("Dies", "Exits", "Quits", "Hangs", "Partly", "Tires")
+    given = (*(f"timed:{name}" for name in names), "numpy", "--shape", "64x96", "--shape", "64x900", "--rounds", "4")
+    done = bench(*given, "--threads", "1", "--verdict", "none", "--deadline", "4", "--json")
+    told = json.loads(done.stdout)
+    small, large = told["problems"]
+    assert done.returncode == 1
+    assert {row["backend"] for row in small["rows"]} == {"numpy", "timed:Partly"}
+    assert {row["backend"] for row in large["rows"]} == {"numpy", "timed:Tires"}
+    reasons = {(each["name"].removeprefix("timed:"), bool(each["problem"])): each["reason"] for each in told["absent"]}
+    quits = [each["problem"] for each in told["absent"] if each["name"] == "timed:Quits"]
+    assert len(told["absent"]) == 7 and quits == [small["id"], large["id"]]
+    assert reasons["Dies", False] == "it ended the process: SIG40"
+    assert reasons["Exits", False] == "it ended the process: status 0"
+    assert reasons["Quits", True] == "SystemExit: 0"
+    assert reasons["Hangs", False] == "preparing took longer than 4 s; --deadline allows more"
+    assert reasons["Partly", True].startswith("wrong result: 200 of 900 elements differ, columns 700, 701")
+    assert reasons["Tires", True] == "RuntimeError: tired"
+
+
+def test_an_interrupt_is_one_line() -> None:
+    """The process that measures is in the same group as the command, and says nothing."""
+    path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "lowbit", "bench", "timed:Waits", *SMALL]
+    with subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline() == "waiting\n"
+        os.killpg(running.pid, signal.SIGINT)
+        rest = running.stderr.read()
+    assert running.returncode == 130 and "Traceback" not in rest
 
 
 def test_what_is_not_declared_is_said_and_nothing_else() -> None:
@@ -96,6 +146,9 @@ def test_what_is_not_declared_is_said_and_nothing_else() -> None:
         (["--option", "bits=many"], "--option is 'bits=many'"),
         (["--batch", "2"], "--batch is 2; allowed: 1, since linear.qgemv multiplies one vector"),
         (["--rounds", "0"], "--rounds is 0"),
+        (["nosuch"], "backend is 'nosuch'"),
+        (["--library", "/nowhere/libmine.so"], "library /nowhere/libmine.so is unavailable"),
+        (["--function", "nowhere:gemv"], "there is no module 'nowhere'"),
         (["--activations", "bfoo"], "--activations is 'bfoo'; allowed: float32"),
         (["--activations", "float32", "--result", "float16"], "--result is 'float16'; allowed: float32"),
         (["--op", "blocks.rms_norm", "--result", "float16"], "--result is 'float16'; allowed: float32"),
@@ -105,6 +158,10 @@ def test_what_is_not_declared_is_said_and_nothing_else() -> None:
         (["--op", "blocks.rms_norm", "--option", "bits=4"], "--option is 'bits'; allowed: no option"),
         (["--op", "linear.gemv", "--format", "q8_0", "--option", "bits=4"], "--option is 'bits'; allowed: no option"),
         (["--shape", "99999999x99999999"], "--shape is 99999999x99999999; allowed: at most"),
+        (["--out", ""], "--out is ''"),
+        (["--out", "/dev/null/results"], "--out is '/dev/null/results'"),
+        (["--limit", "bits=4"], "--limit, --arrays and --device is given; allowed: only with a --function"),
+        (["--deadline", "0"], "--deadline"),
     ],
 )
 def test_wrong_arguments_are_refused_in_words(commands: CommandLine, arguments: list[str], said: str) -> None:
@@ -135,6 +192,67 @@ def test_inputs_are_of_the_sizes_that_were_asked_for(operation: str, format: str
     else:
         shape = (x.mantissas if isinstance(x, Blocks) else x).shape
     assert shape == ((256,) if operation.endswith("gemv") else (3, 256))
+
+
+def test_activations_of_16_bits_give_usual_results() -> None:
+    """Random scales of Q6_K make large weights, and float16 ends at 65504."""
+    made = problem("linear.gemv", (4096, 32), 1, "q6_k", "float16", "float16", {})
+    weights = weights_of(made)
+    part = part_of(made, weights)
+    assert part is not None
+    wide = activations_of(made, part.deviation).astype(np.float64)
+    assert 1 < np.abs(wide @ weights.values).max() < 2000
+    assert np.abs(activations_of(made).astype(np.float64) @ weights.values).max() > 65504
+
+
+def test_a_problem_whose_inputs_cannot_be_made_is_no_fault_of_a_backend() -> None:
+    """It is reported without a name, and the status is that of a wrong argument."""
+    broken = replace(problem("linear.qgemv", (64, 32), 1, "", "", "", {}), options=(("bits", 4), ("group_size", 0)))
+    heard, reader = Heard(), Reader(1, 2**20)
+    given = {"rotation": 1, "rounds": 1}
+    compare(
+        broken, {"numpy": NumpyBackend()}, reader, given, lambda event, **rest: heard.take({"event": event, **rest})
+    )
+    reader.close()
+    assert [each["name"] for each in heard.absent] == [""] and not heard.running
+    assert status_of({"absent": heard.absent, "problems": [], "repeat": {}}, ["numpy"]) == 2
+
+
+def test_each_call_of_a_function_reads_a_matrix_of_its_own() -> None:
+    """Or it would find it in a cache."""
+    made = problem("linear.gemv", (64, 32), 1, "q8_0", "float32", "float32", {})
+    seen = list[int]()
+
+    def gemv(x: Any, blocks: Any, rows: int, columns: int) -> Any:
+        seen.append(blocks.ctypes.data)
+        return timed_functions.gemv(x, blocks, rows, columns)
+
+    backend = FunctionBackend.of(gemv, Claim("linear.gemv", {"format": "q8_0"}))
+    one = contestant("mine", backend, task_of(made), 5 * 68 * 32, lambda event, **fields: None)
+    for call in one.calls:
+        call()
+    assert len(one.calls) == 5 and len(set(seen)) == 5
+
+
+def test_a_function_is_claimed_with_the_options_that_are_timed() -> None:
+    """Unless its limits say otherwise."""
+    made = problem("linear.gemv", (256, 64), 1, "gptq-v2", "float32", "float32", {"bits": 4})
+    assert list(limits_by_default(made, [])) == ["bits=4", "group_size=128"]
+    assert list(limits_by_default(made, ["bits=4,8"])) == ["group_size=128"]
+    words, judged = Claimed("linear.gemv", ("gptq-v2", "float32", "float32"), ["bits=4"], "torch", "cuda").target("m:f")
+    assert " ".join(words).endswith("--limit bits=4 --arrays torch --device cuda")
+    assert json.loads(judged[1])["limits"]["bits"] == [4]
+
+
+def test_the_programs_of_a_backend_are_no_other_processes() -> None:
+    """Their processor time counts as that of the process that measures."""
+    with subprocess.Popen([sys.executable, "-c", "while sum(range(1000)): pass"], stdout=subprocess.DEVNULL) as program:
+        before = moment()
+        time.sleep(0.5)
+        after = moment()
+        program.kill()
+    if before is not None and after is not None:
+        assert after.process - before.process > 0.1
 
 
 def test_presets_are_shapes_of_models() -> None:
