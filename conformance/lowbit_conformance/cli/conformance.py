@@ -30,6 +30,7 @@ from lowbit.backend.function import described
 from lowbit.backend.registry import check_function
 from lowbit.certification import LEAST_DEADLINE, Certification, Request
 from lowbit.errors import ArgumentError, LowbitError, UnavailableError
+from lowbit.operations import OPERATIONS
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.interrupts import deferred
 from lowbit.system.memory import check_address_space
@@ -91,7 +92,9 @@ def conformance(
     function: Annotated[
         str | None, typer.Option(help="Instead of NAME, a plain function module:function of one --operation.")
     ] = None,
-    operation: Annotated[str | None, typer.Option(help="What the function computes.")] = None,
+    operation: Annotated[
+        str | None, typer.Option(help="What the function computes; without --function the same as --op.")
+    ] = None,
     format: Annotated[str | None, typer.Option(help="The format of the weights that the function takes.")] = None,
     activations: Annotated[str | None, typer.Option(help="The type of its activations.")] = None,
     result: Annotated[str | None, typer.Option(help="The type of its result; by default that of activations.")] = None,
@@ -103,7 +106,7 @@ def conformance(
     device: Annotated[str, typer.Option(help="Where they lie.")] = "cpu",
     op: Annotated[
         list[str] | None,
-        typer.Option(help="Only this operation or clause; repeatable."),
+        typer.Option(help="Only this operation or clause; repeatable. Of a function also --operation."),
     ] = None,
     profile: Annotated[
         list[str] | None,
@@ -135,6 +138,10 @@ def conformance(
             check_writable(argument, path)
     if html:
         check_available()
+    if function is None and operation is not None:
+        op, operation = [*(op or []), operation], None
+    elif operation is None and op and not profile:
+        operation = op[0] if op[0] in OPERATIONS else None
     settings = {"seeds": seeds, "first_seed": first_seed, "ops": op or [], "profiles": profile or []}
     settings |= {"case": case, "model": model, "quick": quick}
     types = {"format": format, "activations": activations, "result": result}
@@ -143,7 +150,7 @@ def conformance(
         target, judged = function_target(function, operation, types, limit or [], arrays, device, profile or [])
         settings["ops"] = op or ([] if operation is None else [operation])
         check_function(function)
-    elif given := [f"--{key}" for key, each in {"operation": operation, "limit": limit, **types}.items() if each]:
+    elif given := [f"--{key}" for key, each in {"limit": limit, **types}.items() if each]:
         raise ArgumentError(given[0], "given", "only with --function", f"{given[0]} describes a --function; give one")
     report = run(target, settings, deadline, exitfirst, judged)
     with deferred():  # an interrupt leaves each file whole or not written

@@ -178,6 +178,7 @@ UNKNOWN = [
     [
         *UNKNOWN,
         (["--function", "abacus:pack", "--operation", "packing.pack"], "there is no module 'abacus'"),
+        (["--function", "abacus:pack", "--op", "packing.pack"], "there is no module 'abacus'"),
         (["--function", "abacus", "--operation", "packing.pack"], "function is 'abacus'; allowed: module:function"),
     ],
 )
