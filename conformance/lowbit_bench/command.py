@@ -100,7 +100,10 @@ def bench(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Time backends side by side, with the speed of memory and the verdict of the suite."""
+    """Time backends side by side, with the speed of memory and the verdict of the suite.
+
+    Exit status: 0 every backend that was named was measured and passed, 1 one was not, 2 a wrong argument.
+    """
     check_choice("--op", op, (*PRODUCTS, *OTHERS))
     check_choice("--verdict", verdict, VERDICTS)
     check_integer("--rounds", rounds, 1, 10_000)
