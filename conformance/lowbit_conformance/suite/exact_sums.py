@@ -13,10 +13,11 @@ Each vector takes as many rows as make the number of judged weights largest.
 
 import numpy as np
 
-from lowbit.arrays import F64, Array
+from lowbit.arrays import F64, I64, Array
 from lowbit.contract.rounding import ETA, LARGEST, UNIT_ROUNDOFF, Weights
 from lowbit.numbers.floats import rounded
 from lowbit.tensor_formats.stored import Stored
+from lowbit.tensor_formats.table import Terms
 
 
 def exact_sums(
@@ -27,6 +28,7 @@ def exact_sums(
     rng: np.random.Generator,
     largest: int = 1,
     signs: bool = True,
+    rows: I64 | None = None,
 ) -> tuple[F64, Array]:
     """Integers whose products with a matrix are exact in each of some types.
 
@@ -38,37 +40,40 @@ def exact_sums(
         rng: what rows and signs are drawn from.
         largest: no element is larger.
         signs: whether there are negative elements.
+        rows: all other elements are 0; None for all rows of the matrix.
 
     Returns:
         T × K integers, and which elements of the T × N results are exact.
     """
-    units, magnitudes = units_of(weights), weights.terms.magnitudes
-    held = representable(weights.terms.values, kind)
+    chosen = np.arange(weights.rows) if rows is None else rows
+    terms = weights.terms if rows is None else of_rows(weights.terms, rows)
+    units, magnitudes = units_of(terms), terms.magnitudes
+    held = representable(terms.values, kind)
     alone = (held & within(magnitudes, units, types)).sum(axis=1)
     x, judged = np.zeros((vectors, weights.rows)), np.zeros((vectors, weights.columns), bool)
     for row, exact in zip(x, judged, strict=True):
-        order = rng.permutation(weights.rows)
+        order = rng.permutation(chosen.size)
         order = order[np.argsort(-alone[order], kind="stable")]
         for most in (largest, 1):
-            steps = rng.integers(1, most + 1, weights.rows).astype(np.float64)
+            steps = rng.integers(1, most + 1, chosen.size).astype(np.float64)
             sums = np.cumsum(steps[:, np.newaxis] * magnitudes[order], axis=0)
             fits = within(sums, np.minimum.accumulate(units[order]), types) & np.logical_and.accumulate(held[order])
-            count = 1 + int(np.argmax(fits.sum(axis=1) * np.arange(1, weights.rows + 1)))
+            count = 1 + int(np.argmax(fits.sum(axis=1) * np.arange(1, chosen.size + 1)))
             exact[:] = fits[count - 1]
             if exact.any():
                 break  # otherwise no row fits, and steps of 1 are tried
-        row[order[:count]] = steps[:count] * (rng.choice((-1, 1), count) if signs else 1)
+        row[chosen[order[:count]]] = steps[:count] * (rng.choice((-1, 1), count) if signs else 1)
     return x, judged
 
 
-def exact_products(x: F64, weights: Stored, types: tuple[str, ...], kind: Weights = "exact") -> Array:
+def exact_products(x: F64, terms: Terms, types: tuple[str, ...], kind: Weights = "exact") -> Array:
     """Which elements of X W are exact sums in each of some types, for any X of T × K: T × N.
 
     A weight that is multiplied must be held by `kind`.
     """
-    units, held = units_of(weights), representable(weights.terms.values, kind)
+    units, held = units_of(terms), representable(terms.values, kind)
     least = np.stack([(unit_of(row)[:, np.newaxis] * units).min(axis=0) for row in x])
-    exact = within(np.abs(x) @ weights.terms.magnitudes, least, types)
+    exact = within(np.abs(x) @ terms.magnitudes, least, types)
     return np.asarray(exact & ((x != 0) @ ~held == 0))
 
 
@@ -79,10 +84,16 @@ def within(sums: F64, units: F64, types: tuple[str, ...]) -> Array:
     return np.asarray((sums <= units / roundoff) & (sums <= largest) & (units >= 2 * least))
 
 
-def units_of(weights: Stored) -> F64:
+def of_rows(terms: Terms, rows: I64) -> Terms:
+    """The terms of some rows of a matrix."""
+    offsets = np.broadcast_to(terms.offsets, terms.products.shape)
+    return Terms(terms.products[rows], offsets[rows])
+
+
+def units_of(terms: Terms) -> F64:
     """The largest power of two of which both parts of each weight are multiples: K × N."""
-    offsets = np.broadcast_to(weights.terms.offsets, weights.terms.products.shape)
-    return np.minimum(unit_of(weights.terms.products), unit_of(offsets))
+    offsets = np.broadcast_to(terms.offsets, terms.products.shape)
+    return np.minimum(unit_of(terms.products), unit_of(offsets))
 
 
 def unit_of(values: F64) -> F64:

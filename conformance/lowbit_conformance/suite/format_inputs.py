@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from lowbit.arrays import F64, Array
+from lowbit.arrays import F64, I64, Array
 from lowbit.contract.checks import check_choice
 from lowbit.contract.rounding import Arithmetic
 from lowbit.numbers.floats import FLOATS, NAMES, FloatType, Overflow, rounded
@@ -229,10 +229,13 @@ def random_numbers(case: FormatCase) -> F64:
     return rng.normal(size=(case.vectors, case.rows)) * np.exp(rng.normal(0, 1, case.rows))
 
 
-def lattice_numbers(case: FormatCase, weights: Stored, arithmetic: Arithmetic) -> tuple[F64, Array]:
-    """T × K numbers of -1, 0 and 1, and which elements of the T × N results have one right answer."""
+def lattice_numbers(
+    case: FormatCase, weights: Stored, arithmetic: Arithmetic, rows: I64 | None = None
+) -> tuple[F64, Array]:
+    """T × K numbers of -1, 0 and 1, and which elements of the T × N results have one right answer; all numbers of other
+    rows than these are 0."""
     types = (accumulated(arithmetic), case.result)
-    return exact_sums(weights, case.vectors, arithmetic.weights, types, case.generator())
+    return exact_sums(weights, case.vectors, arithmetic.weights, types, case.generator(), rows=rows)
 
 
 def accumulated(arithmetic: Arithmetic) -> str:

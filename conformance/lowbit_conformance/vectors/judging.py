@@ -90,7 +90,7 @@ def _exact(x: Any, weights: Stored, result: Result) -> bool:
     if not np.isfinite(numbers).all() or (cast and np.any(of_sums(x, weights))):
         return False
     kind: Weights = "float32" if cast else x.dtype.name
-    return bool(exact_products(numbers, weights, ("float32", result), kind).all())
+    return bool(exact_products(numbers, weights.terms, ("float32", result), kind).all())
 
 
 BOUNDS: Mapping[str, Callable[..., Bound]] = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F64, Array
+from lowbit.arrays import F64, I64, Array
 from lowbit.contract.rounding import Bound
 from lowbit.linear.elementary import product
 from lowbit.linear.stored_bounds import of_sums, stored_bound
@@ -31,7 +31,7 @@ from lowbit_conformance.suite.compare import (
     assert_within,
     unsigned_zeros,
 )
-from lowbit_conformance.suite.exact_sums import exact_products
+from lowbit_conformance.suite.exact_sums import exact_products, of_rows
 from lowbit_conformance.suite.format_inputs import (
     Codes,
     FormatCase,
@@ -391,14 +391,16 @@ def test_cast_products_on_the_lattice(backend: Remote, case: FormatCase) -> None
     assert_equal_values(given, product(x.values.T, weights.values), case.result, judged)
 
 
-def lattice_cast_of(case: FormatCase, weights: Stored, types: tuple[str, ...]) -> tuple[Stored, Array]:
-    """Activations, and which results are exact: codes of all rows, or of a half, or of a quarter …, whichever of these
-    has the most weights judged."""
-    order = case.generator().permutation(case.rows)
-    found = []
-    for count in (case.rows >> halved for halved in range(case.rows.bit_length())):
-        x = cast_of(case, powers=True, kept=order.argsort() < count)
-        judged = exact_products(x.values.T, weights, types) & (np.asarray(of_sums(x, weights)) == 0)
+def lattice_cast_of(
+    case: FormatCase, weights: Stored, types: tuple[str, ...], rows: I64 | None = None
+) -> tuple[Stored, Array]:
+    """Activations, and which results are exact: codes of all rows (or of these), or of a half, or of a quarter …,
+    whichever of these has the most weights judged."""
+    alive = np.arange(case.rows) if rows is None else rows
+    order, terms, found = case.generator().permutation(alive), of_rows(weights.terms, alive), []
+    for count in (order.size >> halved for halved in range(order.size.bit_length())):
+        x = cast_of(case, powers=True, kept=np.isin(np.arange(case.rows), order[:count]))
+        judged = exact_products(x.values.T[:, alive], terms, types) & (np.asarray(of_sums(x, weights)) == 0)
         found.append((count * int(judged.sum()), x, judged))
         if found[-1][0] >= count // 2 * judged.size:
             break  # half of these rows have no more weights
