@@ -37,6 +37,9 @@ SHAPES = (
     ((1, 70, 4, 1, 64, 0), (6, 33)),
     ((3, 40, 6, 3, 32, 0), (8, 8)),
     ((9, 130, 8, 2, 32, 0), (40, 20)),
+    ((1, 416, 4, 2, 128, 0), (128, 32)),
+    ((17, 80, 2, 1, 128, 0), (16, 17)),
+    ((64, 130, 2, 1, 64, 0), (66, 64)),
 )
 """Queries, tokens, query heads, key-value heads, channels of a head and no window; new keys and new values."""
 MOST_NEW = 2.0**12

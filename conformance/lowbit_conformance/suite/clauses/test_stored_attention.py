@@ -45,7 +45,10 @@ CACHES = (
 )
 """The formats of keys and values that servers use together."""
 
-SHAPES = ((1, 1, 1, 1, 32, 0), (1, 37, 4, 2, 32, 0), (5, 5, 6, 3, 64, 0), (3, 70, 4, 1, 64, 0), (2, 130, 8, 2, 32, 40))
+SHAPES = (
+    *((1, 1, 1, 1, 32, 0), (1, 37, 4, 2, 32, 0), (5, 5, 6, 3, 64, 0), (3, 70, 4, 1, 64, 0), (2, 130, 8, 2, 32, 40)),
+    *((1, 300, 4, 2, 128, 0), (17, 64, 2, 1, 128, 0), (64, 70, 2, 1, 64, 0)),
+)
 """Queries, tokens, query heads, key-value heads, channels of a head, and the window; 0 is none."""
 INPUTS: tuple[Name, ...] = ("float32", "float16", "bfloat16")
 MOST_SCORE = 2.0**14
@@ -103,6 +106,13 @@ def shapes(clause: str, tier: str, variant: str = "") -> Iterator[StoredCase]:
         for step, shape in enumerate(SHAPES):
             bits = (2, 4)[step % 2] if keys.startswith("kivi") else 0
             yield StoredCase(clause, tier, variant, *shape, keys, values, INPUTS[(turn + step) % 3], bits)
+
+
+def long(clause: str, tier: str) -> Iterator[StoredCase]:
+    """A long context of every pair of formats, among whose tokens none need win by far."""
+    for turn, (keys, values) in enumerate(CACHES):
+        bits = (2, 4)[turn % 2] if keys.startswith("kivi") else 0
+        yield StoredCase(clause, tier, "long", 1, 4100, 2, 1, 64, 0, keys, values, INPUTS[turn % 3], bits)
 
 
 def options_of(case: StoredCase, name: str) -> tuple[tuple[str, int], ...]:
@@ -208,7 +218,7 @@ def assert_winners(backend: Remote, case: StoredCase, read: F64, wanted: F64, *c
 
 def bounded(clause: str, settings: Settings) -> Iterator[StoredCase]:
     """Every pair of formats in every shape; in one of them with scales of 0, and with queries of every type."""
-    yield from shapes(clause, "random")
+    yield from (*shapes(clause, "random"), *long(clause, "random"))
     for case in shapes(clause, "edge", "zero-scales"):
         if case.length == SHAPES[1][1]:
             yield case
