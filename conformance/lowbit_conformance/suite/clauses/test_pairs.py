@@ -95,6 +95,13 @@ SHAPED_HEADS = Pairs(
 )
 
 
+SHAPED_PROMPTS = Pairs(
+    lambda clause, shaping, *sizes: shaped(prompted(clause, *sizes), list(SHAPINGS)[shaping]),
+    [range(5), *PROMPTS.values],
+    13,
+)
+
+
 def turned(clause: str, head_dim: int, heads: int, tokens: int, pairing: int) -> RopeCase:
     return RopeCase(clause, "exhaustive", test_rope.PAIRINGS[pairing], tokens, heads, 2 * head_dim)
 
@@ -174,7 +181,10 @@ LAID = [Pairs(partial(laid, order), [SIZES, SIZES, SIZES, (*SIZES[:18], 64, 80, 
 EVERY: Mapping[str, tuple[Sequence[Pairs[Any]], Callable[..., None]]] = {
     "attention.softmax/C2": ([SCORES], test_attention.test_shares_within_the_bound),
     "attention.attend/C3": ([PROMPTS, NARROW, HEADS], test_attention.test_attention_within_the_bound),
-    "attention.attend_shaped/C3": ([SHAPED_HEADS], test_shaped_attention.test_shaped_attention_within_the_bound),
+    "attention.attend_shaped/C3": (
+        [SHAPED_PROMPTS, SHAPED_HEADS],
+        test_shaped_attention.test_shaped_attention_within_the_bound,
+    ),
     "rope.rotate/C1": ([TURNS], test_rope.test_quarter_turns_are_exact),
     "pooling.pool/C1": ([MEANS], test_pooling.test_pooled_heads),
     "pooling.pool/C2": ([FIRSTS], test_pooling.test_pooled_heads),

@@ -148,6 +148,8 @@ def heads(clause: str, settings: Settings) -> Iterator[AttendCase]:
         yield replace(small, heads=2 * size, kv_heads=2, tokens=1)
     for window in (2, 7, 8, 9, 10, 16, 64):
         yield replace(small, size=window)
+    for size in (40, 48, 63, 64, 65, 96, 128, 192):  # whole tiles of queries of several heads
+        yield replace(small, tokens=size, length=size + 3)
 
 
 def shaped_heads(clause: str, settings: Settings) -> Iterator[ShapedCase]:
