@@ -109,6 +109,11 @@ def casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
                 options = options_of(table, turn)
                 rows, columns = fitted(table, min(8 * (table.block or UNIT), MOST_ROWS), 20, options)
                 yield FormatCase(clause, "edge", kind, table.name, rows, columns, options=options)
+        if table.encode:
+            options = options_of(table, 0)
+            for turn, (deep, wide) in enumerate(((2048, 5), (table.block or UNIT, 130))):
+                rows, columns = fitted(table, deep, wide, options)
+                yield FormatCase(clause, "random", ("deep", "wide")[turn], table.name, rows, columns, options=options)
         if table.encode and table.summed:
             options = options_of(table, 1)
             yield FormatCase(clause, "edge", "normal", table.name, 256, 40, options=options)
@@ -122,7 +127,7 @@ def few(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 
 def numbers_of(case: FormatCase) -> F32:
-    return np.ascontiguousarray(KINDS[case.variant](case.generator(), case.rows, case.columns))
+    return np.ascontiguousarray(KINDS.get(case.variant, normal)(case.generator(), case.rows, case.columns))
 
 
 @checks("formats.quantize/C1", casts)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F64
+from lowbit.arrays import F32, F64, Activations
 from lowbit.attention import rope
 from lowbit.contract.rounding import Bound
 from lowbit.numbers.floats import FLOATS, Name, rounded
@@ -22,7 +22,7 @@ from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import arithmetic, assert_reference, limit_of
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.clauses.test_formats import fitted, options_of
-from lowbit_conformance.suite.clauses.test_quantize import assert_cast, normal
+from lowbit_conformance.suite.clauses.test_quantize import KINDS, assert_cast, normal
 from lowbit_conformance.suite.clauses.test_rope import quarters
 from lowbit_conformance.suite.clauses.test_shaped_attention import SHAPINGS, WIDE_CAP
 from lowbit_conformance.suite.compare import assert_equal_values, assert_within
@@ -390,8 +390,31 @@ def typed_casts(clause: str, settings: Settings) -> Iterator[TypedFormatCase]:
                 yield TypedFormatCase(clause, "random", "", table.name, rows, columns, options=options, inputs=inputs)
 
 
+def typed_kinds(clause: str, settings: Settings) -> Iterator[TypedFormatCase]:
+    """Every kind of numbers for every format, the types taking turns, and a deep and a wide matrix."""
+    for turn, table in enumerate(table for table in FORMATS.values() if table.encode):
+        unit, options = table.block or 32, options_of(table, 0)
+        sizes = [("edge", kind, 4 * unit, 20) for kind in KINDS]
+        sizes += [("random", "deep", 1280, 5), ("random", "wide", unit, 66)]
+        for number, (tier, variant, deep, wide) in enumerate(sizes):
+            rows, columns = fitted(table, deep, wide, options)
+            inputs = INPUTS[(turn + number) % 2]
+            yield TypedFormatCase(clause, tier, variant, table.name, rows, columns, options=options, inputs=inputs)
+
+
 @checks("formats.quantize/C1", typed_casts)
 def test_casts_of_16_bits(backend: Remote, case: TypedFormatCase) -> None:
     """All fields equal those of one choice of the format's table."""
-    x = rounded(normal(case.generator(), case.rows, case.columns).astype(np.float64), case.inputs)
-    assert_cast(backend, case, x)
+    assert_cast(backend, case, in_16_bits(case, normal))
+
+
+@checks("formats.quantize/C1", typed_kinds)
+def test_casts_of_every_kind_in_16_bits(backend: Remote, case: TypedFormatCase) -> None:
+    """Ties, zeros, huge numbers and the others are cast as the float32 numbers that they are."""
+    assert_cast(backend, case, in_16_bits(case, KINDS.get(case.variant, normal)))
+
+
+def in_16_bits(case: TypedFormatCase, kind: Callable[[Random, int, int], F32]) -> Activations:
+    """Numbers of a kind, rounded to the type of the case."""
+    numbers = kind(case.generator(), case.rows, case.columns)
+    return np.ascontiguousarray(rounded(numbers.astype(np.float64), case.inputs))
