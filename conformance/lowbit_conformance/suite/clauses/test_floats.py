@@ -62,6 +62,35 @@ def test_every_finite_pattern(backend: Remote, case: FloatCase) -> None:
     assert_reference(backend, case, "numbers", np.ascontiguousarray(patterns[magnitudes <= kind.top]), case.type)
 
 
+LENGTHS = range(1, 71)
+"""Of arrays: every tail of the registers of a kernel."""
+EVERY_LENGTH = "every-length"
+
+
+def lengths(clause: str, settings: Settings) -> Iterator[FloatCase]:
+    """Each type once, and of roundings also each direction."""
+    for turn, name in enumerate(NAMES):
+        for direction in DIRECTIONS if clause.startswith("floats.round/") else DIRECTIONS[:1]:
+            overflow = OVERFLOWS[0 if FLOATS[name].specials == "none" else turn % 2]
+            yield FloatCase(clause, "exhaustive", EVERY_LENGTH, name, overflow, direction)
+
+
+def finite_patterns(case: FloatCase) -> Any:
+    """Random patterns of numbers that are finite and not 0."""
+    patterns = patterns_of(case)
+    numbers = floats.decode(patterns, case.type)
+    return case.generator().permutation(patterns[np.isfinite(numbers) & (numbers != 0)])
+
+
+@checks("floats.decode/C1", lengths)
+def test_patterns_of_every_length(backend: Remote, case: FloatCase) -> None:
+    """An array of any length is decoded to its end."""
+    patterns = np.resize(finite_patterns(case), LENGTHS[-1] + len(LENGTHS))
+    for length in LENGTHS:  # each from another place, so that its last pattern is another
+        part = np.ascontiguousarray(patterns[length : 2 * length])
+        assert_reference(backend, case, f"{length} numbers", part, case.type)
+
+
 @checks("floats.decode/C2", types)
 def test_every_special_pattern(backend: Remote, case: FloatCase) -> None:
     """Patterns of infinities and NaN give these, and no other pattern does."""
@@ -100,6 +129,15 @@ def test_every_place_to_round_at(backend: Remote, case: FloatCase) -> None:
 def assert_rounded(backend: Remote, case: FloatCase, numbers: F64) -> None:
     __tracebackhide__ = True
     assert_reference(backend, case, "patterns", numbers, case.type, case.overflow, case.direction)
+
+
+@checks("floats.round/C1", lengths)
+def test_numbers_of_every_length(backend: Remote, case: FloatCase) -> None:
+    """An array of any length is rounded to its end."""
+    values = floats.decode(finite_patterns(case), case.type)
+    numbers = np.resize(values, LENGTHS[-1] + len(LENGTHS))
+    for length in LENGTHS:
+        assert_rounded(backend, case, np.ascontiguousarray(numbers[length : 2 * length]))
 
 
 @checks("floats.round/C2", roundings)

@@ -170,7 +170,10 @@ def test_step_refuses(backend: Remote, case: BlocksCase) -> None:
 
 
 # Rows, columns, group size and axis: deeper and wider than a kernel takes at once.
-LARGE: tuple[tuple[int, int, int, Axis], ...] = ((512, 7, 64, 1), (64, 300, 32, 1), (288, 90, 40, 0))
+LARGE: tuple[tuple[int, int, int, Axis], ...] = (
+    *((512, 7, 64, 1), (64, 300, 32, 1), (288, 90, 40, 0)),
+    *((4096, 24, 64, 1), (11008, 9, 64, 1), (4096, 12, 64, 0), (64, 2064, 64, 1)),
+)
 
 
 def matrices(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]]:

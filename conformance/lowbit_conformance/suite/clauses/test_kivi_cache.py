@@ -74,6 +74,10 @@ SHAPES = (
 )
 
 
+OWN_LENGTH = (1, 128, 2, 32, 128)
+"""A head as models have it, with the residual length that KIVI itself takes."""
+
+
 def caches(*rounds: float) -> Callable[[str, Settings], Iterator[KiviCase]]:
     """Every shape with each number of tokens, in residual lengths; then from each seed a number of its own."""
 
@@ -86,6 +90,7 @@ def caches(*rounds: float) -> Callable[[str, Settings], Iterator[KiviCase]]:
             yield KiviCase(clause, "random", "drawn", *shape, 1 + 37 * seed % (3 * shape[-1]), seed=seed)
         for shape in SHAPES[:3]:
             yield KiviCase(clause, "random", "", *shape, max(1, round(rounds[-1] * shape[-1])), "bfloat16")
+        yield KiviCase(clause, "random", "own-length", *OWN_LENGTH, round(rounds[-1] * OWN_LENGTH[-1]))
 
     return generator
 
