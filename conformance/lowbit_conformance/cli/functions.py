@@ -65,6 +65,8 @@ def function_target(
     """
     promised, asked = claimed(profiles)
     operation = check_operation("--operation", operation or promised)
+    if promised not in (None, operation):
+        raise ArgumentError("--operation", operation, f"{promised}, which the profile is about")
     given = {name: each for name, each in types.items() if each is not None}
     words = ["--function", function, "--operation", operation]
     words += [word for name, each in given.items() for word in (f"--{name}", each)]
@@ -120,6 +122,9 @@ def claim_of(
     if "format" in LIMITS.get(operation, ()) and "format" not in limits:
         text = f"the format of the matrix that the function of {operation} takes: {spoken(list(FORMATS))}"
         raise ArgumentError(f"{before}format", "not given", text)
+    given = limits.get("format", ())
+    for each in given if isinstance(given, (tuple, list, set, frozenset)) else (given,):
+        check_choice(f"{before}format", each, tuple(FORMATS))
     if arithmetic is not None and OPERATIONS[operation].promise is Promise.EXACT:
         raise ArgumentError("arithmetic", "given", f"None, since {operation} is exact")
     return Claim(operation, with_result(limits), arithmetic, check_choice(f"{before}arrays", arrays, ARRAYS), device)

@@ -16,7 +16,7 @@ import pytest
 
 from lowbit.backend import Declaration
 from lowbit.contract.operation import HABITS, RETIRED
-from lowbit.errors import LowbitError
+from lowbit.errors import LowbitError, NotDeclaredError
 from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES, SUCCESSORS
 from lowbit.quantization.affine import QuantizedMatrix
@@ -364,10 +364,11 @@ def few(cases: list[Case], asked_for: tuple[str, ...] = ()) -> list[Case]:
 
 
 def _check_known(argument: str, given: Iterable[str], known: list[str]) -> None:
-    """Refuse the name of what does not exist; the message lists operations, not every clause of them."""
+    """Refuse the name of what does not exist; the message lists operations, or the clauses of the one that is named."""
     for name in given:
         if name not in known:
-            allowed = ", ".join(sorted(each for each in known if "/" not in each) or known)
+            own = [each for each in known if each.partition("/")[0] == name.partition("/")[0] and "/" in each]
+            allowed = ", ".join(own or sorted(each for each in known if "/" not in each) or known)
             raise pytest.UsageError(f"{argument} is {name}; allowed: {allowed}")
 
 
@@ -411,6 +412,8 @@ def verdict_of(
         message = str(raised.value).partition("\nassert ")[0]  # pytest appends the expression to a message of its own
         if not isinstance(raised.value, AssertionError):
             message = f"RAISED: {raised.typename}: {message}"
+        if isinstance(raised.value, NotDeclaredError):
+            message += "; yet the declaration includes this case: narrow its limits"
         return Verdict(case_id, "failed", message)
     if report.skipped:
         return Verdict(case_id, "failed", "skipped by the backend itself, which only a declaration may do")

@@ -123,7 +123,8 @@ def test_an_odd_backend_fails(odd: tuple[type, str]) -> None:
     backend, message = odd
     status, answer, _ = conformance(backend, "--seeds", "0", *SOME)
     assert (status, answer["verdict"]) == (1, "failed")
-    assert any(failure["message"].startswith(message) for failure in answer["failures"])
+    found = [failure["message"] for failure in answer["failures"] if failure["message"].startswith(message)]
+    assert found and all("narrow its limits" in each for each in found if "NotDeclaredError" in each)
 
 
 def test_claims_that_change_are_a_failure_of_loading() -> None:
@@ -180,6 +181,11 @@ UNKNOWN = [
         (["--function", "abacus:pack", "--operation", "packing.pack"], "there is no module 'abacus'"),
         (["--function", "abacus:pack", "--op", "packing.pack"], "there is no module 'abacus'"),
         (["--function", "abacus", "--operation", "packing.pack"], "function is 'abacus'; allowed: module:function"),
+        (["--function", "a:b", "--operation", "linear.gemv", "--format", "q8_00"], "--format is 'q8_00'; allowed: "),
+        (
+            ["--function", "a:b", "--operation", "linear.gemv", "--profile", "lowbit-1.1/q8_0-q8_0"],
+            "--operation is linear.gemv; allowed: linear.gemm_cast, which the profile is about",
+        ),
     ],
 )
 def test_an_unknown_backend_is_refused_before_cases_are_made(
