@@ -48,6 +48,34 @@ def test_a_right_function_is_certified_and_a_wrong_one_is_not() -> None:
     assert any("stored-scale-of-the-neighbour" in each["diagnosis"] for each in found.report["failures"])
 
 
+def deep(x: Any, blocks: Any, rows: int, columns: int) -> Any:
+    """Rows behind the first 1024 are left out, as by the parts of a kernel that divides a column."""
+    return x[..., :1024] @ weights_of(blocks, rows, columns)[:, :1024].T
+
+
+def wide(x: Any, blocks: Any, rows: int, columns: int) -> Any:
+    """Columns behind the first 256 are."""
+    product = right(x, blocks, rows, columns)
+    product[..., 256:] = 0
+    return product
+
+
+def many(x: Any, blocks: Any, rows: int, columns: int) -> Any:
+    """Vectors behind the first 40 are."""
+    product = right(x, blocks, rows, columns)
+    product[40:] = 0
+    return product
+
+
+@pytest.mark.parametrize(
+    ("kernel", "operation"),
+    [(deep, "linear.gemv"), (wide, "linear.gemv"), (deep, "linear.gemm"), (many, "linear.gemm")],
+)
+def test_a_mistake_at_large_sizes_is_found(kernel: Any, operation: str) -> None:
+    """What small matrices and few vectors do not show."""
+    assert check(kernel, operation, **Q8).failures
+
+
 @pytest.mark.whole
 def test_a_function_claims_a_profile() -> None:
     """It says operation, format, types and sizes; the certificate names it."""
