@@ -34,6 +34,14 @@ collect_ignore = [  # kernels for libraries that only `nox -s functions` install
     if find_spec(library) is None
 ]
 collect_ignore += ["support/interop.py", "support/interop_tools.py"]  # programs for what `nox -s interop` installs
+collect_ignore += ["support/import_contracts.py"]  # of import-linter, which `nox -s lint` installs
+collect_ignore += [  # programs that wrote what lies there, of which some need torch
+    f"lowbit/{folder}"
+    for folder in (
+        *("tensor_formats/data", "quantization/data"),
+        *("formats/checkpoint/data", "formats/checkpoint/quantised"),
+    )
+]
 LINES = [line.split() for line in (HERE / "slow.txt").read_text("utf-8").splitlines() if not line.startswith("#")]
 MOST = 0.5
 """Of a function whose cases cost more processor seconds than this, only some are run by `nox -s tests`; all of them by

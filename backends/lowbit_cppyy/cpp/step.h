@@ -733,8 +733,9 @@ inline int choose_wanted(const std::vector<Likeliest>& found, const float* logit
   return OK;
 }
 
-// Runs a step in the threads of its pool. 0, or a status of a cast, of the pool, or TINY: then nothing but the cache
-// behind the tokens was written. A token is chosen where one is wanted.
+// Runs a step in the threads of its pool, and chooses a token where one is wanted. Returns OK or the status of what failed:
+// a cast, the pool, memory, the cache (`keep_row`), TINY, `unrouted` or `unchosen`. Where one is returned, nothing but the
+// cache behind the tokens was written.
 inline int run_step(Model& model, const Products* const (&tables)[3], Call call, Wanted* wanted) {
   const Room room(model, tables, call);
   const std::size_t floats = static_cast<std::size_t>(room.floats(model.pool->threads())) + 16;
@@ -757,7 +758,7 @@ inline int run_step(Model& model, const Products* const (&tables)[3], Call call,
     const Call* call;
     float* memory;
     std::int64_t head;
-    int tiny;
+    int status;  // of all threads, which return the same
   } context{&model, &room, &call, memory, static_cast<std::int64_t>(tables[0]->all.size()) - 1, OK};
   const auto body = [](const void* with, int thread, int threads) {
     Context& own = *const_cast<Context*>(static_cast<const Context*>(with));
@@ -768,13 +769,13 @@ inline int run_step(Model& model, const Products* const (&tables)[3], Call call,
                     reinterpret_cast<char*>(row + own.room->row.whole()), own.memory + own.room->values.whole(),
                     own.call->tokens, own.model->experts ? &own.model->choosing[thread] : nullptr};
     const int status = own.call->x ? own.model->run(team, *own.call) : score_rows(team, *own.call, own.head);
-    if (thread == 0) own.tiny = status;
+    if (thread == 0) own.status = status;
   };
   room.raise_fences(memory, model.pool->threads());
   const Status status = model.pool->together(body, &context, gathering_time(*tables[0], call.tokens));
   lower_fences(memory, memory + room.floats(model.pool->threads()));
   if (status != OK) return status;
-  if (context.tiny != OK) return context.tiny;
+  if (context.status != OK) return context.status;
   if (const int failure = model.failure.load()) return failure;
   return wanted ? choose_wanted(model.likeliest, call.logits, tables[0]->all.back().columns(), *wanted) : OK;
 }
