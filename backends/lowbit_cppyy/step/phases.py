@@ -193,9 +193,10 @@ def _experts(lines: Sequence[Line]) -> Experts:
     """A sparse layer: the scores of its gate, perhaps with a bias, and the experts, which read what the gate read."""
     count = 1 + _leading(lines[1:], lambda other: other.parameter == "router_bias") + 1
     own = tuple(lines[:count])
-    reads = [line.inputs for line in own[1:]]
+    if count > len(lines) or own[-1].kind != "experts":
+        raise refused(own[0], "which the experts do not follow")
     expected: list[tuple[str, ...]] = [*((line.out,) for line in own[:-2]), (own[0].inputs[0], own[-2].out)]
-    if count > len(lines) or own[-1].kind != "experts" or reads != expected:
+    if [line.inputs for line in own[1:]] != expected:
         raise refused(own[-1], "which does not belong to the gate before it")
     return Experts(own)
 
