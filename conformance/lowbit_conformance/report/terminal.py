@@ -16,6 +16,8 @@ from lowbit_conformance.suite.certify import folded as folded_lines
 from lowbit_conformance.suite.tally import NO_CASE, Row
 
 WIDTH = 80
+MOST_COLUMNS = 4
+"""Widths that a line has room for: those of the specification's own matrices."""
 SHOWN_GROUPS = 10
 LEGEND = "✓ passed  ✗ failed/declared  ◐ passed/specified, rest undeclared  – not declared"
 STYLES = {"passed": "green", "failed": "bold red", "partly declared": "yellow", "not declared": "dim"}
@@ -26,12 +28,14 @@ def show(report: Report, console: Console) -> None:
     console.print(Text(_title(report), style="bold"), soft_wrap=True)
     rows = {row.operation: row for row in report.tally.rows()}
     lines = [line for line in folded(matrix(report.tally.verdicts)) if rows[line.operation].declared]
-    wide = [line for line in lines if set(line.cells) != {None}]
-    if wide:
-        console.print(_matrix_by_width(wide, rows))
-    narrow = [line for line in lines if set(line.cells) == {None}]
-    if narrow:
-        console.print(_matrix_of_others(narrow, rows))
+    tables = (
+        (_matrix_by_width, lambda widths: 0 < len(widths - {None}) <= MOST_COLUMNS),
+        (_list_of_widths, lambda widths: len(widths - {None}) > MOST_COLUMNS),
+        (_matrix_of_others, lambda widths: widths == {None}),
+    )
+    for made, belongs in tables:
+        if own := [line for line in lines if belongs(set(line.cells))]:
+            console.print(made(own, rows))
     console.print(Text(LEGEND, style="dim"))
     for text in _wrapped([_undeclared(rows.values())]):
         console.print(Text(text, style="dim"), soft_wrap=True)
@@ -71,7 +75,7 @@ def _matrix_by_width(lines: list[Line], rows: dict[str, Row]) -> Table:
     table = _table("operation")
     table.add_column("groups")
     for bits in columns:
-        table.add_column("no width" if bits is None else f"{bits} bits", justify="right", no_wrap=True)
+        table.add_column("no width" if bits is None else _bits(bits), justify="right", no_wrap=True)
     table.add_column("of bound", justify="right", no_wrap=True)
     previous = ""
     for line in lines:
@@ -85,6 +89,27 @@ def _matrix_by_width(lines: list[Line], rows: dict[str, Row]) -> Table:
         )
         previous = line.operation
     return table
+
+
+def _list_of_widths(lines: list[Line], rows: dict[str, Row]) -> Table:
+    """Operations with more widths than there is room for columns, as those on formats have: a line for each width."""
+    table = _table("operation")
+    table.add_column("width", justify="right", no_wrap=True)
+    table.add_column("cases", justify="right", no_wrap=True)
+    table.add_column("of bound", justify="right", no_wrap=True)
+    for operation in dict.fromkeys(line.operation for line in lines):
+        own = [line.cells for line in lines if line.operation == operation]
+        for number, bits in enumerate(own[0]):
+            cell = Cell()
+            for cells in own:
+                cell.add(cells[bits])
+            first = (operation, rows[operation].shown_share) if number == 0 else ("", "")
+            table.add_row(first[0], "no width" if bits is None else _bits(bits), shown(cell), first[1])
+    return table
+
+
+def _bits(count: int) -> str:
+    return f"{count} bit{'' if count == 1 else 's'}"
 
 
 def _matrix_of_others(lines: list[Line], rows: dict[str, Row]) -> Table:

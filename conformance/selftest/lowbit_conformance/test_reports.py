@@ -359,6 +359,21 @@ def test_the_terminal_keeps_to_80_columns() -> None:
     assert "\x1b" not in text and "\x00" not in text
 
 
+def test_operations_with_many_widths_are_listed() -> None:
+    """As those on formats of tensors: a line for each width, with all kinds of groups in it, and no number is cut."""
+    verdicts = [
+        replace(VERDICTS_OF_A_RUN[0], id=f"linear.gemm/C1/lattice/b{bits}-s{group}", parameters=parameters)
+        for bits in (1, 2, 3, 4, 5, 6, 8)
+        for group in (32, 128)
+        for parameters in [{"bits": bits, "group_size": group, "rows": 256}]
+    ]
+    lines = terminal(sample(verdicts)).splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = [line.split() for line in lines if " bit" in line]
+    assert shown[0][:5] == ["linear.gemm", "1", "bit", "✓", "2"]
+    assert [each[-4:] for each in shown[1:]] == [[str(bits), "bits", "✓", "2"] for bits in (2, 3, 4, 5, 6, 8)]
+
+
 def test_the_terminal_says_what_failed() -> None:
     """Marks that need no colour, a failure of each kind with verdict, diagnosis and line, the counts and the id."""
     text, report = terminal(sample()), sample()
