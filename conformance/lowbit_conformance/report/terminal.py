@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lowbit.quantization.packing import BITS
 from lowbit_conformance.isolation.methods import ADVISORY, ISOLATION
 from lowbit_conformance.report.matrix import Cell, Line, folded, matrix
 from lowbit_conformance.report.model import FailureGroup, Report
@@ -16,8 +17,6 @@ from lowbit_conformance.suite.certify import folded as folded_lines
 from lowbit_conformance.suite.tally import NO_CASE, Row
 
 WIDTH = 80
-MOST_COLUMNS = 4
-"""Widths that a line has room for: those of the specification's own matrices."""
 SHOWN_GROUPS = 10
 LEGEND = "✓ passed  ✗ failed/declared  ◐ passed/specified, rest undeclared  – not declared"
 STYLES = {"passed": "green", "failed": "bold red", "partly declared": "yellow", "not declared": "dim"}
@@ -29,8 +28,8 @@ def show(report: Report, console: Console) -> None:
     rows = {row.operation: row for row in report.tally.rows()}
     lines = [line for line in folded(matrix(report.tally.verdicts)) if rows[line.operation].declared]
     tables = (
-        (_matrix_by_width, lambda widths: 0 < len(widths - {None}) <= MOST_COLUMNS),
-        (_list_of_widths, lambda widths: len(widths - {None}) > MOST_COLUMNS),
+        (_matrix_by_width, lambda widths: {None} < widths | {None} <= {None, *BITS}),
+        (_list_of_widths, lambda widths: not widths <= {None, *BITS}),
         (_matrix_of_others, lambda widths: widths == {None}),
     )
     for made, belongs in tables:
@@ -92,7 +91,7 @@ def _matrix_by_width(lines: list[Line], rows: dict[str, Row]) -> Table:
 
 
 def _list_of_widths(lines: list[Line], rows: dict[str, Row]) -> Table:
-    """Operations with more widths than there is room for columns, as those on formats have: a line for each width."""
+    """Operations with other widths than the specification's own, as formats have them: a line for each width."""
     table = _table("operation")
     table.add_column("width", justify="right", no_wrap=True)
     table.add_column("cases", justify="right", no_wrap=True)
