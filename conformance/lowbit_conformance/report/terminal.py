@@ -1,7 +1,7 @@
 """The report for people at a terminal, within 80 columns; marks say what colours say, for those who see none."""
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rich import box
 from rich.console import Console
@@ -27,13 +27,8 @@ def show(report: Report, console: Console) -> None:
     console.print(Text(_title(report), style="bold"), soft_wrap=True)
     rows = {row.operation: row for row in report.tally.rows()}
     lines = [line for line in folded(matrix(report.tally.verdicts)) if rows[line.operation].declared]
-    tables = (
-        (_matrix_by_width, lambda widths: {None} < widths | {None} <= {None, *BITS}),
-        (_list_of_widths, lambda widths: not widths <= {None, *BITS}),
-        (_matrix_of_others, lambda widths: widths == {None}),
-    )
-    for made, belongs in tables:
-        if own := [line for line in lines if belongs(set(line.cells))]:
+    for made in (_matrix_by_width, _list_of_widths, _matrix_of_others):
+        if own := [line for line in lines if _table_of(line) is made]:
             console.print(made(own, rows))
     console.print(Text(LEGEND, style="dim"))
     for text in _wrapped([_undeclared(rows.values())]):
@@ -65,6 +60,14 @@ def _table(first: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(first, no_wrap=True)
     return table
+
+
+def _table_of(line: Line) -> Callable[[list[Line], dict[str, Row]], Table]:
+    """The table that a line belongs to, by the widths of its operation."""
+    widths = set(line.cells) - {None}
+    if not widths:
+        return _matrix_of_others
+    return _matrix_by_width if widths <= set(BITS) else _list_of_widths
 
 
 def _matrix_by_width(lines: list[Line], rows: dict[str, Row]) -> Table:
