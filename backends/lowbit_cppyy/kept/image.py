@@ -1,14 +1,16 @@
-"""The file of a kept step, and the step made of it again.
+"""The file of a kept step, and the step made from it.
 
-A file is a line with the digest of the header, a line with its length, the header in JSON, and the arrays, each at a
-multiple of `ALIGNMENT`. The header has the digest of each `PART` of the arrays, so that several threads can check them.
-The file lies in a folder to which no other user can write, and is believed only if all digests are right. Its arrays
-are read into memory on huge pages, which a mapped file is not given.
+A file consists of a line with the digest of the header, a line with its length, the header in JSON, and the arrays,
+each at a multiple of `ALIGNMENT`. The header has the digest of each `PART` of the arrays, so that several threads can
+check them. The file is in a folder to which no other user can write, and is used only if all digests match. Those of
+the arrays are not computed again while the file is known to be unchanged (`lowbit.formats.digests`). The arrays are
+read into memory on huge pages, which a mapped file does not get.
 """
 
 import hashlib
 import json
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,8 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import U8, U64, Array
+from lowbit.formats.digests import is_quiet, keep, kept
+from lowbit.formats.known_file import KnownFile
 from lowbit.system.memory import check_memory
 from lowbit.system.storage import OWN_MODE, opened_own, written
 from lowbit.system.threads import side_by_side, usable_processors
@@ -31,6 +35,8 @@ DIGITS = 64  # of a digest
 LONGEST_HEADER = 2**28  # bytes
 PART = 2**23  # bytes
 WORDS = np.dtype(np.int64)
+STEP, HEADER = "step", "header"
+"""What the digest of a header is kept as, and its name, once the arrays have been found to be those of the header."""
 
 
 @dataclass(frozen=True)
@@ -92,23 +98,29 @@ def read(path: Path) -> Image | None:
         with opened_own(path) as stream:
             told, length = stream.readline(DIGITS + 1), int(stream.readline(20))
             text = stream.read(length) if 0 < length <= LONGEST_HEADER else b""
-            if told != hashlib.sha256(text).hexdigest().encode() + b"\n":
+            digest = hashlib.sha256(text).hexdigest()
+            if told != digest.encode() + b"\n":
                 return None
             header, first = json.loads(text), stream.tell()
-            size, parts = header["bytes"], header["parts"]
-            if os.fstat(stream.fileno()).st_size != first + size:
+            file, size, parts = KnownFile.of(path, os.fstat(stream.fileno())), header["bytes"], header["parts"]
+            if file.size != first + size:
                 return None
             check_memory(f"the kept step {path.name}", size)
             room = huge(size)
+            is_known = kept(file, STEP, [HEADER]) == {HEADER: digest}
+            lasting, began = not is_known and is_quiet(file), time.time_ns()
 
             def right(number: int) -> bool:
                 part = room[number * PART : (number + 1) * PART]
-                return os.preadv(stream.fileno(), [part.data], first + number * PART) == part.nbytes and (
-                    _digest(part) == parts[number]
-                )
+                count = os.preadv(stream.fileno(), [part.data], first + number * PART)
+                return count == part.nbytes and (is_known or _digest(part) == parts[number])
 
             if not all(side_by_side(right, range(len(parts)), usable_processors())):
                 return None
+            if not file.is_open_as(stream):
+                return None
+            if lasting:
+                keep(file, STEP, began, {HEADER: digest})
     except (OSError, ValueError):
         return None
     return _image(header, room)

@@ -1,8 +1,9 @@
 """Shared libraries of a step: compiled by the system's C++ compiler, kept in the cache, called through ctypes.
 
 A library has one table of addresses: of functions of ``lowbit::bridge``, and of kernels. It is kept under the digest of
-all that determines it: its text, the headers, the compiler and its options. The compiler is the command ``c++``, whose
-headers cppyy uses too; the bits are those of cppyy, because no sum may be reordered and no product fused.
+everything that determines it: its text, the headers, the compiler and its options. The compiler is the command ``c++``,
+whose headers cppyy also uses; results have the same bits as with cppyy, because no sum may be reordered and no product
+fused.
 """
 
 import ctypes

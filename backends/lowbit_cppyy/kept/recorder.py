@@ -1,8 +1,8 @@
-"""What a step is made of: the calls that create its C++ objects, their kernels, and the arrays that they point to.
+"""The parts of a step: the calls that create its C++ objects, their kernels, and the arrays that they point to.
 
 A `Recorder` stands in for the runtime while a step is made. It compiles nothing and calls nothing. Each kernel, array
-and object gets a *name* where C++ would have an address: a number from `FIRST_NAME` on, which no size reaches. Whoever
-makes the calls again replaces each name by the address that it has then.
+and object gets a *name* where C++ would have an address: a number from `FIRST_NAME` on, which no size reaches. When the
+calls are repeated, each name is replaced by its current address.
 """
 
 from collections.abc import Callable

@@ -1,13 +1,14 @@
 """The kept step of a model: found in the cache, or made and kept there.
 
-A step is kept for a model by the digest of its file, for an instruction set and a maker of processors, for the searched
-kernels that are in use, and for this very code: a changed source file or compiler makes another. The folder holds the
-`MOST` steps that were used last.
+A step is kept for a model by the digest of its file, for an instruction set and a processor vendor, for the tuned
+kernels in use, and for this code: a changed source file or compiler makes another. The folder holds the `MOST` most
+recently used steps.
 """
 
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from lowbit.model.step import Step
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.system.storage import cache_folder, code_folder, record_of
 from lowbit.tensor_formats.stored import Stored
+from lowbit.text import cleaned
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.kept import image
 from lowbit_cppyy.kept.image import KeptParts
@@ -81,24 +83,30 @@ class Wanted:
 def kept(wanted: Wanted, threads: int) -> tuple[CompiledDecoder, KeptParts, Facts] | None:
     """The decoder of a kept step, and its facts; None where none can be kept.
 
+    A warning gives the reason if it is the folder, the disk or the compiler: each start then compiles the step again.
+
     Raises:
-        LowbitError: what `Wanted.make` raises, or too little memory.
+        LowbitError: what `Wanted.make` raises, except that there is no step for this model or too little memory.
     """
     command = compiler()
     if command is None:
         return None
     try:
         folder = code_folder(FOLDER)
-    except UnavailableError:
-        return None
-    path = folder / (_key(wanted, command) + SUFFIX)
-    if (found := image.read(path)) is not None:
-        _used_now(path)
-        with suppress(MissingError, OSError):
+        path = folder / (_key(wanted, command) + SUFFIX)
+        if (found := image.read(path)) is None:
+            found = _made(wanted, path)
+        else:
+            _used_now(path)
+        try:
             return _opened(wanted, found, folder, threads)
-    with suppress(NotDeclaredError, UnavailableError, OSError, MissingError):
-        return _opened(wanted, _made(wanted, path), folder, threads)
-    return None
+        except (MissingError, OSError):
+            return _opened(wanted, _made(wanted, path), folder, threads)
+    except NotDeclaredError:
+        return None
+    except (UnavailableError, MissingError, OSError) as error:
+        warnings.warn(f"the compiled step is not kept: {cleaned(str(error))}", UserWarning, stacklevel=2)
+        return None
 
 
 def _opened(wanted: Wanted, found: image.Image, folder: Path, threads: int) -> tuple[CompiledDecoder, KeptParts, Facts]:
@@ -184,9 +192,16 @@ def _listed(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
 
 
 def _used_now(path: Path) -> None:
-    """Let `_forget_old` know, if the folder can be written."""
+    """Let `_forget_old` know, if the folder can be written.
+
+    The time is that of an empty file beside the step: the step itself must not change (`lowbit.formats.digests`).
+    """
     with suppress(OSError):
-        os.utime(path)
+        _use_of(path).touch()
+
+
+def _use_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.used")
 
 
 def _forget_old(made: Path, libraries: Collection[str]) -> None:
@@ -197,10 +212,11 @@ def _forget_old(made: Path, libraries: Collection[str]) -> None:
     """
 
     def used(path: Path) -> float:
-        try:
-            return path.stat().st_mtime
-        except OSError:
-            return 0.0
+        times = [0.0]
+        for each in (path, _use_of(path)):
+            with suppress(OSError):
+                times.append(each.stat().st_mtime)
+        return max(times)
 
     def in_use(path: Path) -> bool:
         return path == made or path.name in libraries
@@ -208,7 +224,7 @@ def _forget_old(made: Path, libraries: Collection[str]) -> None:
     for ending, most in ((SUFFIX, MOST), (".so", MOST_LIBRARIES)):
         found = sorted(made.parent.glob(f"*{ending}"), key=lambda path: (in_use(path), used(path)), reverse=True)
         for path in found[most:]:
-            for each in () if in_use(path) else (path, record_of(path)):
+            for each in () if in_use(path) else (path, record_of(path), _use_of(path)):
                 with suppress(OSError):
                     each.unlink()
 

@@ -12,6 +12,7 @@ A command is imported when it is called (`lowbit.cli.commands`), so a broken pac
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated
@@ -63,7 +64,9 @@ def answered(run: Callable[[], object]) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
-            run()
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                run()
         finally:
             _written_out()
     except BrokenPipeError:  # the reader has gone, as with `| head`; typer ends in the same way
@@ -82,6 +85,15 @@ def answered(run: Callable[[], object]) -> None:
         if end.code == INTERRUPTED:
             print("lowbit: interrupted", file=sys.stderr)
         raise
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object, **__: object
+) -> None:
+    """A warning in a line, as all remarks are; the place in the code is for warnings of other packages."""
+    place = "" if category.__module__.startswith("lowbit") or category is UserWarning else f" ({filename}:{lineno})"
+    with suppress(OSError):
+        print(f"lowbit: {one_line(str(message))}{place}", file=sys.stderr, flush=True)
 
 
 def _check_width() -> None:

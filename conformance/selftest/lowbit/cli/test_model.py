@@ -357,5 +357,5 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
     assert isinstance(result.exception, ArgumentError)
     other = write(tmp_path / "q.gguf", architecture="starcoder", metadata={"tokenizer.ggml.pre": "phi-2"})
     result = run("generate", "--prompt", "x", "--model", other)
-    known = "'llama', 'qwen2', 'qwen3', 'gemma2', 'gemma3', 'smollm3', 'olmo2', 'gpt-oss' or 'phi3'"
+    known = "'llama', 'qwen2', 'qwen3', 'gemma2', 'gemma3', 'smollm3', 'granite', 'olmo2', 'gpt-oss' or 'phi3'"
     assert str(result.exception) == f"q.gguf: general.architecture is 'starcoder'; allowed: {known}"

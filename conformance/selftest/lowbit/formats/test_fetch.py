@@ -17,7 +17,7 @@ from threading import enumerate as enumerate_threads
 import pytest
 
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
-from lowbit.formats import known_file
+from lowbit.formats import digests
 from lowbit.formats.fetch import TABLE, Part, Resource, begin_check, fetch, read_text
 from lowbit.system.storage import CACHE_VARIABLE, cache_folder
 
@@ -127,7 +127,7 @@ def test_a_sound_file_is_not_fetched_again_and_a_damaged_one_is(shelf: Shelf) ->
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_check_may_be_begun_before(damaged: bool, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next fetch reads the file no more, unless it must be made again."""
-    monkeypatch.setattr(known_file, "TICK", -1)  # as if it had been there for long
+    monkeypatch.setattr(digests, "SETTLED_NS", -1)  # as if it had been there for long
     begin_check("both")  # nothing is there
     path, right, seen = fetch("both"), FIRST + SECOND, list[str]()
     if damaged:

@@ -4,9 +4,11 @@ import errno
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,10 @@ import tiny_checkpoint
 from step_runs import EDGES, PROMPTS, edge, edge_answers, logits, model, operations
 from tiny_gguf import CONFIG, published, write
 
+from lowbit.arrays import U8
 from lowbit.backend.base import Backend, StepRequest
 from lowbit.errors import NotDeclaredError, UnavailableError
+from lowbit.formats import digests
 from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
 from lowbit.model.decoder import AnyDecoder, Decoder
 from lowbit.model.quantization_plan import Plan, Quantization
@@ -25,7 +29,7 @@ from lowbit.runtime import Options, load, placement
 from lowbit.runtime.linears import Contract
 from lowbit.system.storage import cache_folder, code_folder
 from lowbit_cppyy import CppyyBackend
-from lowbit_cppyy.kept import libraries, steps
+from lowbit_cppyy.kept import image, libraries, steps
 from lowbit_cppyy.step.decoder import CompiledDecoder
 
 pytestmark = [
@@ -81,9 +85,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("name", ("shaped", "biased"))
+@pytest.mark.parametrize("name", ("shaped", "biased", "factors"))
 def test_shaped_scores_and_biases_are_kept(name: str, folder: Path) -> None:
-    """A cap of the logits, sinks, and the biases of experts come back with the step, and so do its answers."""
+    """A factor and a cap of the logits, sinks, and biases of experts come back with the step, and so do its answers."""
     with CppyyBackend(threads=2) as backend:
         expected = edge_answers(operations(backend, edge(name)))
         for _ in range(2):
@@ -162,6 +166,34 @@ def test_what_is_not_as_it_was_written_is_made_again(folder: Path) -> None:
     assert not list(folder.glob(".*"))
 
 
+def test_the_arrays_of_a_step_are_checked_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as the file is the same; a changed byte of them is found although it was right before."""
+    made: list[str] = []
+    checked: list[int] = []
+    digest = image._digest
+
+    def counted(part: U8) -> str:
+        checked.append(part.nbytes)
+        return digest(part)
+
+    later = SimpleNamespace(time_ns=lambda: time.time_ns() + 60 * 10**9)
+    for module in (digests, image):
+        monkeypatch.setattr(module, "time", later)  # as if the file had been there for long
+    with CppyyBackend(threads=1) as backend:
+        expected = logits(kept(backend, request_of("llama", made=made)), 3, 2)
+        (path,) = folder.glob(f"*{steps.SUFFIX}")
+        monkeypatch.setattr(image, "_digest", counted)
+        for once in (True, False, False):
+            checked.clear()
+            found = kept(backend, request_of("llama", made=made))
+            np.testing.assert_array_equal(logits(found, 3, 2), expected)
+            assert bool(checked) == once
+        spoil(path, -1)
+        found = kept(backend, request_of("llama", made=made))
+        np.testing.assert_array_equal(logits(found, 3, 2), expected)
+    assert made == ["llama", "llama"]
+
+
 @pytest.mark.whole
 def test_a_step_of_another_model_is_not_taken(folder: Path) -> None:
     """The file says whose configuration it is of, whatever its name."""
@@ -185,9 +217,10 @@ def test_only_some_steps_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch)
         for name in ("llama", "gemma3"):
             kept(backend, request_of(name))
             paths += [each for each in folder.glob(f"*{steps.SUFFIX}") if each not in paths]
-        os.utime(paths[0], (2e9, 2e9))
+        kept(backend, request_of("llama"))
         kept(backend, request_of("llama", "integer"))
     assert paths[0].exists() and not paths[1].exists()
+    assert not list(folder.glob(f"{paths[1].name}*"))
 
 
 def test_libraries_that_were_not_used_for_long_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +257,7 @@ def test_a_step_is_found_where_nothing_can_be_written(folder: Path, monkeypatch:
         def refused(path: Path, *arguments: Any, **options: Any) -> None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-        monkeypatch.setattr(os, "utime", refused)
+        monkeypatch.setattr(Path, "touch", refused)
         kept(backend, request_of("llama", made=made))
     assert made == ["llama"]
 
@@ -284,22 +317,27 @@ def test_a_forked_child_is_told(folder: Path) -> None:
 
 
 def test_without_a_compiler_nothing_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor where the compiler fails, where the folder cannot be used, or where the step has parts of another backend."""
+    """Nor where the compiler fails or the folder cannot be used, of which a warning tells, nor where the step has parts
+    of another backend."""
+    told = partial(pytest.warns, UserWarning)
     with CppyyBackend(threads=1) as backend, monkeypatch.context() as patch:
         patch.setattr(steps, "compiler", lambda: None)
         assert backend.kept_step(request_of("llama")) is None
     with CppyyBackend(threads=1) as backend, monkeypatch.context() as patch:
         patch.setattr(libraries, "OPTIONS", (*libraries.OPTIONS, "--no-such-option"))
-        assert backend.kept_step(request_of("llama")) is None
+        with told(match="^the compiled step is not kept: compiling C\\+\\+ is unavailable: .*no-such-option"):
+            assert backend.kept_step(request_of("llama")) is None
     with CppyyBackend(threads=1) as backend, monkeypatch.context() as patch:
         silent = folder / "c++"
         silent.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 1\nexec c++ "$@"\n')
         silent.chmod(0o700)
         patch.setattr(libraries, "compiler", lambda: str(silent))
-        assert backend.kept_step(request_of("llama")) is None
+        with told(match="^the compiled step is not kept: "):
+            assert backend.kept_step(request_of("llama")) is None
     with CppyyBackend(threads=1) as backend:
         folder.chmod(0o777)
-        assert backend.kept_step(request_of("llama")) is None
+        with told(match="^the compiled step is not kept: .*: other users can write to "):
+            assert backend.kept_step(request_of("llama")) is None
         folder.chmod(0o700)
 
         def refuse(engine: Backend) -> Any:

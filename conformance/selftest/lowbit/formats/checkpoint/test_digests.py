@@ -21,13 +21,15 @@ from typer.testing import CliRunner
 
 from lowbit.cli import app
 from lowbit.errors import FormatError, UnavailableError
+from lowbit.formats import digests as kept_digests
 from lowbit.formats.checkpoint import digests as tensor_digests
 from lowbit.formats.checkpoint import reader as checkpoint_reader
 from lowbit.formats.checkpoint import tensors as checkpoint_tensors
 from lowbit.formats.checkpoint.cache import quantized
-from lowbit.formats.checkpoint.digests import settled, with_digests
+from lowbit.formats.checkpoint.digests import with_digests
 from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
 from lowbit.formats.checkpoint.tensors import Place, Table, read_floats, read_table
+from lowbit.formats.digests import settled
 from lowbit.formats.known_file import KnownFile
 from lowbit.model.matrices import to_float
 from lowbit.system.storage import CACHE_VARIABLE
@@ -105,7 +107,8 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
     def set_clock(seconds: float) -> None:
         ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + int(seconds * SECOND))
-        monkeypatch.setattr(tensor_digests, "time", ahead)
+        for module in (kept_digests, tensor_digests):
+            monkeypatch.setattr(module, "time", ahead)
 
     return set_clock
 
@@ -237,7 +240,7 @@ def test_a_file_of_somebody_else(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     later(60)
-    monkeypatch.setattr(tensor_digests.fcntl, "fcntl", refused)  # type: ignore[attr-defined]  # a name that the module imports and does not export
+    monkeypatch.setattr(kept_digests.fcntl, "fcntl", refused)  # type: ignore[attr-defined]  # a name that the module imports and does not export
     assert reads.of(model) == [FIRST, LAST]
     assert reads.of(model) == [FIRST, LAST]
 
@@ -266,7 +269,7 @@ def test_a_clock_that_is_set_back(model: Path, reads: Reads, later: Callable[[fl
 )
 def test_settled(changed: int, began: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the time of 60 s: two seconds between change and reading, neither in the future, no whole second."""
-    monkeypatch.setattr(tensor_digests, "time", SimpleNamespace(time_ns=lambda: 60 * SECOND))
+    monkeypatch.setattr(kept_digests, "time", SimpleNamespace(time_ns=lambda: 60 * SECOND))
     assert settled(KnownFile(Path("x"), 1, 2, 3, 4, changed), began) == expected
 
 
@@ -276,7 +279,7 @@ def test_a_file_system_that_makes_times_up(
     """On a file system that is not known to keep times of change, every run reads."""
     later(60)
     reads.of(model)
-    monkeypatch.setattr(tensor_digests, "TRUSTED", frozenset({"fuse"}))
+    monkeypatch.setattr(kept_digests, "TRUSTED", frozenset({"fuse"}))
     assert reads.of(model) == [FIRST, LAST]
     assert reads.of(model) == [FIRST, LAST]
 
@@ -287,7 +290,7 @@ def test_a_folder_that_others_can_write_to(
     """Records that another user may have written are not used."""
     later(60)
     reads.of(model)
-    (cache / tensor_digests.FOLDER).chmod(0o777)
+    (cache / kept_digests.FOLDER).chmod(0o777)
     assert reads.of(model) == [FIRST, LAST]
 
 
@@ -297,7 +300,7 @@ def test_a_record_that_others_can_change(
     """A link to it, a second name, one that others can write to, or another user's: it is not used and written anew."""
     later(60)
     reads.of(model)
-    record, aside = min((cache / tensor_digests.FOLDER).iterdir()), tmp_path / "aside"
+    record, aside = min((cache / kept_digests.FOLDER).iterdir()), tmp_path / "aside"
 
     def linked() -> None:
         record.rename(aside)
@@ -320,7 +323,7 @@ def test_damaged_records(model: Path, cache: Path, reads: Reads, later: Callable
     """Whatever bytes of a record change, wherever it ends: the digests are the right ones."""
     later(60)
     reads.of(model)
-    records, rng = sorted((cache / tensor_digests.FOLDER).iterdir()), np.random.default_rng(0)
+    records, rng = sorted((cache / kept_digests.FOLDER).iterdir()), np.random.default_rng(0)
     assert len(records) == 2
     sound = records[0].read_bytes()
     for number in range(60):
@@ -340,13 +343,14 @@ def test_a_record_of_another_file(model: Path, cache: Path, reads: Reads, later:
     """One with a right sum of its own that names other stamps, other tensors or no digests is not used."""
     later(60)
     reads.of(model)
-    records = sorted((cache / tensor_digests.FOLDER).iterdir())
+    records = sorted((cache / kept_digests.FOLDER).iterdir())
     for key, value in (
         ("file", ["1", "2", "3", "4", "5"]),
-        ("format", "lowbit tensor digests 0"),
-        ("tensors", {}),
+        ("format", "lowbit digests 0"),
+        ("of", "file"),
+        ("digests", {}),
         ("began", "soon"),
-        ("tensors", dict.fromkeys(json.loads(json.loads(records[0].read_text())["record"])["tensors"], "f" * 63)),
+        ("digests", dict.fromkeys(json.loads(json.loads(records[0].read_text())["record"])["digests"], "f" * 63)),
     ):
         text = json.dumps(json.loads(json.loads(records[0].read_text())["record"]) | {key: value})
         whole = {"record": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
@@ -361,9 +365,9 @@ def test_a_wrong_record_is_noticed_when_weights_are_read(
     """Each tensor is compared with its digest, so weights never go under another's name."""
     later(60)
     with_digests(read_table(model))
-    for path in (cache / tensor_digests.FOLDER).iterdir():
+    for path in (cache / kept_digests.FOLDER).iterdir():
         record = json.loads(json.loads(path.read_text())["record"])
-        text = json.dumps(record | {"tensors": dict.fromkeys(record["tensors"], "0" * 64)})
+        text = json.dumps(record | {"digests": dict.fromkeys(record["digests"], "0" * 64)})
         path.write_text(json.dumps({"record": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
     with pytest.raises(FormatError, match="changed since it was opened"):
         quantized(open_checkpoint(model), PLAN)
