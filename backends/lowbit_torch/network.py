@@ -148,6 +148,7 @@ KINDS: Mapping[str, Callable[..., Tensor]] = {
     "swiglu": _gated(torch.nn.functional.silu),
     "geglu": _gated(lambda gate: torch.nn.functional.gelu(gate, approximate="tanh")),
     "add": lambda line, _, one, other: one + other,
+    "scale": lambda line, _, x: x * line.setting("factor"),
 }
 """For a kind of line its function of the line, its parameter and what it reads."""
 TRAINED = (*KINDS, "append", "attend")

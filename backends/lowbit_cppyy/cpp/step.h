@@ -321,16 +321,28 @@ struct Biased {
   }
 };
 
-// Adds this thread's columns of y, after its bias, to those of x: the residual stream after a part of a block.
+// x + factor * y, each rounded. The product is a statement of its own: within one, a compiler may fuse it with the sum.
+inline void add_multiple(float* x, const float* y, float factor, std::int64_t n) {
+  for (std::int64_t c = 0; c < n; ++c) {
+    const float part = factor * y[c];
+    x[c] = x[c] + part;
+  }
+}
+
+// Adds this thread's columns of y, after its bias and times a factor, to those of x: the residual stream after a part of
+// a block.
 struct Residual {
   float *x, *y;
   std::int64_t columns;
   const float* bias;
+  float factor;
 
   void operator()(int n, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t last) const {
     Biased{y, columns, bias}(n, row, rows, first, last);
-    for (std::int64_t t = row; t < row + rows; ++t)
-      for (std::int64_t c = first; c < last; ++c) x[t * columns + c] = x[t * columns + c] + y[t * columns + c];
+    for (std::int64_t t = row; t < row + rows; ++t) {
+      const std::int64_t at = t * columns + first;
+      add_multiple(x + at, y + at, factor, last - first);
+    }
   }
 };
 
@@ -371,13 +383,11 @@ inline const float* norm_rows(const Team& team, const KernelSet& kernels, const 
   return shared;
 }
 
-// Adds this thread's part of the rows of y to x. `y` may be the row that this thread has normed.
-inline void add_rows(const Team& team, const float* y, std::int64_t n, float* x) {
-  if (team.tokens == 1) {
-    for (std::int64_t c = team.first(n); c < team.last(n); ++c) x[c] = x[c] + y[c];
-    return;
-  }
-  for (std::int64_t i = team.first(team.tokens) * n; i < team.last(team.tokens) * n; ++i) x[i] = x[i] + y[i];
+// Adds this thread's part of the rows of y, times a factor, to x. `y` may be the row that this thread has normed.
+inline void add_rows(const Team& team, const float* y, float factor, std::int64_t n, float* x) {
+  const std::int64_t each = team.tokens == 1 ? 1 : n, count = team.tokens == 1 ? n : team.tokens;
+  const std::int64_t first = team.first(count) * each, last = team.last(count) * each;
+  add_multiple(x + first, y + first, factor, last - first);
 }
 
 // Where a token stands in its sequence, and the cache of that sequence: of all blocks, heads of `capacity` rows each.
@@ -487,7 +497,7 @@ struct Model {
   const std::int64_t* partners;
   std::int64_t hidden, head_dim, query_heads, kv_heads, value_columns;
   Kept kept;
-  float logit_cap;  // 0 for none
+  float logit_factor, logit_cap;  // a cap of 0 is none
   Barrier barrier;
   std::atomic<int> failure{OK};
   std::vector<float> memory;
@@ -643,7 +653,7 @@ inline int run_experts(const Team& team, const Call& call, const Experts& own, c
                           : several_tokens(team, call, own, x, router, room, y);
 }
 
-// Caps this thread's columns of the logits, where the model has a cap for them, and looks for the likeliest of a single
+// Scales and caps this thread's columns of the logits, where the model does, and looks for the likeliest of a single
 // token's, which lie in the cache now.
 struct Logits {
   const Model* model;
@@ -652,6 +662,8 @@ struct Logits {
   Likeliest* found;
 
   void operator()(int, std::int64_t row, std::int64_t rows, std::int64_t first, std::int64_t last) const {
+    for (std::int64_t t = row; model->logit_factor != 1 && t < row + rows; ++t)
+      for (std::int64_t c = first; c < last; ++c) logits[t * columns + c] = logits[t * columns + c] * model->logit_factor;
     if (model->logit_cap != 0) {
       const Cap cap(model->logit_cap);
       for (std::int64_t t = row; t < row + rows; ++t) {
@@ -813,8 +825,8 @@ inline std::uintptr_t create_products(const std::int64_t* numbers, std::int64_t 
 inline void destroy_products(std::uintptr_t products) { delete at<Products>(products); }
 
 // `numbers`: hidden, head_dim, query heads, key-value heads, columns of values, how keys and values are kept, the bits of
-// the cap of the logits, and the experts of a sparse layer and of a token. `addresses`: the pool, the step, the kernel sets of norm, gate, rotation and heads, the
-// partners; then the vectors.
+// the factor and the cap of the logits, and the experts of a sparse layer and of a token. `addresses`: the pool, the step,
+// the kernel sets of norm, gate, rotation and heads, the partners; then the vectors.
 inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint64_t* addresses, std::int64_t vectors) {
   Model* const made = new Model{};
   made->pool = reinterpret_cast<Pool*>(addresses[0]);
@@ -825,8 +837,9 @@ inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint6
   for (std::int64_t n = 0; n < vectors; ++n) made->vectors.push_back(at<float>(addresses[7 + n]));
   made->hidden = numbers[0], made->head_dim = numbers[1], made->query_heads = numbers[2], made->kv_heads = numbers[3];
   made->value_columns = numbers[4], made->kept = {numbers[5], numbers[6]};
-  made->logit_cap = from_bits(static_cast<std::uint32_t>(numbers[7]));
-  made->experts = numbers[8], made->top_k = numbers[9];
+  made->logit_factor = from_bits(static_cast<std::uint32_t>(numbers[7]));
+  made->logit_cap = from_bits(static_cast<std::uint32_t>(numbers[8]));
+  made->experts = numbers[9], made->top_k = numbers[10];
   return reinterpret_cast<std::uintptr_t>(made);
 }
 

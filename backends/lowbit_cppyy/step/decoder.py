@@ -1,11 +1,11 @@
 """A decoder whose step is one call of C++.
 
-It is a `lowbit.model.decoder.AnyDecoder`, made of one that runs the same step one operation at a time on this backend,
-and gives the same bits: the matrices, kernels and orders of operations are the same. What it saves is the time between
-operations. Python is left out of it, the threads stay awake, and activations are laid out where they are read.
+It is a `lowbit.model.decoder.AnyDecoder`, made from one that runs the same step one operation at a time on this
+backend, and gives the same bits: the matrices, kernels and orders of operations are the same. It saves the time between
+operations: Python is not involved, the threads stay awake, and activations are laid out where they are read.
 
-**Kept as it is.** Norms, activations, rotations and attention are those of the backend, in float32, and every product
-is one of a prepared matrix. A step with anything else, such as a matrix that numpy multiplies by, is not compiled.
+**Unchanged.** Norms, activations, rotations and attention are those of the backend, in float32, and every product is
+one of a prepared matrix. A step with anything else, such as a matrix that numpy multiplies by, is not compiled.
 """
 
 import os

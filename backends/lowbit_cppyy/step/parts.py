@@ -132,10 +132,12 @@ class _Model(Made):
         handles = [pool.handle, step, *(each.handle for each in sets), kernels.heads(config.head_dim)]
         places = [compiled.address(partners), *(compiled.address(vector) for vector in vectors)]
         addresses = np.array([*handles, *places], np.uint64)
-        cap = int(np.float32(config.logit_cap or 0).view(np.uint32))
+        ends = {line.kind: line for line in decoder.step.last}
+        factor = ends["scale"].setting("factor") if "scale" in ends else 1
+        bits = [int(np.float32(number).view(np.uint32)) for number in (factor, config.logit_cap or 0)]
         routing = (0, 0) if config.routing is None else (config.routing.experts, config.routing.top_k)
         heads = config.head_dim, config.heads, config.kv_heads
-        sizes = [config.hidden, *heads, source.value_columns, *kept, cap, *routing]
+        sizes = [config.hidden, *heads, source.value_columns, *kept, *bits, *routing]
         used = sets, partners, vectors, pool, kernels
         super().__init__("model", np.array(sizes, np.int64), addresses, len(vectors), kept=used)
 
@@ -146,7 +148,7 @@ def _functions() -> tuple[Callable[..., int], ...]:
     bridge: Any = compiled.bridge
 
     def called() -> None:
-        numbers, addresses = np.zeros(10, np.int64), np.zeros(8, np.uint64)
+        numbers, addresses = np.zeros(11, np.int64), np.zeros(8, np.uint64)
         arrays = FLOATS, addresses, FLOATS
         for function in (bridge.run_step, bridge.run_batch, bridge.score_rows, bridge.choose_token):
             function.__release_gil__ = True

@@ -2,7 +2,7 @@
 
 All threads of a step run the same phases, and each phase divides its work between them:
 
-- `Norm`: the norm of whole rows. For one token every thread computes it for itself, which is cheaper than to wait.
+- `Norm`: the norm of whole rows. For one token every thread computes it for itself, which is cheaper than waiting.
 - `Multiply`: products of one value with several matrices. Each thread computes some of their columns, and may go on to
   what needs no other columns than those: the sum with the residual stream, or the activation of a gated unit.
 - `AllHeads`: the norms of all heads of a token together, of queries and of keys.
@@ -11,11 +11,13 @@ All threads of a step run the same phases, and each phase divides its work betwe
 - `Experts`: those that the scores of a router choose for each token.
 - `Add`: the sum with the residual stream, where a norm stands between it and the product.
 
+A sum with the residual stream includes the factor of what is added, where the program has one.
+
 **Values in memory.** A value that is only changed element by element, or head by head, takes the place of the one that
 it is made from; the residual stream always does. Another value gets a place that no living value has.
 
-**What is refused.** Not every sound program can run so. `phases_of` refuses lines that no phase runs, and
-`check_places` those that would read a value after its place was given to another. The error names the line.
+**What is refused.** Not every sound program can run in phases. `phases_of` refuses lines that no phase runs, and
+`check_places` those that would read a value after its place was reused. The error names the line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +34,8 @@ ROOM = "room of experts"
 HEADS = ("query", "key", "value")
 HEAD_NORMS = ("query_norm", "key_norm")
 GATED = ("swiglu", "geglu", "clamped_swiglu")
+IN_PLACE = ("bias", "rotate", "scale", *GATED)
+"""Kinds of lines whose value takes the place of the one that it is made from."""
 STREAM = -1
 """The place of the residual stream, which lies in memory of its own."""
 
@@ -50,12 +54,12 @@ class Multiply:
     Attributes:
         lines: the products.
         bias: of the result of attention; None for none.
-        then: ``add`` or a gated activation of their columns; None for nothing.
+        then: a sum with the residual stream or a gated activation of their columns; empty for nothing.
     """
 
     lines: tuple[Line, ...]
     bias: Line | None = None
-    then: Line | None = None
+    then: tuple[Line, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,9 @@ class Attend:
 
 @dataclass(frozen=True)
 class Add:
-    """A sum with the residual stream, of rows that were normed."""
+    """A sum with the residual stream, of rows that were normed or that experts have computed."""
 
-    line: Line
+    lines: tuple[Line, ...]
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,8 @@ class Experts:
 
 
 Phase = Norm | Multiply | AllHeads | PerHead | Attend | Experts | Add
-ALONE: Mapping[str, type[Norm] | type[Attend] | type[Add]] = MappingProxyType(
-    {"norm": Norm, "attend": Attend, "attend_shaped": Attend, "add": Add}
+ALONE: Mapping[str, type[Norm] | type[Attend]] = MappingProxyType(
+    {"norm": Norm, "attend": Attend, "attend_shaped": Attend}
 )
 """The kinds of lines that are a phase by themselves."""
 
@@ -150,6 +154,10 @@ class _Reading:
             return PerHead(tuple(self._to_the_cache(lines[: _leading(lines, self._per_head)])))
         if line.kind == "gate":
             return _experts(lines)
+        if own := _sum(lines, self.program):
+            return Add(own)
+        if line.kind == "scale":
+            raise refused(line, "which does not scale what a sum then adds to the residual stream")
         if line.kind in GATED:
             raise refused(line, "which does not follow the products of its gate and its other side, in this order")
         if line.kind not in ALONE or (line.kind == "norm" and not self._whole_rows(line)):
@@ -207,10 +215,20 @@ def _multiply(products: Sequence[Line], behind: Sequence[Line], program: Program
     if behind and behind[0].kind == "bias" and behind[0].inputs == outs and behind[0].parameter == "output_bias":
         bias, behind = behind[0], behind[1:]
         outs = (bias.out,)
-    # Threads that still read the stream for their columns may not meet those that add to it.
-    fuses = behind and not (behind[0].kind == "add" and products[0].inputs[0] in _stream(program))
-    then = behind[0] if fuses and _follows(outs, behind[0], program) else None
-    return Multiply(tuple(products), bias, then)
+    then = _sum(behind, program)
+    if then and products[0].inputs[0] in _stream(program):
+        then = ()  # threads that still read the stream for their columns may not meet those that add to it
+    elif not then:
+        then = tuple(line for line in behind[:1] if line.kind in GATED)
+    return Multiply(tuple(products), bias, then if then and _follows(outs, then[0], program) else ())
+
+
+def _sum(lines: Sequence[Line], program: Program) -> tuple[Line, ...]:
+    """The sum with which these lines begin, with the factor of what it adds; nothing where they begin otherwise."""
+    kinds = [line.kind for line in lines[:2]]
+    if kinds == ["scale", "add"] and lines[0].inputs[0] not in _stream(program):
+        return tuple(lines[:2]) if _follows((lines[0].out,), lines[1], program) else ()
+    return tuple(lines[:1]) if kinds[:1] == ["add"] else ()
 
 
 def _follows(outs: tuple[str, ...], line: Line, program: Program) -> bool:
@@ -221,7 +239,7 @@ def _follows(outs: tuple[str, ...], line: Line, program: Program) -> bool:
         return False
     if line.kind == "add":
         return len(outs) == 1 and line.inputs[1] == outs[0]
-    return line.kind in GATED and line.inputs == outs
+    return line.kind in (*GATED, "scale") and line.inputs == outs
 
 
 def _stream(program: Program) -> set[str]:
@@ -270,7 +288,7 @@ def places_of(program: Program, phases: Sequence[Phase], config: LlamaConfig) ->
                 continue
             if line.kind == "add":
                 places.of[line.out] = STREAM
-            elif line.kind in ("bias", "rotate", *GATED) or line.parameter in HEAD_NORMS:
+            elif line.kind in IN_PLACE or line.parameter in HEAD_NORMS:
                 places.of[line.out] = places.of[source]
                 taken[line.out] = taken.pop(source)
                 last[line.out] = max(last.get(line.out, number), number)
@@ -334,5 +352,5 @@ def _free(taken: dict[str, tuple[int, int]], size: int) -> int:
 def lines_of(phase: Phase) -> tuple[Line, ...]:
     """The lines of a phase, in order."""
     if isinstance(phase, Multiply):
-        return (*phase.lines, *([phase.bias] if phase.bias else []), *([phase.then] if phase.then else []))
-    return phase.lines if isinstance(phase, AllHeads | PerHead | Experts) else (phase.line,)
+        return (*phase.lines, *([phase.bias] if phase.bias else []), *phase.then)
+    return phase.lines if isinstance(phase, AllHeads | PerHead | Experts | Add) else (phase.line,)

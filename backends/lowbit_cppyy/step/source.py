@@ -1,11 +1,11 @@
 """The C++ of a step: a function for each kind of block, and one that runs them all.
 
-The text says what the program says, line by line, in calls of ``cpp/step.h``. It is made for one shape of model: sizes
-are numbers in it, so a compiler sees them. Weights are not: two models of one shape share a step.
+The text follows the program line by line, in calls of ``cpp/step.h``. It is made for one shape of model: sizes are
+constants in it, visible to the compiler. Weights are not: two models of one shape share a step.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowbit.attention.rope import Frequencies
@@ -30,7 +30,7 @@ from lowbit_cppyy.step.phases import (
     roles_of,
 )
 
-ENDS = (["norm", "product"], ["norm", "product", "soft_cap"])
+ENDS = [["norm", "product", *scale, *cap] for scale in ([], ["scale"]) for cap in ([], ["soft_cap"])]
 """The kinds of lines behind the blocks."""
 
 
@@ -133,6 +133,11 @@ def _limit(line: Line) -> str:
     return _number(-(line.setting("limit") or 0.0))
 
 
+def _factor(lines: Sequence[Line]) -> str:
+    """Of what a sum with the residual stream adds."""
+    return _number(lines[0].setting("factor") if lines[0].kind == "scale" else 1.0)
+
+
 def _vectors_of(line: Line) -> list[str]:
     """The names of the vectors of a line."""
     if line.kind == "experts":
@@ -199,13 +204,14 @@ class _Block:
         self._rows.add(line.out)
 
     def _multiply(self, phase: Multiply) -> Iterator[str]:
-        first, bias, then = phase.lines[0], phase.bias, phase.then
+        first, bias, then = phase.lines[0], phase.bias, phase.then[-1] if phase.then else None
         matrices = ", ".join(self._matrix(line) for line in phase.lines)
         outs = ", ".join(self._value(line.out) for line in phase.lines)
         division, done = "bytes", "Nothing{}"
         added = "nullptr" if bias is None else self._vector(bias)
         if then is not None and then.kind == "add":
-            done = f"Residual{{call.x, {self._value(first.out)}, {self._config.hidden}, {added}}}"
+            sizes = f"{self._config.hidden}, {added}, {_factor(phase.then)}"
+            done = f"Residual{{call.x, {self._value(first.out)}, {sizes}}}"
         elif then is not None:
             gate, up = (self._value(name) for name in then.inputs)
             division = "pair"
@@ -241,7 +247,8 @@ class _Block:
         yield f"if (const int status = run_experts(team, call, experts, {values})) return status;"
 
     def _add(self, phase: Add) -> Iterator[str]:
-        yield f"add_rows(team, {self._value(phase.line.inputs[1])}, {self._config.hidden}, call.x);"
+        source = phase.lines[0].inputs[-1]
+        yield f"add_rows(team, {self._value(source)}, {_factor(phase.lines)}, {self._config.hidden}, call.x);"
 
     def _allheads(self, phase: AllHeads) -> Iterator[str]:
         """A loop over the rows of all tokens: of queries, then of keys."""

@@ -72,6 +72,8 @@ def check_model(config: LlamaConfig, keys: Keys) -> None:
         raise NotDeclaredError(BACKEND, "whole models", f"gates that go through {config.activation}")
     if [line.kind for line in Step(config, ()).last] != ["norm", "product"] or config.shaped:
         raise NotDeclaredError(BACKEND, "whole models", "scores or logits with a soft cap, a factor or sinks")
+    if config.residual_scale != 1:
+        raise NotDeclaredError(BACKEND, "whole models", "a factor of what the parts of a block add")
     if any(each.scaling is not None and each.scaling.channels is not None for each in config.frequencies):
         raise NotDeclaredError(BACKEND, "whole models", "rotations of a part of each head")
     for name in ("hidden", "feed_forward"):

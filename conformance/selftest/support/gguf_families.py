@@ -46,7 +46,7 @@ PARTS = {
 POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 GEMMA_NORMS = POST_NORMS | {"pre_feedforward_layernorm": "ffn_norm"}
 NAMES = {
-    **dict.fromkeys(("smollm3", "phi3"), PARTS),
+    **dict.fromkeys(("smollm3", "granite", "phi3"), PARTS),
     **dict.fromkeys(("olmo2", "olmo3"), PARTS | POST_NORMS),
     "gemma2": PARTS | GEMMA_NORMS,
     "gpt_oss": PARTS | {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"},
@@ -92,7 +92,7 @@ def tensors(folder: Path, kind: str, config: dict[str, Any]) -> dict[str, Array]
         name, given = renamed(stored, NAMES[kind]), data
         if kind == "gemma2" and stored.endswith("norm.weight"):
             given = 1 + data.astype(np.float32)
-        if kind == "smollm3" and name.endswith(("attn_q.weight", "attn_k.weight")):
+        if kind in ("smollm3", "granite") and name.endswith(("attn_q.weight", "attn_k.weight")):
             head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
             given = data.reshape(-1, 2, head_dim // 2, data.shape[1]).swapaxes(1, 2).reshape(data.shape)
         found[name] = np.ascontiguousarray(given if given.ndim > 1 else given.astype(np.float32))
@@ -148,6 +148,15 @@ def _smollm3(config: dict[str, Any]) -> dict[str, Any]:
     return {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim, **lengths}
 
 
+def _granite(config: dict[str, Any]) -> dict[str, Any]:
+    return _smollm3(config) | {
+        "attention.scale": config["attention_multiplier"],
+        "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"],
+        "logit_scale": config["logits_scaling"],
+    }
+
+
 def _olmo(config: dict[str, Any]) -> dict[str, Any]:
     values = dict.fromkeys(("attention.key_length", "attention.value_length"), config["head_dim"])
     if "sliding_window" in config:
@@ -196,4 +205,12 @@ def _gpt_oss(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-EXTRA = {"gpt_oss": _gpt_oss, "gemma2": _gemma2, "smollm3": _smollm3, "olmo2": _olmo, "olmo3": _olmo, "phi3": _phi3}
+EXTRA = {
+    "gpt_oss": _gpt_oss,
+    "gemma2": _gemma2,
+    "smollm3": _smollm3,
+    "granite": _granite,
+    "olmo2": _olmo,
+    "olmo3": _olmo,
+    "phi3": _phi3,
+}

@@ -49,6 +49,7 @@ GEMMA = replace(
     activation="gelu",
     embedding_scale=8.0,
 )
+GRANITE = replace(LLAMA, embedding_scale=12.0, score_scale=1 / LLAMA.head_dim, residual_scale=0.22, logit_divisor=1.7)
 FORMATS = {
     "mixed": ("q4_k", "q6_k", "q5_0", "q8_0"),
     "act-order": ("gptq-v2",),
@@ -72,9 +73,13 @@ EDGES = {
     "biased": LlamaConfig(
         2, 16, 24, 4, 2, 4, 5, 7, 500.0, 1e-3, routing=Routing(3, 2), activation="clamped", sinks=True
     ),
+    "factors": LlamaConfig(
+        2, 24, 40, 4, 1, 6, 5, 9, 500.0, 1e-3, embedding_scale=3.0, residual_scale=0.6, logit_divisor=0.7, logit_cap=3.0
+    ),
+    "factors of experts": LlamaConfig(2, 16, 24, 2, 2, 4, 3, 7, 500.0, 1e-3, Routing(3, 2), residual_scale=0.22),
 }
 """Models of sizes at which something ends: one of each, no multiple of a vector or a panel, a window of one token; and
-two of the kinds of Gemma 2 and GPT-OSS, with all that shapes scores and all biases."""
+two of the kinds of Gemma 2 and GPT-OSS, with all that shapes scores and all biases, and two with Granite's factors."""
 
 MODELS = (
     "llama",
@@ -84,6 +89,7 @@ MODELS = (
     "qwen3",
     "qwen2",
     "gemma3",
+    "granite",
     "q4_0",
     *FORMATS,
     "sparse",
@@ -105,7 +111,8 @@ def model(name: str) -> LlamaWeights:
         return in_turns(sparse("after", model("odd")), ("q4_0", "float16"))
     if name.startswith("sparse"):
         return sparse("before" if name.endswith("before") else "after", model("llama"))
-    others = {"odd": ODD, "gemma3": GEMMA, "scaled": SCALED, "unrotated": UNROTATED, **dict.fromkeys(FORMATS, WIDE)}
+    others = {"odd": ODD, "gemma3": GEMMA, "granite": GRANITE, "scaled": SCALED, "unrotated": UNROTATED}
+    others |= dict.fromkeys(FORMATS, WIDE)
     config = others.get(name, LLAMA)
     kind = GGMLQuantizationType.Q4_0 if name == "q4_0" else GGMLQuantizationType.Q4_1
     architecture = name if name in ("qwen2", "qwen3", "gemma3") else "llama"

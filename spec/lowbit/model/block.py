@@ -8,9 +8,10 @@ A decoder sends a vector of `hidden` numbers for each token through a stack of b
     x \leftarrow x + \mathrm{Attention}(\mathrm{norm}(x)), \qquad
     x \leftarrow x + \mathrm{FeedForward}(\mathrm{norm}(x)).
 
-Because each block changes the stream by a little, the stream before one block resembles the stream before the next;
-that resemblance is what lets the chapter `offload` guess which experts the next block will ask for. The norm is that of
-the chapter `layers`. Gemma puts a second norm behind each part, before the sum, and OLMo 2 has only that one.
+Because each block changes the stream only a little, the stream before one block resembles the stream before the next;
+from that resemblance the chapter `offload` guesses which experts the next block will need. The norm is that of the
+chapter `layers`. Gemma puts a second norm after each part, before the sum, and OLMo 2 has only that one. Granite
+multiplies the result of each part by a factor before the sum.
 
 **Attention** projects to queries, keys and values, rotates queries and keys by their positions (`rope`), reads the past
 (`attention`) and projects back:
@@ -26,13 +27,13 @@ with act = silu (SwiGLU) or gelu (GeGLU), a clamped unit (`layers`), or a sparse
 many such units (`routing`). The rest of the block is the same for all.
 
 **The order of all this** is the program of the chapter `step`. An `Interpreter` runs a program line by line: it is the
-reference of what a step computes, on any backend.
+reference for what a step computes, on any backend.
 
 **Precision.** The linear layers hold nearly all weights and take nearly all the time. A backend computes them, in
-float32 as its contract says. The elementwise operations around them are float64 by default: norms, rotations, softmax,
-the residual stream. Two backends that agree on the linear layers then agree on the logits, because nothing else
-differs. Where a backend computes elementwise operations too, every value of the program is float32; the operations of
-the chapters `layers`, `rope` and `attention` say what the backend promises then.
+float32 by its contract. The elementwise operations around them are float64 by default: norms, rotations, softmax, the
+residual stream. Two backends that agree on the linear layers then agree on the logits, because nothing else differs.
+Where a backend also computes elementwise operations, every value of the program is float32; the operations of the
+chapters `layers`, `rope` and `attention` then say what the backend promises.
 
 Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2.1; GQA §2.2; Gemma 3 (arXiv 2503.19786) §2.
 """
@@ -310,6 +311,10 @@ class _Making:
 
     def add(self, line: Line) -> Function:
         return lambda _, x, y: x + y
+
+    def scale(self, line: Line) -> Function:
+        factor = self.ops.dtype.type(line.setting("factor"))
+        return lambda _, x: x * factor
 
     def gate(self, line: Line) -> Function:
         router, gate, dtype = self.parameters[str(line.parameter)], self.ops.gate, self.ops.dtype

@@ -1,18 +1,16 @@
 r"""Bounds of norm and activation: how far a correct RMSNorm, gated unit or soft cap may lie from the exact one.
 
-All end in operations on single numbers. Only the norm has a sum, and the root passes on no more than half of its
-error.
+All end in operations on single numbers. Only the norm has a sum, and the root halves its error.
 
-**RMSNorm**, :math:`y_c = g_c\,x_c / \sqrt v` with :math:`v = \frac1n \sum x_c^2 + \varepsilon`. All terms of
-:math:`v` are positive, so their relative errors bound that of the whole. A square meets the :math:`D` roundings that
-are declared for the sum, and at most :math:`4` after it: the sum leaves its accumulator, :math:`1/n` is rounded, the
-sum is multiplied by it, and :math:`\varepsilon`, which was rounded once, is added. So
-:math:`\hat v = v (1 + \theta)` with
+**RMSNorm**, :math:`y_c = g_c\,x_c / \sqrt v` with :math:`v = \frac1n \sum x_c^2 + \varepsilon`. All terms of :math:`v`
+are positive, so their relative errors bound that of the whole. A square goes through the :math:`D` roundings that are
+declared for the sum, and at most :math:`4` after it: the sum leaves its accumulator, :math:`1/n` is rounded, the sum is
+multiplied by it, and :math:`\varepsilon`, which was rounded once, is added. So :math:`\hat v = v (1 + \theta)` with
 
 .. math:: |\theta| \;\le\; e = (1 + \gamma_D)(1 + \gamma_4) - 1 + 3\eta / v,
 
-the last term for what squares below :math:`2^{-126}` lose; it is small because :math:`\varepsilon` is at least that. A
-root halves a small relative error; the exact expression is as short as the half:
+where the last term covers the loss of squares below :math:`2^{-126}`; it is small because :math:`\varepsilon` is at
+least that. A root halves a small relative error; the exact expression is as short as the half:
 
 .. math:: \Bigl|\frac1{\sqrt{\hat v}} - \frac1{\sqrt v}\Bigr| \;\le\;
    \frac1{\sqrt v}\Bigl(\frac1{\sqrt{1 - e}} - 1\Bigr).
@@ -26,8 +24,8 @@ charged :math:`4` for the two. Two products follow:
 where :math:`\eta = 2^{-150}` is what a product may lose to underflow, whichever is the first: that of x and root is
 multiplied by the gain afterwards, that of x and gain by the root.
 
-Where integers make the sum exact, :math:`\gamma_D` is zero, and what is left is about :math:`8u`: a square that was
-dropped among thousands has nowhere to hide.
+Where integers make the sum exact, :math:`\gamma_D` is zero, and about :math:`8u` remains: too little to hide one
+dropped square among thousands.
 
 **A gated unit**, :math:`\mathrm{silu}(a)\,b`. As in `lowbit.linear.propagation`, silu is an exponential of a
 library, a sum and a quotient, :math:`\gamma_{13}\,|\mathrm{silu}(a)|`, and a quotient whose denominator overflowed. A

@@ -1,6 +1,6 @@
-"""The shape of a decoder: the numbers and choices that say how it is put together.
+"""The shape of a decoder: the numbers and choices that define its structure.
 
-They are Llama's, from which the others descend. Each change of a descendant is an option with Llama's choice as its
+They are Llama's, from which the others descend. Each change in a descendant is an option with Llama's choice as its
 default, so one decoder class serves them all:
 
 ========= ==========================================================================================================
@@ -12,6 +12,7 @@ Gemma 3   a window in five layers of six and a rotary base for them, a GELU in t
 SmolLM3   no rotation in every fourth layer
 Gemma 2   a soft cap of scores and of logits, and a factor of scores
 GPT-OSS   a sink beside the scores of each head, biases of router and experts, a clamped gate
+Granite   factors of the embedding, of scores and of what a part of a block adds, and a divisor of logits
 OLMo 2    one norm for all heads; its blocks have norms after their parts and not before, which are weights
 ========= ==========================================================================================================
 
@@ -94,6 +95,8 @@ class LlamaConfig:
         score_cap: the soft cap of these scores (`lowbit.attention.shaped`); None for none.
         sinks: whether each query head has a sink beside its scores.
         logit_cap: the soft cap of the logits; None for none.
+        residual_scale: the factor of what each part of a block adds to the residual stream.
+        logit_divisor: what the logits are divided by, before their soft cap.
 
     Raises:
         ArgumentError: a number that no model can have.
@@ -124,6 +127,8 @@ class LlamaConfig:
     score_cap: float | None = None
     sinks: bool = False
     logit_cap: float | None = None
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "feed_forward", "heads", "kv_heads", "head_dim", "vocabulary", "context"):
@@ -135,11 +140,12 @@ class LlamaConfig:
             raise ArgumentError("heads", self.heads, f"a multiple of the {self.kv_heads} key-value heads")
         if self.head_dim % 2 != 0:
             raise ArgumentError("head_dim", self.head_dim, "an even number: channels rotate in pairs")
-        for name in ("rope_base", "rms_epsilon", "local_rope_base", "embedding_scale"):
+        for name in ("rope_base", "rms_epsilon", "local_rope_base"):
             value = getattr(self, name)
             if value is not None and not (np.isfinite(value) and value > 0):
                 raise ArgumentError(name, value, "a finite number above 0")
-        for name in ("activation_limit", "score_scale", "score_cap", "logit_cap"):
+        factors = ("embedding_scale", "score_scale", "residual_scale", "logit_divisor")
+        for name in ("activation_limit", "score_cap", "logit_cap", *factors):
             value = getattr(self, name)
             if value is not None and not 1 / MOST <= value <= MOST:
                 raise ArgumentError(name, value, "a number from 2^-32 to 2^32, as the operations take it")
@@ -181,6 +187,15 @@ class LlamaConfig:
         """Those of all layers, each once."""
         each = map(self.layer_frequencies, range(self.layers))
         return list(dict.fromkeys(frequencies for frequencies in each if frequencies is not None))
+
+
+def unusual_scale(factor: float, head_dim: int) -> float | None:
+    """A factor of scores as `LlamaConfig` has it: None where it is 1/√d_h.
+
+    >>> unusual_scale(0.25, head_dim=16), unusual_scale(0.25, head_dim=8)
+    (None, 0.25)
+    """
+    return None if factor == max(1, head_dim) ** -0.5 else factor
 
 
 def differing(one: LlamaConfig, other: LlamaConfig) -> list[str]:

@@ -1,6 +1,6 @@
 r"""A decoder: from tokens to the scores of the next token.
 
-A decoder turns a sequence of tokens into a score for every token that could come next. It looks each token up in a
+A decoder turns a sequence of tokens into a score for every token that could come next. It looks up each token in a
 table, which gives a vector of `hidden` numbers, sends the vectors through a stack of blocks (`block`), applies one more
 norm, and multiplies by the *head*, a matrix with a column for each token. The results are the *logits*. A tied head is
 the transpose of the table.
@@ -10,6 +10,7 @@ feed-forward part, and may see the past through a sliding window. Llama 3.1 scal
 out of some layers. Qwen2 adds biases to queries, keys and values; Qwen3 norms the heads of queries and keys instead.
 Gemma 3 norms these heads and the result of each part of a block, lets most layers see only a window, and scales the
 embedding. Gemma 2 caps its scores and its logits; GPT-OSS has sinks, biases of its experts and clamped units in them.
+Granite multiplies the embedding, the scores, what each part of a block adds and the logits by factors.
 All of these are values of the configuration (`config`) or vectors among the weights (`weights`), from which the program
 of the step follows (`step`); the decoder itself is the same.
 
@@ -68,7 +69,7 @@ class Decoder:
         embedding: vocabulary × hidden; gives the rows of tokens as float32.
         blocks: an interpreter for the program of each block.
         norm: one for the last norm.
-        scores: one for what follows it: the head, and a soft cap where there is one.
+        scores: one for what follows it: the head, and a factor and a soft cap where there are any.
     """
 
     def __init__(

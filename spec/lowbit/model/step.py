@@ -1,18 +1,18 @@
-r"""The step of a decoder as a program: which operations it runs, on what, in which order.
+r"""The step of a decoder as a program: which operations it runs, on which values, in which order.
 
-A decoder does the same for every token. What that is, its *step*, is written down here once, as a program of
-operations over named values, and everything else reads it: the interpreter of the chapter `block` runs it operation by
-operation on any backend, a backend may compile it whole, another may make a graph of it. So an architecture is a
-program, and a new one is added by writing its program. A backend may refuse a program, with an error that names a line.
+A decoder does the same for every token: its *step*. It is written here once, as a program of operations over named
+values, and everything else reads it: the interpreter of the chapter `block` runs it operation by operation on any
+backend, one backend may compile it whole, another may make a graph of it. So an architecture is a program, and adding
+one means writing its program. A backend may refuse a program, with an error that names a line.
 
 **A program** is a list of lines such as ``query = product(normed; query)``. A line names an operation, the values that
 it reads, a parameter among the weights (`lowbit.model.weights`) and the value that it writes. A value is a matrix with
 a row for each of the :math:`T` tokens of the call; heads lie side by side in its columns. No value is written twice. A
 block begins with the residual stream ``x`` and ends with the value ``result``, which is the ``x`` of the next.
 
-**What is checked.** `check` refuses a program that reads a value before it is written, writes one twice, joins values
-and parameters of sizes that do not belong together, or attends before the keys and values of its tokens are in the
-cache. A reader that keeps several values in one place asks `overwritten` whether a program reads one too late.
+**What is checked.** `check` refuses a program that reads a value before it is written, writes one twice, combines
+values and parameters of mismatched sizes, or attends before the keys and values of its tokens are in the cache. A
+reader that keeps several values in one place asks `overwritten` whether a program reads one too late.
 
 Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2.1; Qwen2 (arXiv 2407.10671) §2.2; Gemma 3
 (arXiv 2503.19786) §2.
@@ -20,7 +20,7 @@ Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2.1; Qwen2 
 
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -46,6 +46,7 @@ Kind = Literal[
     "gate",
     "experts",
     "add",
+    "scale",
     "soft_cap",
 ]
 
@@ -66,6 +67,7 @@ OPERATIONS: Mapping[Kind, tuple[str | None, str]] = MappingProxyType(
         "gate": ("routing.gate", "the scores of the experts"),
         "experts": ("routing.sparse", "the experts that scores choose, weighted"),
         "add": (None, "the sum of two values"),
+        "scale": (None, "a value times a factor"),
         "soft_cap": ("blocks.soft_cap", "numbers kept between a cap and its negative"),
     }
 )
@@ -153,11 +155,11 @@ def block(config: LlamaConfig, number: int, vectors: Collection[str]) -> Program
         *([_norm(config, normed, BEGIN, "attention_norm")] if normed != BEGIN else []),
         *_attention(config, number, vectors, normed),
         *_post_norm(config, "attention", vectors),
-        Line("add", "middle", (BEGIN, attended)),
+        *_sum(config, "middle", BEGIN, attended),
         *([_norm(config, middle_normed, "middle", "feed_forward_norm")] if middle_normed != "middle" else []),
         *_feed_forward(config, vectors, middle_normed),
         *_post_norm(config, "feed_forward", vectors),
-        Line("add", END, ("middle", fed)),
+        *_sum(config, END, "middle", fed),
     )
 
 
@@ -271,6 +273,15 @@ def _norm(config: LlamaConfig, out: str, source: str, gain: str) -> Line:
     return Line("norm", out, (source,), gain, (("epsilon", config.rms_epsilon),))
 
 
+def _sum(config: LlamaConfig, out: str, stream: str, part: str) -> Program:
+    """The residual stream plus a part of the block, which is scaled first where the model has a factor for it."""
+    if config.residual_scale == 1:
+        return (Line("add", out, (stream, part)),)
+    scaled = f"{part}_scaled"
+    factor = (("factor", config.residual_scale),)
+    return Line("scale", scaled, (part,), settings=factor), Line("add", out, (stream, scaled))
+
+
 def _post_norm(config: LlamaConfig, part: str, vectors: Collection[str]) -> Iterator[Line]:
     if f"{part}_post_norm" in vectors:
         yield _norm(config, f"{part}_normed", part, f"{part}_post_norm")
@@ -299,10 +310,19 @@ class Step:
     @property
     def last(self) -> Program:
         """From the residual stream to the logits."""
-        cap, plain = self.config.logit_cap, "logits" if self.config.logit_cap is None else "plain_logits"
-        product = Line("product", plain, ("hidden",), "head")
-        capped = () if cap is None else (Line("soft_cap", "logits", (plain,), settings=(("cap", cap),)),)
-        return (_norm(self.config, "hidden", BEGIN, "norm"), product, *capped)
+        cap, divisor = self.config.logit_cap, self.config.logit_divisor
+        changes: list[tuple[Kind, str, float]] = []
+        if divisor != 1:
+            changes.append(("scale", "factor", 1 / divisor))
+        if cap is not None:
+            changes.append(("soft_cap", "cap", cap))
+        names = (*("plain_logits", "scaled_logits")[: len(changes)], "logits")
+        changed = [
+            Line(kind, out, (source,), settings=((name, number),))
+            for (kind, name, number), (source, out) in zip(changes, pairwise(names), strict=True)
+        ]
+        product = Line("product", names[0], ("hidden",), "head")
+        return (_norm(self.config, "hidden", BEGIN, "norm"), product, *changed)
 
     @property
     def alike(self) -> list[tuple[range, Program]]:

@@ -201,7 +201,7 @@ REFUSED = [
     ({"attention__sliding_window": None}, r"gemma3\.attention\.sliding_window is missing"),
     ({"attention__sliding_window": 0}, "window is 0"),
     ({"attention__sliding_window_pattern": "LLLLLG"}, "sliding_window_pattern is a str; allowed: an integer"),
-    ({"rope__freq_base_swa": -1.0}, r"local_rope_base is -1\.0"),
+    ({"rope__freq_base_swa": -1.0}, r"gemma3\.rope\.freq_base_swa is -1\.0"),
     ({"rope__scaling__type": "linear"}, r"gemma3\.rope\.scaling\.factor is missing"),
     ({"attn_logit_softcapping": 50.0}, r"gemma3\.attn_logit_softcapping is 50\.0; allowed: 0\.0"),
     ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
@@ -245,6 +245,11 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"embedding_scale": 0.0}, r"embedding_scale is 0\.0"),
     *(({name: 0.0}, rf"{name} is 0\.0") for name in ("score_scale", "score_cap", "logit_cap", "activation_limit")),
     ({"score_cap": float("inf")}, "score_cap is inf"),
+    *(
+        ({name: number}, rf"{name} is {number}; allowed: a number from 2\^-32 to 2\^32")
+        for name in ("embedding_scale", "residual_scale", "logit_divisor")
+        for number in (0.0, -1.0, float("nan"), float("inf"), 2.0**40)
+    ),
     (
         {"local_rope_base": None, "local_rope_scaling": Scaling((1.0,) * 16)},
         "local_rope_scaling is .*; allowed: None without local_rope_base",

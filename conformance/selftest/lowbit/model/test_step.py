@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from step_runs import GEMMA, LLAMA, model
+from step_runs import GEMMA, GRANITE, LLAMA, model
 from tiny_gguf import published, write
 from typer.testing import CliRunner
 
 from lowbit.cli import app
 from lowbit.errors import ArgumentError
 from lowbit.model.config import Routing
-from lowbit.model.step import BEGIN, END, OPERATIONS, Line, block, check, step_of, widths
+from lowbit.model.step import BEGIN, END, OPERATIONS, Line, Step, block, check, step_of, widths
 
 NORMS = ("attention_norm", "feed_forward_norm")
 BIASES = ("query_bias", "key_bias", "value_bias")
@@ -24,7 +24,8 @@ def kinds(program: tuple[Line, ...]) -> list[str]:
 
 
 def test_each_architecture_has_its_program() -> None:
-    """Llama; Qwen2 with biases; Gemma 3 with more norms, windows and two bases; Mixtral with experts."""
+    """Llama; Qwen2 with biases; Gemma 3 with more norms, windows and two bases; Mixtral with experts; Granite with
+    factors."""
     llama = block(LLAMA, 0, NORMS)
     attention = ["norm", *["product"] * 3, "rotate", "rotate", "append", "attend", "product", "add"]
     assert kinds(llama) == [*attention, "norm", "product", "product", "swiglu", "product", "add"]
@@ -38,9 +39,33 @@ def test_each_architecture_has_its_program() -> None:
     ]
     sparse = block(replace(LLAMA, routing=Routing(5, 2)), 0, NORMS)
     assert kinds(sparse)[len(attention) :] == ["norm", "gate", "experts", "add"]
+    granite = block(GRANITE, 0, NORMS)
+    assert [line for line in map(str, granite) if "scale" in line] == [
+        "mixed = attend_shaped(query_rotated; head_dim 16, scale 0.0625)",
+        "attention_scaled = scale(attention; factor 0.22)",
+        "middle = add(x, attention_scaled)",
+        "feed_forward_scaled = scale(feed_forward; factor 0.22)",
+        "result = add(middle, feed_forward_scaled)",
+    ]
 
 
-@pytest.mark.parametrize("name", ("llama", "qwen2", "gemma3", "mixed", "sparse"))
+def test_a_step_ends_with_what_the_logits_need() -> None:
+    """A factor comes before a soft cap; without them there is the head alone."""
+
+    def ends(divisor: float, cap: float | None) -> list[str]:
+        return [str(line) for line in Step(replace(LLAMA, logit_divisor=divisor, logit_cap=cap), ()).last[1:]]
+
+    assert ends(1.0, None) == ["logits = product(hidden; head)"]
+    assert ends(1.0, 3.0) == ["plain_logits = product(hidden; head)", "logits = soft_cap(plain_logits; cap 3)"]
+    assert ends(8.0, None) == ["plain_logits = product(hidden; head)", "logits = scale(plain_logits; factor 0.125)"]
+    assert ends(8.0, 3.0) == [
+        "plain_logits = product(hidden; head)",
+        "scaled_logits = scale(plain_logits; factor 0.125)",
+        "logits = soft_cap(scaled_logits; cap 3)",
+    ]
+
+
+@pytest.mark.parametrize("name", ("llama", "qwen2", "gemma3", "granite", "mixed", "sparse"))
 def test_every_program_is_sound(name: str) -> None:
     """Its values are written before they are read, and once; sizes close; every line is of a kind that is described."""
     weights = model(name)

@@ -30,16 +30,16 @@ def directory(folder: Path, tokenizer: dict[str, Any]) -> Path:
     return tiny_checkpoint.write(folder, tiny_checkpoint.published(config), tokenizer=tokenizer)
 
 
-def gemma(folder: Path, tokenizer: dict[str, Any]) -> Path:
-    """The tiny Gemma 2 with more rows in its embedding."""
-    shutil.copytree(SUPPORT.parent / "lowbit/formats/checkpoint/data/gemma2", folder)
+def tiny(name: str, folder: Path, tokenizer: dict[str, Any], **fields: Any) -> Path:
+    """A tiny model of a kind with more rows in its embedding and its head, and other fields."""
+    shutil.copytree(SUPPORT.parent / "lowbit/formats/checkpoint/data" / name, folder)
     (file,) = folder.glob("*.safetensors")
     tensors = load_file(file)
-    shape = (VOCABULARY, tensors["model.embed_tokens.weight"].shape[1])
-    tensors["model.embed_tokens.weight"] = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
+    for tensor in {"model.embed_tokens.weight", "lm_head.weight"} & tensors.keys():
+        shape = (VOCABULARY, tensors[tensor].shape[1])
+        tensors[tensor] = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
     save_file(tensors, file)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"vocab_size": VOCABULARY, "query_pre_attn_scalar": config["head_dim"]}  # GGUF has no place for another
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": VOCABULARY, **fields}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
@@ -67,7 +67,8 @@ def test_tokenizers_of_characters(prefix: bool, tmp_path: Path) -> None:
 
 def test_gemma_2(tmp_path: Path) -> None:
     """The model of a directory becomes one of GGUF with the same numbers, caps among them."""
-    source = gemma(tmp_path / "source", of_characters(prefix=False))
+    same = {"query_pre_attn_scalar": 8}  # the channels of a head; GGUF has no place for another
+    source = tiny("gemma2", tmp_path / "source", of_characters(prefix=False), **same)
     answer(source, "-o", tmp_path / "new.gguf", "--format", "gguf")
     check_tokens(source, tmp_path / "new.gguf")
     one, other = open_model(source), open_model(tmp_path / "new.gguf")
@@ -77,6 +78,23 @@ def test_gemma_2(tmp_path: Path) -> None:
         np.testing.assert_array_equal(this, that)
     assert (other.config.score_cap, other.config.logit_cap) == (one.config.score_cap, one.config.logit_cap)
     assert other.config.logit_cap is not None
+
+
+@pytest.mark.parametrize("scale", [0.25, 8**-0.5], ids=["own", "usual"])
+def test_granite(scale: float, tmp_path: Path) -> None:
+    """Its factors, which are float32 in GGUF, go there and back; the usual factor of scores is no number there."""
+    source = tiny("granite", tmp_path / "source", of_characters(prefix=False), attention_multiplier=scale)
+    answer(source, "-o", tmp_path / "new.gguf", "--format", "gguf")
+    answer(tmp_path / "new.gguf", "-o", tmp_path / "back", "--format", "floats")
+    one, other, back = (open_model(path) for path in (source, tmp_path / "new.gguf", tmp_path / "back"))
+    for name, values in floats(one.weights).items():
+        np.testing.assert_array_equal(floats(other.weights)[name], values, err_msg=name)
+        np.testing.assert_array_equal(floats(back.weights)[name], values, err_msg=name)
+    held = {"residual_scale": np.float32(0.6), "logit_divisor": np.float32(0.7)}
+    for name in ("embedding_scale", "score_scale", "residual_scale", "logit_divisor"):
+        number = getattr(one.config, name)
+        assert getattr(other.config, name) == getattr(back.config, name) == held.get(name, number)
+    assert (one.config.score_scale is None) == (scale != 0.25)
 
 
 @pytest.mark.parametrize(

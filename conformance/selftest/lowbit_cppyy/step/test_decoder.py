@@ -84,7 +84,7 @@ def test_activations_that_powers_of_two_would_round(contract: Contract) -> None:
 
 
 @pytest.mark.parametrize("contract", ("float32", "integer"))
-@pytest.mark.parametrize("name", ("llama", "qwen2", "gemma3", "sparse"))
+@pytest.mark.parametrize("name", ("llama", "qwen2", "gemma3", "granite", "sparse"))
 def test_a_batch_has_the_bits_of_the_operations(name: str, contract: Contract) -> None:
     """Sequences of different lengths, some of one token, in batches of two and seven; each state stays its own."""
     with CppyyBackend(threads=2) as backend:

@@ -32,6 +32,10 @@ def add(out: str, *inputs: str) -> Line:
     return Line("add", out, inputs)
 
 
+def scale(out: str, source: str) -> Line:
+    return Line("scale", out, (source,), settings=(("factor", 0.3),))
+
+
 def reading(lines: Program, **names: str) -> Program:
     """The lines with other inputs in place of those named."""
     return tuple(replace(line, inputs=tuple(names.get(name, name) for name in line.inputs)) for line in lines)
@@ -61,6 +65,15 @@ COMPILED: dict[str, Program] = {
         *LLAMA[:6],
         *HEADS_NORMED,
         *reading(LLAMA[6:], query_rotated="query_turned", key_rotated="key_turned"),
+    ),
+    "one part scaled": (*LLAMA[:-1], scale("scaled", "feed_forward"), add(END, "middle", "scaled")),
+    "a part normed and scaled": (
+        *(*LLAMA[:-1], norm("last", "feed_forward", "attention_norm"), scale("scaled", "last")),
+        add(END, "middle", "scaled"),
+    ),
+    "the stream itself projected, scaled and added": (
+        *(MOVED, scale("scaled", "moved"), add("early", BEGIN, "scaled")),
+        *reading(LLAMA, x="early"),
     ),
     "the stream itself projected and added": (MOVED, add("early", BEGIN, "moved"), *reading(LLAMA, x="early")),
 }
@@ -96,6 +109,29 @@ REFUSED: dict[str, tuple[Program, str]] = {
             *reading(LLAMA[1:], normed="moved", x="early"),
         ),
         "early = add.*normed directly before",
+    ),
+    "a factor of the stream": (
+        (*LLAMA[:-1], scale("scaled", "middle"), add(END, "middle", "scaled")),
+        "scaled = scale",
+    ),
+    "a factor of a factor": (
+        (*LLAMA[:-1], scale("once", "feed_forward"), scale("twice", "once"), add(END, "middle", "twice")),
+        "once = scale.*does not scale what a sum then adds",
+    ),
+    "a factor of queries": (
+        (*LLAMA[:6], scale("scaled", "query_rotated"), *reading(LLAMA[6:], query_rotated="scaled")),
+        "scaled = scale",
+    ),
+    "a factor of what is read again": (
+        (
+            *(NORMED, *ATTENTION, scale("scaled", "attention"), add("middle", BEGIN, "scaled")),
+            *(add("more", "middle", "attention"), *reading(LLAMA[-6:], middle="more")),
+        ),
+        "more = add.*overwritten already",
+    ),
+    "a scaled sum the other way round": (
+        (*LLAMA[:-1], scale("scaled", "feed_forward"), add(END, "scaled", "middle")),
+        "scaled = scale",
     ),
     "keys that are no heads of keys": (reading(LLAMA, key_rotated="value"), "append"),
 }

@@ -342,6 +342,8 @@ def test_cold_experts_run_on_the_host() -> None:
         ({"hidden": 68, "heads": 2}, "hidden 68"),
         ({"logit_cap": 30.0}, "a soft cap, a factor or sinks"),
         ({"score_scale": 0.5}, "a soft cap, a factor or sinks"),
+        ({"logit_divisor": 8.0}, "a soft cap, a factor or sinks"),
+        ({"residual_scale": 0.22}, "a factor of what the parts of a block add"),
         ({"rope_scaling": partial_scaling(CONFIG.head_dim, 4)}, "rotations of a part of each head"),
     ],
 )

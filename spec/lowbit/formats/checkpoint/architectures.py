@@ -12,6 +12,8 @@ has, matrices that are stored as one tensor, the fields that mean a window, the 
 - **Gemma 3** stores gains :math:`g` that mean :math:`1 + g`, scales the embedding by :math:`\\sqrt{\\mathrm{hidden}}`,
   has a GELU in its gates, and alternates between local and full layers.
 - **SmolLM3** does not rotate queries and keys in every fourth layer, or in those that ``no_rope_layers`` marks with 0.
+- **Granite** is Llama with factors of the embedding, of scores and of what each part of a block adds, and a divisor of
+  the logits.
 - **OLMo 2** norms the result of each part of a block and not what goes in, and all heads of a token together.
   **OLMo 3** also alternates between local and full layers, and scales the rotation of full ones alone.
 - **GPT-OSS** has a sink for each query head and biases in attention, in the router and in the experts, whose units are
@@ -104,6 +106,7 @@ class Architecture:
         capped: whether there are soft caps, of scores and of logits.
         activation: of the gate.
         activation_field: the name of the field of the activation, and its only value.
+        factors: fields of factors, by their names in `lowbit.model.config.LlamaConfig`; an absent one is 1.
         scaled_embedding: whether the embedding is multiplied by the root of the width of the stream.
         unrotated: whether ``no_rope_layers`` names layers without a rotation.
         heads_normed_together: whether one norm is of all heads (`lowbit.model.config`).
@@ -131,6 +134,7 @@ class Architecture:
     capped: bool = False
     activation: Activation = "silu"
     activation_field: tuple[str, str] = ("hidden_act", "silu")
+    factors: Mapping[str, str] = field(default_factory=dict)
     scaled_embedding: bool = False
     unrotated: bool = False
     heads_normed_together: bool = False
@@ -151,6 +155,12 @@ class Architecture:
         return (*self.vectors, *(f"expert_{bias}" for bias in EXPERT_BIASES if stacked))
 
 
+GRANITE_FACTORS = {
+    "embedding_scale": "embedding_multiplier",
+    "score_scale": "attention_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_divisor": "logits_scaling",
+}
 UNUSED_WINDOW = {"use_sliding_window": False}
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
@@ -207,6 +217,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             tied=True,
         ),
         "smollm3": Architecture("SmolLM3ForCausalLM", window="unused", unrotated=True, fields=UNUSED_WINDOW, tied=True),
+        "granite": Architecture("GraniteForCausalLM", factors=GRANITE_FACTORS, rope_base=10000.0, one_each=True),
         "olmo2": Architecture("Olmo2ForCausalLM", POST_NORMS | HEAD_NORMS, heads_normed_together=True, one_each=True),
         "olmo3": Architecture(
             "Olmo3ForCausalLM",

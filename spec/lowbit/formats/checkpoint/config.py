@@ -28,7 +28,7 @@ from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.architectures import ARCHITECTURES, KEY_ORDER, Architecture
 from lowbit.formats.checkpoint.rope import FULL, KEPT, LOCAL, LOCAL_BASE, OLD, read_rotary
-from lowbit.model.config import LlamaConfig, Routing
+from lowbit.model.config import LlamaConfig, Routing, unusual_scale
 from lowbit.system.json_files import LARGEST_INTEGER, Fields, described
 from lowbit.text import quoted
 
@@ -125,7 +125,7 @@ def read_config(fields: Fields, context: int | None = None) -> LlamaConfig:
             understood.
     """
     architecture = architecture_of(fields)
-    keys = KEYS | dict(architecture.keys)
+    keys = KEYS | dict(architecture.keys) | dict(architecture.factors)
     layers, heads, hidden = (fields.value(KEYS[name], int) for name in ("layers", "heads", "hidden"))
     head_dim = fields.value(KEYS["head_dim"], int, hidden // max(1, heads) if architecture.divides_width else None)
     _refuse_other_features(fields, architecture, head_dim)
@@ -161,13 +161,12 @@ def read_config(fields: Fields, context: int | None = None) -> LlamaConfig:
             activation=architecture.activation,
             activation_limit=_limit(fields, architecture),
             sinks=architecture.sinks,
-            embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
             rope_scaling=rotary.scaling,
             heads_normed_together=architecture.heads_normed_together,
             unrotated=_unrotated(fields, layers) if architecture.unrotated else (),
-            score_scale=_score_scale(fields, architecture, head_dim),
             score_cap=_cap(fields, architecture, CAPS[0], 50.0),
             logit_cap=_cap(fields, architecture, CAPS[1], 30.0),
+            **_factors(fields, architecture, hidden, head_dim),
         )
     except ArgumentError as error:
         raise FormatError(fields.file, keys.get(error.argument, error.argument), error.given, error.allowed) from error
@@ -259,6 +258,18 @@ def _score_scale(fields: Fields, architecture: Architecture, head_dim: int) -> f
     if not divisor > 0:
         raise FormatError(fields.file, DIVISOR, divisor, "a number above 0")
     return None if divisor == head_dim else divisor**-0.5
+
+
+def _factors(fields: Fields, architecture: Architecture, hidden: int, head_dim: int) -> dict[str, Any]:
+    """What a decoder multiplies by: what follows from its kind and sizes, or what its fields say."""
+    found: dict[str, Any] = {
+        "embedding_scale": math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
+        "score_scale": _score_scale(fields, architecture, head_dim),
+    }
+    found |= {name: fields.value(key, float, 1.0) for name, key in architecture.factors.items()}
+    if "score_scale" in architecture.factors:
+        found["score_scale"] = unusual_scale(found["score_scale"], head_dim)
+    return found
 
 
 def _cap(fields: Fields, architecture: Architecture, key: str, usual: float) -> float | None:

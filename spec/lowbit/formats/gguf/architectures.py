@@ -17,12 +17,15 @@ a list says which layers are not. Its local layers rotate with the base of full 
 stores queries, keys and values as one tensor, and gate above up as another. Its window is part of the model; llama.cpp
 ignores it.
 
+**What files of Granite omit.** A file may omit all factors but the one by which the logits are divided. Scores then
+have the usual one, and the others are 1.
+
 **What files of GPT-OSS omit.** Gates are clamped at 7, every second layer is full, and the ramp of YaRN is not rounded
 to whole pairs, as the published configuration says; llama.cpp rounds it. The experts of a layer are three tensors of
 three dimensions, with biases of two, and the norm before them is named ``post_attention_norm``.
 
 Source: the GGUF specification of the ggml project and its model definitions ``llama``, ``qwen2``, ``qwen3``,
-``gemma2``, ``gemma3``, ``smollm3``, ``gpt-oss``, ``olmo2`` and ``phi3``, and its converter.
+``gemma2``, ``gemma3``, ``smollm3``, ``granite``, ``gpt-oss``, ``olmo2`` and ``phi3``, and its converter.
 """
 
 from collections.abc import Mapping
@@ -56,7 +59,7 @@ SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.we
 
 
 class Number(NamedTuple):
-    """The key of a number of the configuration in the metadata, and its default."""
+    """The key of a number of the configuration in the metadata, and its default. Where that is 0, 0 is no number."""
 
     key: str
     kind: type[int] | type[float]
@@ -86,6 +89,7 @@ class Architecture:
         experts: the tensors of the experts of a layer, by the parts of a gated unit; None for a dense model.
         interleaved: rows of query and key projections are stored with the channels of each rotary pair side by side.
         numbers: those that only this architecture has, by their names in `lowbit.model.config.LlamaConfig`.
+        fields: further keys, each with the only value that is supported; absent is the same.
         alternating: whether layers alternate between local and full ones where there is a window.
         full_every: every n-th layer is full where they alternate and no key says which.
         unrotated_every: every n-th layer is not rotated; 0 where all are.
@@ -108,6 +112,7 @@ class Architecture:
     experts: Mapping[str, str] | None = None
     interleaved: bool = False
     numbers: Mapping[str, Number] = field(default_factory=dict)
+    fields: Mapping[str, bool] = field(default_factory=dict)
     alternating: bool = False
     full_every: int = 4
     unrotated_every: int = 0
@@ -129,7 +134,12 @@ class Architecture:
 
 
 WINDOW = {"window": Number("attention.sliding_window", int, 0)}
-"""Where 0 is no window."""
+GRANITE_FACTORS = {
+    "embedding_scale": Number("embedding_scale", float, 1.0),
+    "score_scale": Number("attention.scale", float, 0.0),
+    "residual_scale": Number("residual_scale", float, 1.0),
+    "logit_divisor": Number("logit_scale", float),
+}
 
 ARCHITECTURES = {
     "llama": Architecture(NORMS, interleaved=True, rotary_factors=(ROTARY_FACTORS,)),
@@ -158,6 +168,13 @@ ARCHITECTURES = {
         largest=62,
     ),
     "smollm3": Architecture(NORMS, interleaved=True, unrotated_every=4),
+    "granite": Architecture(
+        NORMS,
+        interleaved=True,
+        numbers=GRANITE_FACTORS,
+        fields={"rope.scaling.finetuned": True},  # by which llama.cpp knows a Granite without rotations
+        rotary_factors=(ROTARY_FACTORS,),
+    ),
     "olmo2": Architecture(
         HEAD_NORMS | POST_NORMS,
         numbers=WINDOW | {"local_rope_base": Number("rope.freq_base", float, 10000.0)},

@@ -18,7 +18,7 @@ from lowbit.formats.gguf import rope
 from lowbit.formats.gguf.architectures import ARCHITECTURES, Architecture
 from lowbit.formats.gguf.header import TensorInfo, Value
 from lowbit.formats.gguf.rope import read_rotary
-from lowbit.model.config import LlamaConfig, Routing
+from lowbit.model.config import LlamaConfig, Routing, unusual_scale
 
 DEFAULT_ROPE_BASE = 10000.0
 
@@ -63,6 +63,10 @@ def read_config(source: Source) -> LlamaConfig:
         allowed = f"at most the {len(source.header.tensors)} tensors of the file"
         raise FormatError(source.file, f"{name}.block_count", layers, allowed)
     embedding = source.info("token_embd.weight")
+    computed: dict[str, Any] = {
+        "embedding_scale": math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
+        "score_scale": _score_scale(architecture, layers, heads, hidden, head_dim),
+    }
     try:
         return LlamaConfig(
             layers=layers,
@@ -79,16 +83,16 @@ def read_config(source: Source) -> LlamaConfig:
             routing=Routing(integer("expert_count"), integer("expert_used_count")) if architecture.experts else None,
             activation=architecture.activation,
             sinks=architecture.sinks,
-            embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
             heads_normed_together=architecture.heads_normed_together,
             unrotated=_unrotated(architecture, layers),
-            score_scale=_score_scale(architecture, layers, heads, hidden, head_dim),
             score_cap=_cap(source, f"{name}.attn_logit_softcapping", architecture),
             logit_cap=_cap(source, f"{name}.final_logit_softcapping", architecture),
-            **_further_numbers(source, name, architecture, layers),
+            **computed | _further_numbers(source, name, architecture, layers, head_dim),
         )
     except ArgumentError as error:
-        raise FormatError(source.file, error.argument, error.given, error.allowed) from error
+        own = architecture.numbers.get(error.argument)
+        key = error.argument if own is None else f"{name}.{own.key}"
+        raise FormatError(source.file, key, error.given, error.allowed) from error
 
 
 def _score_scale(architecture: Architecture, layers: int, heads: int, hidden: int, head_dim: int) -> float | None:
@@ -144,12 +148,16 @@ def claimed_shape(source: Source) -> dict[str, int | None]:
 PATTERN = "attention.sliding_window_pattern"
 
 
-def _further_numbers(source: Source, name: str, architecture: Architecture, layers: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        argument: source.value(f"{name}.{number.key}", number.kind, number.default)
-        for argument, number in architecture.numbers.items()
-    }
-    if "window" not in found or found["window"] == 0 == architecture.numbers["window"].default:
+def _further_numbers(
+    source: Source, name: str, architecture: Architecture, layers: int, head_dim: int
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for argument, number in architecture.numbers.items():
+        value = source.value(f"{name}.{number.key}", number.kind, number.default)
+        found[argument] = None if value == 0 == number.default else value
+    if found.get("score_scale") is not None:
+        found["score_scale"] = unusual_scale(found["score_scale"], head_dim)
+    if found.get("window") is None:
         return found | {"window": None, "local_rope_base": None}
     if architecture.alternating:
         found["full_every"] = _full_every(source, f"{name}.{PATTERN}", architecture.full_every, layers)
@@ -176,11 +184,14 @@ def _refuse_other_features(source: Source, name: str, architecture: Architecture
         "attention.value_length": head_dim,
         "attention.causal": True,
         "attention.scale": 0.0,
+        **architecture.fields,
     }
     if architecture.experts is None:
         supported["expert_count"] = 0
     if not architecture.capped:
         supported |= {"attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0}
+    for number in architecture.numbers.values():
+        supported.pop(number.key, None)
     for key, value in supported.items():
         given = source.header.metadata.get(f"{name}.{key}", value)
         if type(given) is not type(value) or given != value:

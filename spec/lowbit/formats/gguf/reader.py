@@ -31,6 +31,7 @@ import numpy as np
 from lowbit.arrays import F32, I64, U8
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.digests import digest
 from lowbit.formats.gguf.architectures import ARCHITECTURES
 from lowbit.formats.gguf.config import read_config
 from lowbit.formats.gguf.header import Header, TensorInfo, walk
@@ -86,7 +87,7 @@ class GGUFFile:
         Raises:
             FormatError: the file has changed.
         """
-        return self.on_disk.digest()
+        return digest(self.on_disk)
 
     def value(self, key: str, kind: type[Kind], default: Kind | None = None) -> Kind:
         """A metadata value of the expected kind; for a float an integer will do.

@@ -6,7 +6,7 @@ token. A wrong rule still gives tokens, but not the ones that the model was trai
 
 **Kind** ``gpt2`` **starts from bytes.** Text is cut into words by a *pre-tokenizer*, which the file carries only by
 name, and the bytes of a word are merged in the order of the file's list. ``gpt-2`` is the pattern of GPT-2; for
-``smollm`` every digit stands alone before that pattern cuts the rest; the others have the patterns of
+``smollm`` and ``refact`` every digit stands alone before that pattern cuts the rest; the others have the patterns of
 `lowbit.formats.words`. In that of ``qwen2`` a digit stands alone, a word includes one sign before it, and line ends
 stay together. The published tokenizer of Qwen also composes accents first (NFC); the name does not imply that, and
 llama.cpp does not do it. ``llama-bpe``, ``smaug-bpe`` and ``dbrx`` keep up to three digits together, and a word of
@@ -128,7 +128,10 @@ class Words:
 
 PRE_TOKENIZERS: dict[str, Words] = {
     "gpt-2": Words(lambda: ByteLevel(add_prefix_space=False)),
-    "smollm": Words(lambda: Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])),
+    **dict.fromkeys(
+        ("smollm", "refact"),
+        Words(lambda: Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])),
+    ),
     "qwen2": Words(lambda: _cut_by(QWEN2_WORDS)),
     "llama-bpe": Words(lambda: _cut_by(LLAMA3_WORDS), ignore_merges=True, begins=True),
     "smaug-bpe": Words(lambda: _cut_by(LLAMA3_WORDS)),
@@ -204,7 +207,13 @@ def _chat_template(source: GGUFFile, tokens: list[str]) -> ChatTemplate | None:
 def _from_bytes(source: GGUFFile, vocabulary: Vocabulary, types: PerToken) -> tokenizers.Tokenizer:
     """Byte-pair encoding by a list of merges, in the words that a pre-tokenizer cuts."""
     words = PRE_TOKENIZERS[source.choice("tokenizer.ggml.pre", PRE_TOKENIZERS)]
-    model = BPE(vocab=vocabulary, merges=_merges(source, vocabulary), ignore_merges=words.ignore_merges)
+    merges = source.value("tokenizer.ggml.merges", list)
+    pairs = [merge.partition(" ")[::2] for merge in merges]
+    try:
+        model = BPE(vocab=vocabulary, merges=pairs, ignore_merges=words.ignore_merges)
+    except Exception:
+        _check_merges(source.file, merges, vocabulary)
+        raise
     library = tokenizers.Tokenizer(model)
     library.pre_tokenizer = words.make()
     library.decoder = decoders.ByteLevel()
@@ -234,15 +243,16 @@ KINDS: dict[str, Callable[[GGUFFile, Vocabulary, PerToken], tokenizers.Tokenizer
 }
 
 
-def _merges(source: GGUFFile, vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """The merges as pairs; both parts and the whole are tokens."""
-    key, pairs = "tokenizer.ggml.merges", []
-    for number, merge in enumerate(source.value(key, list)):
+def _check_merges(file: str, merges: list[str], vocabulary: Vocabulary) -> None:
+    """Name the merge of which a part or the whole is no token.
+
+    The library refuses such merges in other words. To check each of them first takes as long as to make the tokenizer.
+    """
+    for number, merge in enumerate(merges):
         left, _, right = merge.partition(" ")
         if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
-            raise FormatError(source.file, f"{key}[{number}]", quoted(merge), "two tokens that make a third")
-        pairs.append((left, right))
-    return pairs
+            field = f"tokenizer.ggml.merges[{number}]"
+            raise FormatError(file, field, quoted(merge), "two tokens that make a third")
 
 
 def _scored_merges(

@@ -95,6 +95,10 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("gemma3", {"full_every": None}),
     ("gemma3", {"activation": "silu"}),
     ("gemma3", {"embedding_scale": 1.0}),
+    ("granite", {"embedding_scale": 1.0}),
+    ("granite", {"score_scale": None}),
+    ("granite", {"residual_scale": 1.0}),
+    ("granite", {"logit_divisor": 1.0}),
     ("smollm3", {"unrotated": ()}),
     ("smollm3", {"unrotated": (0,)}),
     ("smollm3-usual", {"unrotated": ()}),
@@ -242,6 +246,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama-long", {"original_max_position_embeddings": 32}, "original_max_position_embeddings is 32 and 64; allowed"),
     ("llama-dynamic", {"rope_scaling": {"type": "dynamic"}}, "factor is missing"),
     ("llama-dynamic", {"rope_scaling": {"type": "dynamic", "factor": 0.5}}, "factor is 0.5; allowed: a finite number"),
+    *(
+        ("granite", {name: number}, f"{name} is {number}; allowed: a number from 2\\^-32 to 2\\^32")
+        for name in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+        for number in (0.0, -0.5, 1e12)
+    ),
+    ("granite", {"residual_multiplier": "0.6"}, "residual_multiplier is '0.6'; allowed: a number"),
+    ("granite", {"attention_bias": True}, "attention_bias is True; allowed: False"),
     ("phi3", {"partial_rotary_factor": 0.0}, "partial_rotary_factor is 0.0; allowed: a number above 0 and at most 1"),
     ("phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
     ("phi3", {"partial_rotary_factor": 0.4}, "partial_rotary_factor is 3; allowed"),

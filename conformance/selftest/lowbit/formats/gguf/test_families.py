@@ -16,6 +16,7 @@ from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import Linear
 from lowbit.model.decoder import Decoder
 from lowbit.model.matrices import Matrix, to_float
+from lowbit.model.step import Step, block
 from lowbit.model.weights import in_memory
 from lowbit.rewriting.source import KINDS, open_source
 from lowbit.tensor_formats.stored import Stored
@@ -30,6 +31,7 @@ DIRECTORIES = (
     "gpt-oss",
     "gpt-oss-mxfp4",
     "smollm3-usual",
+    "granite",
     "olmo2",
     "olmo3",
     "phi3",
@@ -113,6 +115,16 @@ def test_scores_of_the_largest_gemma(tmp_path: Path) -> None:
     assert (config.score_scale, config.score_cap, config.logit_cap) == (None, 2.0, None)
 
 
+def test_absent_factors_of_granite(tmp_path: Path) -> None:
+    """Scores have the usual factor, which a file may also give as 0; the others are 1, and add no line."""
+    for scale in (None, 0.0):
+        given: dict[str, Any] = {"attention__scale": scale, "embedding_scale": None, "residual_scale": None}
+        config = open_gguf(converted(DATA / "granite", tmp_path / "m.gguf", **given, logit_scale=1.0)).config
+        assert (config.score_scale, config.embedding_scale, config.residual_scale) == (None, 1.0, 1.0)
+        program = Step(config, (block(config, 0, ["attention_norm", "feed_forward_norm"]),))
+        assert {"scale", "attend_shaped"}.isdisjoint(line.kind for line in (*program.blocks[0], *program.last))
+
+
 def test_stacked_experts_are_not_rewritten(tmp_path: Path) -> None:
     """The error says why, for a file and for a directory."""
     for path in (converted(DATA / "gpt-oss", tmp_path / "m.gguf"), DATA / "gpt-oss-mxfp4"):
@@ -149,6 +161,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("gpt-oss", {"expert_used_count": None}, "expert_used_count is missing"),
     ("gpt-oss", {"attention__sliding_window": None}, "sliding_window is missing"),
+    *(
+        ("granite", {key: number}, rf"granite\.{key.replace('__', '.')} is {number}; allowed: a number from 2\^-32")
+        for key in ("embedding_scale", "attention__scale", "residual_scale", "logit_scale")
+        for number in (-0.5, float("nan"), float("inf"), 2.0**40)
+    ),
+    *(
+        ("granite", {key: 0.0}, rf"granite\.{key} is 0\.0; allowed: a number from 2\^-32 to 2\^32")
+        for key in ("embedding_scale", "residual_scale", "logit_scale")
+    ),
+    ("granite", {"logit_scale": None}, r"granite\.logit_scale is missing"),
+    ("granite", {"rope__scaling__finetuned": False}, r"granite\.rope\.scaling\.finetuned is False; allowed: True"),
     ("phi3", {"rope__dimension_count": 5}, "channels is 5; allowed: an even number"),
     ("phi3", {"rope__dimension_count": 10}, "channels is 10"),
     (

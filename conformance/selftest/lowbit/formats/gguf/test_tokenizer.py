@@ -28,8 +28,11 @@ def test_merges_in_order(tmp_path: Path) -> None:
 
 
 def test_digits_stand_alone_for_smollm_and_not_for_gpt2(tmp_path: Path) -> None:
-    """The pre-tokenizer's name decides; a merge of digits, or of a space and a digit, is out of reach for smollm."""
-    assert pieces(tokenizer(tmp_path).encode(" 12")) == ["Ġ", "1", "2"]
+    """The pre-tokenizer's name decides; a merge of digits, or of a space and a digit, is out of reach for smollm, and
+    for refact, which files of Granite name."""
+    for name in ("smollm", "refact"):
+        alone = tokenizer(tmp_path, metadata={"tokenizer.ggml.pre": name})
+        assert pieces(alone.encode(" 12")) == ["Ġ", "1", "2"]
     gpt2 = tokenizer(tmp_path, metadata={"tokenizer.ggml.pre": "gpt-2"})
     assert pieces(gpt2.encode("12")) == ["12"]
     assert pieces(gpt2.encode(" 1")) == ["Ġ1"]
@@ -62,7 +65,9 @@ def test_bos_and_stop(tmp_path: Path) -> None:
     assert begins.encode("a", begin=False) == [TOKENS.index("a")]
 
 
-@pytest.mark.parametrize(("name", "bos"), [("gpt-2", None), ("smollm", None), ("qwen2", None), ("llama-bpe", 1)])
+@pytest.mark.parametrize(
+    ("name", "bos"), [("gpt-2", None), ("smollm", None), ("refact", None), ("qwen2", None), ("llama-bpe", 1)]
+)
 def test_what_begins_a_sequence_where_the_file_does_not_say(name: str, bos: int | None, tmp_path: Path) -> None:
     """The name of the pre-tokenizer says it, as in llama.cpp, and the key overrules it."""
     for given, expected in ((None, bos), (True, 1), (False, None)):

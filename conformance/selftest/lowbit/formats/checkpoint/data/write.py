@@ -137,6 +137,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "pad_token_id": 0,
     },
 }
+MODELS["granite"] = SIZES | {
+    "model_type": "granite",
+    "architectures": ["GraniteForCausalLM"],
+    "attention_bias": False,
+    "mlp_bias": False,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.25,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 0.7,
+}
 MODELS["smollm3-usual"] = {
     name: value for name, value in MODELS["smollm3"].items() if name not in ("no_rope_layers", "layer_types")
 } | {"num_hidden_layers": 5, "no_rope_layer_interval": 4}
