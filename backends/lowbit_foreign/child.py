@@ -49,7 +49,7 @@ class Child:
         self.name = os.path.basename(words[0])
         what = f"command {words[0]}"
         if shutil.which(words[0]) is None:
-            raise UnavailableError(what, "there is no such program that may be run", "correct its name or build it")
+            raise UnavailableError(what, "there is no such executable program", "correct its name or build it")
         try:
             self._process = subprocess.Popen(
                 _tied(words),
@@ -133,7 +133,7 @@ class Child:
     def _whole(self, answer: bytearray) -> bytes:
         line, _, rest = bytes(answer).partition(b"\n")
         if rest:
-            raise self._broken(f"writes more than the one line that was asked for: {shown(rest)}")
+            raise self._broken(f"writes more than the one requested line: {shown(rest)}")
         return line
 
     def _hear(self) -> bool:

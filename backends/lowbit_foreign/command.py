@@ -25,7 +25,7 @@ do                              with                                            
 ``close``                       ``handle``                                       null
 ==============================  ===============================================  ==================================
 
-``prepare`` is asked for only where the capabilities declare ``"prepare": true``. An error is of kind ``argument``,
+``prepare`` is requested only where the capabilities declare ``"prepare": true``. An error is of kind ``argument``,
 ``not declared`` or ``failed``. Standard error is the program's own. The program ends when its standard input does.
 """
 

@@ -118,13 +118,13 @@ class Results:
         """The address for one part.
 
         Raises:
-            ValueError: no such kind, dtype or shape; the path was asked for before; with `out`, another array.
+            ValueError: no such kind, dtype or shape; the path was requested before; with `out`, another array.
         """
         if path in self._parts:
-            raise ValueError(f"{quoted(path)} was asked for twice")
+            raise ValueError(f"{quoted(path)} was requested twice")
         if len(self._parts) >= MOST_ITEMS or path.count(".") > MOST_DEPTH:
             allowed = f"at most {MOST_ITEMS} parts, {MOST_DEPTH} of them inside one another"
-            raise ValueError(f"{quoted(path)} was asked for after {len(self._parts)} parts; allowed: {allowed}")
+            raise ValueError(f"{quoted(path)} was requested after {len(self._parts)} parts; allowed: {allowed}")
         asked = Kind(kind)
         if self._out is not None and path == self.ROOT:
             array = self._checked_out(asked, dtype, shape)
@@ -139,7 +139,7 @@ class Results:
         assert self._out is not None
         if kind is not Kind.ARRAY or DTYPES.get(dtype) != self._out.dtype or shape != self._out.shape:
             given = f"{kind.name} {DTYPES.get(dtype, '')} {shape}"
-            raise ValueError(f"the result was asked for as {given}; it is an array {self._out.dtype} {self._out.shape}")
+            raise ValueError(f"the result was requested as {given}; it is an array {self._out.dtype} {self._out.shape}")
         return self._out
 
     def _allocated(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
@@ -161,14 +161,14 @@ class Results:
                 raise OutOfBoundsError(f"it wrote {where} of {quoted(path)}")
 
     def asked(self, path: str) -> bool:
-        """Whether the library asked for this path."""
+        """Whether the library requested this path."""
         return path in self._parts
 
     def value(self, path: str = ROOT) -> Any:
         """The result.
 
         Raises:
-            ValueError: a part was never asked for, or the result is not a value of the specification.
+            ValueError: a part was never requested, or the result is not a value of the specification.
         """
         children: dict[str, list[str]] = {}
         for known in self._parts:
@@ -177,7 +177,7 @@ class Results:
 
     def _tree(self, path: str, children: dict[str, list[str]]) -> Tree:
         if path not in self._parts:
-            raise ValueError(f"{quoted(path)} was never asked for")
+            raise ValueError(f"{quoted(path)} was never requested")
         kind, array = self._parts[path]
         match kind:
             case Kind.NONE:
@@ -207,11 +207,11 @@ def _layout(path: str, kind: Kind, dtype: int, shape: tuple[int, ...]) -> tuple[
     if kind is Kind.ARRAY:
         if dtype not in DTYPES or min(shape, default=0) < 0:
             given = f"with dtype {dtype} and shape {shape}"
-            raise ValueError(f"{quoted(path)} was asked for {given}, which lowbit.h does not have")
+            raise ValueError(f"{quoted(path)} was requested {given}, which lowbit.h does not have")
         return DTYPES[dtype], shape
     sized = kind in (Kind.TEXT, Kind.RECORD, Kind.LIST)
     if len(shape) != sized or (sized and not 0 <= shape[0] <= MOST_ITEMS):
-        raise ValueError(f"{quoted(path)} was asked for as {kind.name} with the shape {shape}")
+        raise ValueError(f"{quoted(path)} was requested as {kind.name} with the shape {shape}")
     if kind in (Kind.TEXT, Kind.RECORD):
         return np.dtype(np.uint8), shape
     return np.dtype(np.float64 if kind is Kind.REAL else np.int64), (1,)

@@ -265,7 +265,7 @@ def _answer(results: Results, path: bytes | None, kind: int, dtype: int, ndim: i
     """What `call->result` does. An exception cannot cross C, so it waits in `results` until the call is over."""
     try:
         if path is None or not 0 <= ndim <= MOST_DIMENSIONS or (ndim and not shape):
-            raise ValueError(f"a result was asked for without a path, or with {ndim} dimensions")
+            raise ValueError(f"a result was requested without a path, or with {ndim} dimensions")
         return results.request(path.decode(), kind, dtype, tuple(shape[:ndim]) if ndim else ())
     except BaseException as error:
         results.trouble = results.trouble or error

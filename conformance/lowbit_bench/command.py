@@ -8,6 +8,7 @@ whose inputs cannot be made here.
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,10 +16,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from lowbit.backend.declarations import LIMITS
 from lowbit.backend.registry import check_function
 from lowbit.backend.registry import names as installed
 from lowbit.certification import LEAST_DEADLINE
 from lowbit.contract.checks import check_choice, check_integer
+from lowbit.contract.operation import IMPLIED
+from lowbit.contract.signature import INPUTS
 from lowbit.errors import ArgumentError
 from lowbit.system.interrupts import deferred
 from lowbit.system.threads import usable_processors
@@ -53,7 +57,7 @@ def bench(
     op: Annotated[
         str, typer.Option("--op", "--operation", help="The operation, such as linear.gemv or attention.attend.")
     ] = "linear.qgemv",
-    format: Annotated[str, typer.Option(help="The format of what is stored, such as q4_k or gptq-v2.")] = "",
+    format: Annotated[str, typer.Option(help="The format of the stored arrays, such as q4_k or gptq-v2.")] = "",
     activations: Annotated[
         str, typer.Option(help="The type of the activations; for linear.gemm_cast, their format.")
     ] = "",
@@ -71,23 +75,40 @@ def bench(
             "By default the options that are timed."
         ),
     ] = None,
-    arrays: Annotated[str, typer.Option(help="Whose arrays a --function takes: numpy, torch or jax.")] = "numpy",
-    device: Annotated[str, typer.Option(help="Where they lie.")] = "cpu",
+    arrays: Annotated[
+        str, typer.Option(help="The library whose arrays a --function takes: numpy, torch or jax.")
+    ] = "numpy",
+    device: Annotated[
+        str,
+        typer.Option(help="The device of these arrays, as their library names it: cpu, cuda:0 for torch, gpu for jax."),
+    ] = "cpu",
     shape: Annotated[list[str] | None, typer.Option(help="K x N of a matrix, such as 4096x11008; repeatable.")] = None,
     preset: Annotated[
         str | None,
         typer.Option(help=f"Sizes of a model. Products: {', '.join(PRESETS)}; other operations: {', '.join(MODELS)}."),
     ] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Tokens, the rows of activations; repeatable.")] = None,
-    context: Annotated[list[int] | None, typer.Option(help="Tokens that are attended to; repeatable.")] = None,
-    threads: Annotated[int | None, typer.Option(help="By default as many as this process may use.")] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds in which nothing else runs.")] = 20,
-    verdict: Annotated[str, typer.Option(help="The suite's run: quick, full or none.")] = "quick",
+    batch: Annotated[
+        list[int] | None, typer.Option(help="The number of tokens (rows of activations); repeatable.")
+    ] = None,
+    context: Annotated[list[int] | None, typer.Option(help="The number of tokens attended to; repeatable.")] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="The number of threads of each backend and of the memory reader; by default as many as may be used."
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="The number of rounds in which nothing else runs.")] = 20,
+    verdict: Annotated[
+        str,
+        typer.Option(
+            help="The part of the suite that judges each backend: quick (a few cases of each clause), full or none."
+        ),
+    ] = "quick",
     deadline: Annotated[
         float | None,
         typer.Option(
             min=LEAST_DEADLINE,
-            help="Seconds that one call, or preparing one matrix, may take, and that loading a backend may take.",
+            help="The maximum number of seconds for one call or for preparing one matrix, and for loading a backend.",
             show_default=f"{DEADLINE:g} for a call, {LOADING_DEADLINE:g} for loading",
         ),
     ] = None,
@@ -100,7 +121,7 @@ def bench(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Time backends side by side, with the speed of memory and the verdict of the suite.
+    """Time backends side by side, against the speed of memory, with the verdict of the suite.
 
     Exit status: 0 every backend that was named was measured and passed, 1 one was not, 2 a wrong argument.
     """
@@ -131,6 +152,8 @@ def bench(
     answer["verdicts"] = {name: text for name, text, _ in found}
     answer["repeat"] = {name: line for name, _, line in found if line}
     with deferred():  # an interrupt leaves each file whole or not written
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         written = list(report.write(answer, folder)) if folder is not None else []
     if as_json:
         print(json.dumps(answer))
@@ -150,7 +173,7 @@ def status_of(answer: Mapping[str, Any], named: Sequence[str]) -> int:
 
 
 def folder_of(out: str | None) -> Path | None:
-    """The folder of the results, which is made before anything is measured.
+    """The folder of the results; whether it can be made is tried before anything is measured, and none is left empty.
 
     Raises:
         ArgumentError: it cannot be made, or its files cannot be written.
@@ -160,11 +183,17 @@ def folder_of(out: str | None) -> Path | None:
     try:
         if not out:
             raise FileNotFoundError
+        made = [each for each in (Path(out), *Path(out).parents) if not each.exists()]
         Path(out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArgumentError("--out", repr(out), f"a folder that can be made ({error.strerror or 'no name'})") from None
-    for name in report.FILES:
-        check_writable("--out", Path(out) / name)
+    try:
+        for name in report.FILES:
+            check_writable("--out", Path(out) / name)
+    finally:
+        with suppress(OSError):  # somebody else has put something there
+            for each in made:
+                each.rmdir()
     return Path(out)
 
 
@@ -192,7 +221,9 @@ class Claimed:
     def target(self, function: str) -> tuple[tuple[str, ...], tuple[str, str]]:
         """How the command line names a function, and how another process is told of it."""
         format, activations, result = self.types
-        named = {"format": format or None, "activations": activations, "result": result}
+        known = LIMITS.get(self.operation, ())  # the specification's own products have one type
+        types = {"format": format or None, "activations": activations, "result": result}
+        named = {name: each for name, each in types.items() if name in known}
         return function_target(function, self.operation, named, self.limits, self.arrays, self.device)
 
 
@@ -223,8 +254,10 @@ def targets_of(names: Sequence[str], paths: Sequence[str], commands: Sequence[st
 
 
 def limits_by_default(problem: Problem, given: Sequence[str]) -> Iterator[str]:
-    """The options that are timed as limits of a function, but for those that are given."""
+    """The options that are timed as limits of a function, but for those that are given; and the type of its inputs."""
     named = {each.partition("=")[0] for each in given}
+    if INPUTS in LIMITS.get(problem.operation, ()) and problem.activations != IMPLIED[INPUTS] and INPUTS not in named:
+        yield f"{INPUTS}={problem.activations}"
     for name, value in problem.options if problem.operation not in STORED_CACHES else ():
         if name not in named:
             yield f"{name}={value}"

@@ -1,11 +1,11 @@
-"""The conformance suite: the proof that a backend keeps to the specification.
+"""The conformance suite: the proof that a backend conforms to the specification.
 
 Run it as ``lowbit conformance NAME``, or through pytest itself as
 ``pytest -p lowbit_conformance.suite.plugin --pyargs lowbit_conformance --backend NAME``.
 
 Each folder imports only those before it in this list:
 
-* `isolation` runs the backend in a process of its own, `host`, and calls it from the process that judges, `remote`.
+* `isolation` runs the backend in a separate process, `host`, and calls it from the process that judges, `remote`.
 * `defects` holds mistakes that real kernels make, and the diagnosis that finds them in wrong results.
 * `suite` holds the cases, their inputs, the comparisons, and the ``test_*`` files that tie them to the clauses of the
   specification; `plugin` is the pytest plugin that runs them.

@@ -1,7 +1,7 @@
-"""How far a result may lie from the exact one: the bounds of the specification, each called as its operation is.
+"""How far a result may lie from the exact one: the bounds of the specification, each called like its operation.
 
 Those of products with affine and stored matrices, and of attention to a stored cache, are not here. They depend on the
-type in which a kernel has its weights, which a declaration, a vector and a diagnosis each know in another way.
+type in which a kernel holds its weights, which a declaration, a vector and a diagnosis each know in a different way.
 """
 
 import inspect

@@ -14,8 +14,8 @@
  *    the specification before the library is called, and options that the caller left out have their defaults.
  * 2. Results are written into memory that the caller hands out, when the library asks for it by `call->result`.
  * 3. Nothing that a call points to may be used after the call has returned. Arguments are read-only.
- * 4. Who allocates frees. The library never frees what the caller hands it, and the caller gives back a handle by
- *    lowbit_release or lowbit_close, once.
+ * 4. Whoever allocates memory frees it. The library never frees what the caller passes, and the caller returns a handle
+ *    by lowbit_release or lowbit_close, once.
  *
  * A matrix stored in a format of the field (GPTQ, Q4_0, MXFP4 ...) is a record too. Its tensors and options have the
  * names of the format's table, on the specification's page of formats:

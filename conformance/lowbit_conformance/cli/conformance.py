@@ -1,10 +1,10 @@
 """``lowbit conformance NAME``: the suite as a command, with progress, a table and a verdict.
 
-pytest runs as a process of its own, the judge, without the configuration of the folder in which the user stands, and
-reports through a pipe (`events`); the backend runs in a third process (`host`). Should the judge end early or be
-stopped, the command is still there to name the case that was running (`watchdog`). Every case that the judge announced
-before it started the host needs exactly one verdict. So do those that it adds, once, when it has read a declaration
-whose sizes hardly any of them meets (`lowbit_conformance.suite.fitting`).
+pytest runs as a separate process, the judge, without the configuration of the user's current folder, and reports
+through a pipe (`events`); the backend runs in a third process (`host`). If the judge ends early or is stopped, the
+command can still name the case that was running (`watchdog`). Every case that the judge announced before it started the
+host needs exactly one verdict. So do those that it adds, once, when it has read a declaration whose sizes hardly any
+case meets (`lowbit_conformance.suite.fitting`).
 
 Exit status: 0 all that is declared passed, 1 something failed or nothing was executed, 2 a wrong argument or an
 unavailable backend.
@@ -97,16 +97,21 @@ def conformance(
     ] = None,
     format: Annotated[str | None, typer.Option(help="The format of the weights that the function takes.")] = None,
     activations: Annotated[str | None, typer.Option(help="The type of its activations.")] = None,
-    result: Annotated[str | None, typer.Option(help="The type of its result; by default that of activations.")] = None,
+    result: Annotated[
+        str | None, typer.Option(help="The type of its result; by default that of the activations.")
+    ] = None,
     limit: Annotated[
         list[str] | None,
         typer.Option(help="What else it handles: bits=4,8 or columns=*64 or rows=128..4096; repeatable."),
     ] = None,
-    arrays: Annotated[str, typer.Option(help="Whose arrays it takes: numpy, torch or jax.")] = "numpy",
-    device: Annotated[str, typer.Option(help="Where they lie.")] = "cpu",
+    arrays: Annotated[str, typer.Option(help="The library whose arrays it takes: numpy, torch or jax.")] = "numpy",
+    device: Annotated[
+        str,
+        typer.Option(help="The device of these arrays, as their library names it: cpu, cuda:0 for torch, gpu for jax."),
+    ] = "cpu",
     op: Annotated[
         list[str] | None,
-        typer.Option(help="Only this operation or clause; repeatable. Of a function also --operation."),
+        typer.Option(help="Only this operation or clause; repeatable. For a function also --operation."),
     ] = None,
     profile: Annotated[
         list[str] | None,
@@ -121,7 +126,7 @@ def conformance(
         float | None,
         typer.Option(
             min=LEAST_DEADLINE,
-            help="Seconds that one call may take, and that loading the backend may take.",
+            help="The maximum number of seconds for one call, and for loading the backend.",
             show_default=f"{DEADLINE:g} for a call, {LOADING_DEADLINE:g} for loading",
         ),
     ] = None,

@@ -1,6 +1,6 @@
 """Plain functions under the suite: from the command line, from Python, and as a test of pytest.
 
-A function is named with the operation that it computes and with what it handles (`lowbit.backend.function`).
+A function is given with the operation that it computes and what it handles (`lowbit.backend.function`).
 
 >>> limits_of(["bits=4,8", "columns=*64", "rows=*32:128..4096", "format=q4_0"])  # doctest: +NORMALIZE_WHITESPACE
 {'bits': (4, 8), 'columns': Range(multiple=64, least=1, most=None),

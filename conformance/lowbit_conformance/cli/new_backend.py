@@ -1,9 +1,8 @@
-"""``lowbit new-backend NAME``: a package with which a kernel author begins.
+"""``lowbit new-backend NAME``: a package from which a kernel author starts.
 
-What is written is the folder ``starter`` with three names replaced: a backend of one operation that passes, a test,
-and a workflow for a CI service; and a wheel of the lowbit that is running, so that the package installs anywhere. The
-package is complete or not there at all: everything is written to a temporary folder beside it, which then gets its
-name.
+What is written is the folder ``starter`` with three names replaced: a backend of one operation that passes, a test, and
+a workflow for a CI service; and a wheel of the lowbit that is running, so that the package installs anywhere. The
+package is complete or absent: everything is written to a temporary folder beside it, which then gets its name.
 """
 
 import importlib.util

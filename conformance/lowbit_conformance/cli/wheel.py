@@ -1,7 +1,7 @@
 """A wheel of the lowbit that is running, so that a new package installs where lowbit is not published.
 
-The wheel is put together from the installed files and their metadata. It needs no build tool and no network, and is the
-same for the same files.
+The wheel is assembled from the installed files and their metadata. It needs no build tool and no network, and the same
+files give the same wheel.
 """
 
 import base64

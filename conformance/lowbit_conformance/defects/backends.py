@@ -1,4 +1,4 @@
-"""Backends made of defects: right in everything but the one thing.
+"""Backends made of defects: right in everything except one mistake.
 
 What a defect does not spoil is computed by `steps` for products with quantised weights, and for everything else by the
 reference, which in the host process only backends of this bank may call.

@@ -1,7 +1,7 @@
 """The bank of defects: mistakes that real kernels make, by name.
 
-Each is run as a whole backend, ``lowbit conformance bank:NAME``, to measure what the suite can find; and each is
-compared with the results of failed cases, to name the mistake that was made (`diagnosis`).
+Each runs as a whole backend, ``lowbit conformance bank:NAME``, to measure what the suite can find; and each is compared
+with the results of failed cases, to name the mistake (`diagnosis`).
 
 >>> len(BANK) >= 60
 True

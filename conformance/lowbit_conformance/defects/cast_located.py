@@ -1,7 +1,7 @@
 """Which fields of a cast are wrong, where no list has the mistake, and by what factor where all of them have one.
 
-The fields are compared with those of each choice that the owner of the format leaves; the choice with the fewest wrong
-fields is the one that was meant.
+The fields are compared with those of each choice that the owner of the format allows; the choice with the fewest wrong
+fields is taken as the intended one.
 """
 
 from collections.abc import Iterator

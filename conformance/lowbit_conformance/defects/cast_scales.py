@@ -63,7 +63,7 @@ def view_of(x: Array, given: Stored) -> View:
     table, at = given.table, given.sizes
     rows = rows_of(table)
     if rows is None:
-        raise ValueError("there is no one scale for each run")
+        raise ValueError("runs do not have one scale each")
     fields = table.fields_of(given.by_name)
     scale, codes = (np.asarray(fields[row.name]).astype(np.float64) for row in rows)
     size = table.block or dict(given.options).get("group_size", at.K)

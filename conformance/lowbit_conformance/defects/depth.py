@@ -1,4 +1,4 @@
-"""Defects of precision that show in deep or long operations alone, as kernels have that take another way there.
+"""Defects of precision that appear only in deep or long operations, for which kernels use other code.
 
 A kernel with tensor cores rounds its operands to TF32, half or bfloat16; one that splits a long sum keeps its parts in
 half. Most of those here are right below 1024 rows or tokens, so that small cases do not find them.

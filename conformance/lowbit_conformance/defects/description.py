@@ -1,4 +1,4 @@
-"""What can be seen of a wrong result when no defect explains it: where it begins, how far it reaches, and its shape.
+"""A description of a wrong result that no defect explains: where it begins, how far it extends, and its shape.
 
 The first wrong element is given by its place in the matrix: row, column, group, word and bit. Then what the wrong
 elements have in common: whole rows, columns, groups or words; one factor; one difference; another order; NaN.

@@ -1,9 +1,9 @@
-"""Which mistake was made: wrong results are compared with the results of every defect that could explain them.
+"""Finding the mistake: wrong results are compared with the results of every defect that could explain them.
 
-Failing cases give arguments and what came back. Each arithmetical defect of the operation is run on the same arguments;
-one whose results are equal in every case names the mistake. Where results are floats, two count as equal if they differ
-by no more than rounding may explain, and if what came back lies many times nearer to the defect's result than to what
-is right. If no defect explains the results, `lowbit_conformance.defects.description` says what can be seen.
+Failing cases supply arguments and results. Each arithmetical defect of the operation runs on the same arguments; one
+whose results are equal in every case names the mistake. Two float results count as equal if they differ by no more than
+rounding may explain, and if the actual result lies many times nearer to the defect's result than to the right one. If
+no defect explains the results, `lowbit_conformance.defects.description` describes them.
 """
 
 from collections.abc import Callable, Iterable

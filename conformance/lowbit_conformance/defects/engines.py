@@ -1,4 +1,4 @@
-"""Defects of what remembers: the offload engine and the key-value cache."""
+"""Defects of stateful operations: the offload engine and the key-value cache."""
 
 from collections.abc import Callable
 from typing import Any

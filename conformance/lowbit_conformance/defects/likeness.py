@@ -1,4 +1,4 @@
-"""Whether two results are alike: to the bit, or but for roundings.
+"""Whether two results are alike: to the bit, or except for roundings.
 
 Results are compared leaf by leaf: arrays, fields of dataclasses, elements of tuples.
 """

@@ -1,4 +1,5 @@
-"""Families of what remembers: the rules of the offload engine, its events, and the answers of the key-value cache."""
+"""Families of stateful operations: the rules of the offload engine, its events, and the results of the key-value
+cache."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A call of a backend beside what is right, and what each defect would have answered."""
+"""A call of a backend beside the right result, and the result of each defect."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -274,7 +274,7 @@ def powers_of_two(row: Field, array: Array) -> Array:
         ValueError: scales are of another type.
     """
     if row.dtype not in FLOATS or FLOATS[row.dtype].signed:
-        raise ValueError("the scales are no powers of two by their type")
+        raise ValueError("the type of the scales does not hold powers of two only")
     return array.view(np.uint8)
 
 

@@ -81,7 +81,7 @@ def parts_of(weights: Stored) -> Parts:
         scale = filled(weights, ONES) / plain
     units, values = filled(weights, None, True, whole=False), weights.values
     if not np.allclose(units * scale, values, rtol=1e-9, atol=0.0):
-        raise ValueError("the numbers are no products of a code and a scale")
+        raise ValueError("the numbers are not products of a code and a scale")
     none = np.zeros(values.shape)
     return Parts(units, scale, none, 0, none)
 

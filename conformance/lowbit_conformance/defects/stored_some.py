@@ -62,7 +62,7 @@ def in_short_group(weights: Stored) -> Array:
         ValueError: rows have an index of groups.
     """
     if "g_idx" in weights.by_name:
-        raise ValueError("groups are no runs of rows")
+        raise ValueError("groups are not runs of rows")
     return np.asarray((np.arange(weights.rows) >= weights.rows // run_of(weights) * run_of(weights))[:, np.newaxis])
 
 

@@ -1,4 +1,4 @@
-"""Defects of numbers below the least normal one, which a processor or a compiler was told to take for zero."""
+"""Defects of subnormal numbers, which a processor or a compiler was set to treat as zero."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
 """Results that are wrong in one place only, or of one kind: not computed, not written, or NaN.
 
-What stands where nothing was written may be anything, so no defect gives it. What counts is where it stands: all wrong
-elements lie in rows or columns that a loop may leave out, and most elements there are wrong.
+Unwritten memory may hold anything, so no defect reproduces it. What counts is its place: all wrong elements lie in rows
+or columns that a loop may leave out, and most elements there are wrong.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Variants of operations: the reference with one step done otherwise, for each operation that has such steps.
+"""Variants of operations: the reference with one step changed, for each operation that has such steps.
 
 `families` rounds inputs and results, and replaces the steps of a product with quantised weights. Here are the steps of
 the other operations: what lies between two steps in a narrower format, a limit on a count, another rounding, another

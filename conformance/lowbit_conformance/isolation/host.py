@@ -146,12 +146,16 @@ class Host:
             close_seal(seal)
         try:
             self.backend = made(kind, name)
+            if kind == "function":  # one that does not exist is refused as a class is, and is no declaration
+                with suppress(ImportError):  # of the library of its arrays, which `availability` names
+                    self.backend.load()
         except (ArgumentError, UnavailableError) as error:
             return {"refused": str(error)}
         try:
             state = availability_of(self.backend)
             if not state.usable:
-                return {"refused": str(UnavailableError(f"backend {name}", state.reason, state.remedy))}
+                shown = f"function {self.backend.name}" if kind == "function" else f"backend {name}"
+                return {"refused": str(UnavailableError(shown, state.reason, state.remedy))}
             if kind == "function":  # whose code has not run; importing the library of its arrays may change the process
                 self.watch.remember()
             capabilities = self.capabilities()

@@ -180,6 +180,8 @@ def _show_verdict(report: Report, console: Console) -> None:
     )
     for line in _wrapped([f"asked for: {report.selection}"] if report.selection else []):
         console.print(Text(line), soft_wrap=True)
+    for line in _wrapped(f"sizes that passed: {row.shown_sizes}" for row in report.tally.rows() if row.sizes):
+        console.print(Text(line), soft_wrap=True)
     messages = dict.fromkeys(each.message for each in report.tally.verdicts if each.message.startswith(NO_CASE))
     for line in _wrapped(messages):
         console.print(Text(line), soft_wrap=True)

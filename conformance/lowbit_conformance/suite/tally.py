@@ -134,6 +134,15 @@ class Certificate:
         return f"{self.profile}: {f'certified, {self.cases} cases' if self.certified else 'not certified'}"
 
 
+PRODUCT_SIZES: Mapping[str, tuple[str, str]] = {
+    "rows": ("rows", "K"),
+    "columns": ("columns", "N"),
+    "batch": ("batch", "batch"),
+    "vectors": ("batch", "batch"),
+}
+"""The parameters of cases of products that are sizes: what the report calls each, and what people do."""
+
+
 NO_CASE = "no case lies within the limits of"
 """How the text of a case begins that is not declared, and with it all others of its operation."""
 
@@ -145,6 +154,8 @@ class Row:
     Attributes:
         worst_share: the largest part of its bound that a case used; None where all is exact.
         worst_case: the id of that case.
+        sizes: of a product the largest rows (K), columns (N) and batch of a case that passed; empty for operations
+            whose cases do not name all their sizes.
     """
 
     operation: str
@@ -153,6 +164,18 @@ class Row:
     specified: int = 0
     worst_share: float | None = None
     worst_case: str | None = None
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def shown_sizes(self) -> str:
+        """The sizes for people; empty if there are none.
+
+        >>> Row("linear.gemm", sizes={"rows": 4096, "columns": 11008, "batch": 512}).shown_sizes
+        'linear.gemm: K ≤ 4096, N ≤ 11008, batch ≤ 512'
+        """
+        words = dict(PRODUCT_SIZES.values())
+        said = ", ".join(f"{words[name]} ≤ {most}" for name, most in self.sizes.items())
+        return f"{self.operation}: {said}" if said else ""
 
     @property
     def shown_share(self) -> str:
@@ -170,6 +193,11 @@ class Row:
         self.passed += verdict.outcome == "passed"
         if verdict.share is not None and verdict.share >= (self.worst_share or 0.0):
             self.worst_share, self.worst_case = verdict.share, verdict.id
+        if verdict.outcome == "passed" and self.operation.startswith("linear."):
+            for parameter, (name, _) in PRODUCT_SIZES.items():
+                size = verdict.parameters.get(parameter)
+                if isinstance(size, int) and size > 0:  # a product with one vector has 0 of several
+                    self.sizes[name] = max(size, self.sizes.get(name, 0))
 
 
 @dataclass

@@ -19,13 +19,15 @@ from command_line import CommandLine, command_line
 from paths import SUPPORT
 
 from lowbit.backend.function import Claim, FunctionBackend
+from lowbit.errors import ArgumentError
 from lowbit.quantization.bfp import Blocks
 from lowbit.tensor_formats.stored import Stored
-from lowbit_bench.command import Claimed, limits_by_default, status_of
+from lowbit_bench.command import Claimed, folder_of, limits_by_default, status_of
 from lowbit_bench.comparison import Heard
 from lowbit_bench.inputs import PRESETS, activations_of, problem, weights_of
 from lowbit_bench.intervals import interval
 from lowbit_bench.judging import part_of
+from lowbit_bench.layers import other_problem
 from lowbit_bench.reading import Reader
 from lowbit_bench.report import texts_of
 from lowbit_bench.rounds import Contestant, measure, moment
@@ -118,7 +120,12 @@ def test_an_interrupt_is_one_line() -> None:
     path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "lowbit", "bench", "timed:Waits", *SMALL]
     with subprocess.Popen(
-        command, env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=os.environ | {"PYTHONPATH": path},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background ignores it
     ) as running:
         assert running.stderr is not None
         assert running.stderr.readline() == "waiting\n"
@@ -242,6 +249,36 @@ def test_a_function_is_claimed_with_the_options_that_are_timed() -> None:
     words, judged = Claimed("linear.gemv", ("gptq-v2", "float32", "float32"), ["bits=4"], "torch", "cuda").target("m:f")
     assert " ".join(words).endswith("--limit bits=4 --arrays torch --device cuda")
     assert json.loads(judged[1])["limits"]["bits"] == [4]
+
+
+def test_a_function_is_claimed_with_what_its_operation_has() -> None:
+    """The specification's own products have one type; other operations call theirs the type of the inputs."""
+    words, judged = Claimed("linear.qgemv", ("", "float32", "float32"), ["bits=4"], "numpy", "cpu").target("m:f")
+    assert " ".join(words) == "--function m:f --operation linear.qgemv --limit bits=4"
+    assert json.loads(judged[1])["limits"] == {"bits": [4]}
+    made = other_problem("blocks.rms_norm", "smollm2-135m", 1, 1, "", "bfloat16", "bfloat16", {})
+    assert list(limits_by_default(made, [])) == ["inputs=bfloat16"]
+    assert list(limits_by_default(made, ["inputs=bfloat16,float16"])) == []
+
+
+def test_a_function_of_own_matrices_is_timed_with_its_verdict() -> None:
+    """It is called with a matrix that was prepared."""
+    given = ("--shape", "64x32", "--rounds", "2", "--threads", "1")
+    told = answer("--function", "timed_functions:qgemv", "--operation", "linear.qgemv", *given)
+    ((row,),) = (each["rows"] for each in told["problems"])
+    assert row["checked"] and row["bytes"] == 64 * 32 // 2 + 2 * 4 * 32
+    assert told["verdicts"]["timed_functions:qgemv"].startswith("passed (quick)")
+
+
+def test_no_folder_is_left_without_results(tmp_path: Path) -> None:
+    """Whether it can be written is known at once; it is made when there is something to write."""
+    (tmp_path / "there").mkdir()
+    for name in ("new", "new/deeper", "there", "there/new"):
+        assert folder_of(str(tmp_path / name)) == tmp_path / name
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match="a folder that can be made"):
+        folder_of(str(tmp_path / "file" / "new"))
 
 
 def test_the_programs_of_a_backend_are_no_other_processes() -> None:

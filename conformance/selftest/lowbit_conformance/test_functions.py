@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timed_functions
 
 import lowbit
 from lowbit.backend import Range
 from lowbit.backend.function import Claim, FunctionBackend, described
-from lowbit.errors import ArgumentError
+from lowbit.errors import ArgumentError, LowbitError
 from lowbit_conformance.cli.conformance import run
 from lowbit_conformance.cli.functions import claim_of, function_target, limits_of
 from lowbit_conformance.suite.marking import MARKS
@@ -92,6 +93,31 @@ def test_a_function_claims_a_profile() -> None:
 def stored_product(x_blocks: Any, blocks: Any, rows: int, columns: int) -> Any:
     x = weights_of(x_blocks, rows, len(x_blocks))
     return np.ascontiguousarray(x @ weights_of(blocks, rows, columns).T)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "operation"),
+    [
+        (timed_functions.qgemv, "linear.qgemv"),
+        (timed_functions.qgemv, "linear.qgemm"),
+        (timed_functions.qgemm_bfp, "linear.qgemm_bfp"),
+    ],
+    ids=["qgemv", "qgemm", "qgemm_bfp"],
+)
+def test_a_function_of_own_matrices_is_certified(kernel: Any, operation: str) -> None:
+    """One that takes their words, scales and zeros; `check` has the same cases, but for those that need a process."""
+    found = lowbit.certify(kernel, operation, quick=True, bits=(2, 4, 8))
+    assert (found.verdict, found.failed, found.passed > 15) == ("passed", 0, True), found.report["failures"]
+    checked = check(kernel, operation, most=2, bits=(2, 4, 8))
+    assert not checked.failures and checked.passed > 4
+
+    def last_scale(words: Any, scales: Any, **given: Any) -> Any:
+        names = ("zeros", "bits", "group_size", "convention")
+        blocks = {f"x_{name}": given.get(f"x_{name}") for name in ("mantissas", "exponents", "format")}
+        x = blocks if "x_format" in given else {"x": given["x"]}
+        return kernel(**x, words=words, scales=scales[::-1], **{name: given[name] for name in names})
+
+    assert check(last_scale, operation, most=2, bits=(2, 4, 8)).failures
 
 
 def test_a_closure_is_certified() -> None:
@@ -210,6 +236,24 @@ def test_a_function_that_does_not_exist_is_one_sentence(name: str, sentence: str
     made = FunctionBackend(described(name, Claim("linear.gemv", {"format": "q8_0"})))
     with pytest.raises(ArgumentError, match=sentence):
         made.availability()
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("nope", "module_of_a_test has no function 'nope'"), ("f", "module_of_a_test fails with ValueError: on purpose")],
+)
+def test_a_function_that_cannot_be_loaded_is_no_verdict(
+    name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The suite ends with the sentence that says why, as for a class, and reports no case."""
+    text = "def g(): pass\n" if name == "nope" else "raise ValueError('on purpose')\n"
+    (tmp_path / "module_of_a_test.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    words, judged = function_target(f"module_of_a_test:{name}", "packing.pack", {}, [], "numpy", "cpu")
+    settings = {"seeds": 0, "first_seed": 0, "ops": ["packing.pack"], "profiles": [], "case": None, "model": None}
+    with pytest.raises(LowbitError, match=sentence) as caught:
+        run(words[:2], settings | {"quick": True}, None, judged=judged)
+    assert "{" not in str(caught.value)
 
 
 def test_limits_of_the_command_line() -> None:

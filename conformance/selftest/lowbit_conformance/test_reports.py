@@ -137,6 +137,17 @@ def test_counts_stand_together() -> None:
     assert sorted(ids) == sorted(verdict.id for verdict in VERDICTS_OF_A_RUN)
 
 
+def test_sizes_are_those_of_products_that_passed() -> None:
+    """The largest of each, whatever the case; a case that failed or that is no product says nothing."""
+    sizes = ({"rows": 64, "columns": 9, "vectors": 0}, {"rows": 32, "columns": 11, "batch": 3}, {"rows": 99})
+    verdicts = [Verdict(f"linear.gemm/C1/t/{n}-s0", "passed", parameters=each) for n, each in enumerate(sizes[:2])]
+    verdicts.append(Verdict("linear.gemm/C1/t/2-s0", "failed", "WRONG", parameters=sizes[2]))
+    verdicts.append(Verdict("packing.pack/C1/t/0-s0", "passed", parameters=sizes[0]))
+    rows = {row["operation"]: row["sizes"] for row in as_json(sample(verdicts))["operations"]}
+    assert rows == {"linear.gemm": {"rows": 64, "columns": 11, "batch": 3}, "packing.pack": {}}
+    assert "sizes that passed: linear.gemm: K ≤ 64, N ≤ 11, batch ≤ 3" in terminal(sample(verdicts))
+
+
 def test_the_matrix_counts_every_case_once() -> None:
     """Cells of an operation add up to its row; a group of all rows counts as a column, an unusual size as other."""
     lines = matrix(VERDICTS_OF_A_RUN)

@@ -105,12 +105,12 @@ def test_wrong_arguments_do_not_cross(odd: LibraryBackend) -> None:
 
 
 MISBEHAVIOUR: dict[int, tuple[type[Exception], str]] = {
-    2: (RuntimeError, "'result' was never asked for"),
+    2: (RuntimeError, "'result' was never requested"),
     3: (RuntimeError, "status 77"),
     4: (RuntimeError, "odd fails in packing.pack: x{1023}$"),
     5: (ArgumentError, "codes of another colour"),
     6: (NotDeclaredError, "six columns"),
-    7: (RuntimeError, "asked for twice"),
+    7: (RuntimeError, "requested twice"),
     8: (RuntimeError, "dtype 99"),
     9: (RuntimeError, r"shape \(-1,\)"),
     10: (RuntimeError, "in packing.pack"),

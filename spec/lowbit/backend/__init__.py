@@ -1,4 +1,4 @@
-"""Backends: what a kernel author implements, how lowbit finds it, and what passes between the two.
+"""Backends: what a kernel author implements, how lowbit finds it, and the data that pass between the two.
 
 The names below are the public interface of the package; its chapters say what each of them means.
 """

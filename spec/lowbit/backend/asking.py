@@ -2,7 +2,7 @@
 
 A package may do anything while it is imported: end its process, hang, fork, print, close standard output. So the list
 of backends is not made by the process that shows it. Each backend is imported in a child process with a deadline, which
-answers through a pipe. A backend without an answer is listed as not usable, with what happened to its process, and the
+answers through a pipe. A backend that does not answer is listed as not usable, with the fate of its process, and the
 others are listed as usual.
 """
 

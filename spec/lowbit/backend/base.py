@@ -1,18 +1,18 @@
 """Backends: what a kernel author implements. The chapter `lowbit.backend.registry` says how lowbit finds it.
 
-A *backend* is a class with a name, a statement of whether it can run here, a list of what it claims to do, and the
-operations themselves. Weights go through `prepare` once, where a backend may change their layout, specialise and
-compile. The result is called many times.
+A *backend* is a class with a name, a check whether it can run here, a list of what it claims to do, and the operations
+themselves. Weights go through `prepare` once, where a backend may change their layout, specialise and compile. The
+result is called many times.
 
 Three rules keep comparisons honest. What a backend does not declare is not tested, and is reported as *not declared*.
-What it declares and lacks is a failure. And it computes the result itself: it calls no function of the specification
-that computes, and imports no other backend. Any backend may use the types, constants, checks and errors of lowbit.
+What it declares but lacks is a failure. It computes the result itself: it calls no function of the specification that
+computes, and imports no other backend. Any backend may use the types, constants, checks and errors of lowbit.
 
 **Where arguments are checked.** `Backend.run` checks the arguments of any operation as the specification says, then
 whether it is declared, and then calls the method named after it with underscores, the *hook*: ``_packing_pack`` for
-`packing.pack`. `PreparedLinear` does the same for products, and `lowbit.backend.session.Session` for each step of an
-operation that remembers. A backend overrides hooks only, so it never sees a wrong bit width, a strided array or a
-read-only output, and such an error reads the same for every backend. The smallest backend is one hook:
+`packing.pack`. `PreparedLinear` does the same for products, and `lowbit.backend.session.Session` for each step of a
+stateful operation. A backend overrides hooks only, so it never sees a wrong bit width, a strided array or a read-only
+output, and such an error reads the same for every backend. The smallest backend is one hook:
 
 >>> class Mine(Backend):
 ...     name = "mine"
@@ -38,12 +38,12 @@ read-only output, and such an error reads the same for every backend. The smalle
 >>> Mine().prepare(eye).qgemv(np.ones(8, np.float32))
 array([15., 15., 15., 15., 15., 15., 15., 15.], dtype=float32)
 
-**Whose memory.** Arguments belong to the caller again when the call has returned: they may be freed, or hold other
+**Whose memory.** Arguments belong to the caller again when the call has returned: they may be freed, or have other
 contents by the next call, at the same address and in the same Python object. So a backend reads the arguments of a call
 during that call and not after it. This holds for `prepare` and for each step of a session too: a backend copies what it
-needs later, as `lowbit.h` asks of libraries. And it does not recognise an array by its address, its object or a part of
-its contents, since none of them says what an array holds now. A result other than the `out` that was given belongs to
-the caller, who may write to it: it is not a view of an argument, nor an array that the backend keeps or returns again.
+needs later, as `lowbit.h` asks of libraries. It does not recognise an array by its address, its object or a part of its
+contents, since none of these shows what an array holds now. A result other than the `out` that was given belongs to the
+caller, who may write to it: it is not a view of an argument, nor an array that the backend keeps or returns again.
 Arrays begin at any multiple of the size of their elements; `Capabilities.alignment` asks for more.
 """
 

@@ -1,11 +1,11 @@
 """Checking declarations: a backend must describe itself without mistakes.
 
-A declaration is checked before anything is run. A misspelt limit would otherwise declare more than was meant, a limit
-given as a text would match parts of it, and bounds cannot be derived for an operation without an arithmetic. So every
+A declaration is checked before anything is run. A misspelt limit would otherwise declare more than intended, a limit
+given as a string would match parts of it, and bounds cannot be derived for an operation without an arithmetic. So every
 mistake in a declaration is refused, with a sentence that says what to change.
 
-A declaration is an object of code that lowbit does not know: it may be endless, contradict itself, or differ when it is
-read again. So each part of it is read once, up to a limit, and copied to plain Python values.
+A declaration is an object from unknown code: it may be endless, contradict itself, or differ when it is read again. So
+each part of it is read once, up to a limit, and copied to plain Python values.
 """
 
 import operator

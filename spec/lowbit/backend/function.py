@@ -1,7 +1,7 @@
 """Plain functions: a kernel that is one function is a backend of one operation.
 
-A kernel author has a function, and wants to know whether it is right before writing a class. A `Claim` makes a backend
-of it: it says which operation the function computes, and for what format, types and shapes.
+A kernel author has a function and wants to know whether it is right before writing a class. A `Claim` makes a backend
+from it: it says which operation the function computes, and for what format, types and shapes.
 
 >>> def dequantized(blocks, *, rows, columns):
 ...     d = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
@@ -12,17 +12,31 @@ of it: it says which operation the function computes, and for what format, types
 >>> backend.run("formats.dequantize", Stored("q8_0", 32, 2, (np.ones((2, 34), np.uint8),))).shape
 (32, 2)
 
-**Arguments by name.** The function is called with what its parameters name: the arguments of the operation (``x``,
-``result``), and for a stored matrix also the arrays of its format's table (``qweight``, ``scales``), its options
-(``bits``, ``group_size``), ``rows`` (K) and ``columns`` (N). A function with ``**kwargs`` gets all of them.
+**Arguments by name.** The function is called with the values that its parameters name: the arguments of the operation
+(``x``, ``result``), and for a stored matrix also the arrays of its format's table (``qweight``, ``scales``), its
+options (``bits``, ``group_size``), ``rows`` (K) and ``columns`` (N). For the specification's own matrix these are the
+fields of `lowbit.quantization.affine.QuantizedMatrix` (``words``, ``scales``, ``zeros``, ``bits``, ``group_size``,
+``convention``), and for blocks those of `lowbit.quantization.bfp.Blocks` (``x_mantissas``, ``x_exponents``). A function
+with ``**kwargs`` gets all of them.
 
-**Arrays** are numpy's, torch's or JAX's. They cross by DLPack or as bit patterns, without a copy on the CPU; types that
-numpy lacks arrive as the library's own (``torch.bfloat16``). A tensor that comes back must lie on the same device, be
-contiguous and carry no gradient.
+>>> def product(x, words, scales, zeros, bits, group_size, rows):
+...     shifts = bits * np.arange(32 // bits, dtype=np.uint32)
+...     codes = (words[:, np.newaxis] >> shifts[:, np.newaxis] & 2**bits - 1).reshape(rows, -1)
+...     group = np.arange(rows) // group_size
+...     return x @ (np.float32(scales)[group] * np.float32(codes) + np.float32(zeros)[group])
+>>> claim = Claim("linear.qgemv", {"bits": (2, 4, 8), "convention": "minimum"})
+>>> from lowbit.quantization.affine import quantize
+>>> eye = quantize(np.eye(8, dtype=np.float32) * 15, bits=4, group_size=8)
+>>> FunctionBackend.of(product, claim).prepare(eye).qgemv(np.ones(8, np.float32))
+array([15., 15., 15., 15., 15., 15., 15., 15.], dtype=float32)
 
-**Where the code comes from.** A function of an installed package, and one that is given as ``module:function``, travels
-by its name. Any other, from a notebook, a script, a test or a closure, is serialised with cloudpickle, if that is
-installed, and refused with the reason if it cannot be.
+**Arrays** are numpy's, torch's or JAX's. They are passed by DLPack or as bit patterns, without a copy on the CPU; types
+that numpy lacks arrive as the library's own (``torch.bfloat16``). A returned tensor must be on the same device, be
+contiguous and have no gradient.
+
+**Where the code comes from.** A function of an installed package, or one given as ``module:function``, is sent by its
+name. Any other, from a notebook, a script, a test or a closure, is serialised with cloudpickle, if that is installed;
+if it cannot be, it is refused with the reason.
 """
 
 import base64
@@ -33,23 +47,26 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from lowbit.arrays import Array
+from lowbit.arrays import F32, Array
 from lowbit.backend.base import Availability, Backend, Capabilities, Declaration
+from lowbit.backend.prepared import PreparedLinear
 from lowbit.backend.registry import import_named
-from lowbit.contract.checks import check_choice, spoken
+from lowbit.contract.checks import check_choice, check_instance, spoken
 from lowbit.contract.operation import Promise
 from lowbit.contract.ranges import Range
 from lowbit.contract.rounding import Arithmetic, Weights, any_order
-from lowbit.errors import ArgumentError, UnavailableError, words_of
+from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError, words_of
 from lowbit.numbers.floats import FLOATS
 from lowbit.operations import OPERATIONS
+from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.quantization.bfp import Blocks
 from lowbit.tensor_formats.stored import Stored
 
 Library = Literal["numpy", "torch", "jax"]
@@ -97,6 +114,8 @@ class Claim:
 
     def _usual(self) -> Arithmetic:
         stored = "format" in self.limits or self.operation.startswith("linear.")
+        if self.operation == "linear.qgemm_bfp":
+            return Arithmetic("integer", "float32", any_order)
         types = self.limit_of(self.limits.get("activations", "float32"))
         shorter: tuple[Weights, ...] = ("bfloat16", "float16")
         coarsest: Weights = next((each for each in shorter if each in types), "float32")
@@ -255,14 +274,65 @@ class FunctionBackend(Backend):
         def call(*arguments: Any, **choices: Any) -> Any:
             available = _by_name(OPERATIONS[operation].signature.given(arguments, choices))
             function, library = self.load()
-            wanted = _parameters(function)
-            for name in wanted or ():
-                if name not in available:
-                    raise ArgumentError("parameter of the function", repr(name), spoken(sorted(available)))
-            taken = available if wanted is None else wanted
+            taken = _taken(function, available)
             return library.back(function(**{name: library.to(available[name]) for name in taken}))
 
         return call
+
+    def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
+        """The function with a copy of the matrix, which is converted once."""
+        return FunctionLinear(self.name, self._claim.operation, matrix, *self.load())
+
+
+class FunctionLinear(PreparedLinear):
+    """A matrix in the arrays that a function takes, and the function."""
+
+    def __init__(
+        self,
+        backend: str,
+        operation: str,
+        matrix: QuantizedMatrix,
+        function: Callable[..., Any],
+        library: "Arrays",
+    ) -> None:
+        """Args:
+        backend: the name of the backend.
+        operation: the product that the function computes.
+        matrix: K × N; it is copied, since its arrays are the caller's again.
+        function: what is called for each product.
+        library: that of the arrays which it takes.
+        """
+        own = replace(matrix, words=matrix.words.copy(), scales=matrix.scales.copy(), zeros=matrix.zeros.copy())
+        nbytes = own.words.nbytes + own.scales.nbytes + own.zeros.nbytes
+        super().__init__(backend, matrix.rows, matrix.columns, nbytes)
+        self._operation, self._function, self._library = operation, function, library
+        self._parts = {name: library.to(each) for name, each in _by_name({"matrix": own}).items()}
+
+    def _qgemv(self, x: F32, out: F32) -> None:
+        self._product("linear.qgemv", x, out)
+
+    def _qgemm(self, x: F32, out: F32) -> None:
+        self._product("linear.qgemm", x, out)
+
+    def _qgemm_bfp(self, x: Blocks, out: F32) -> None:
+        self._product("linear.qgemm_bfp", x, out)
+
+    def _product(self, operation: str, x: Any, out: F32) -> None:
+        """Call the function, and write what it returns to `out`.
+
+        Raises:
+            ArgumentError: a parameter that is not there; a result of another type or shape.
+            NotDeclaredError: the function computes another operation.
+        """
+        if operation != self._operation:
+            raise NotDeclaredError(self.backend, operation)
+        available = self._parts | {name: self._library.to(each) for name, each in _by_name({"x": x}).items()}
+        taken = _taken(self._function, available)
+        result = self._library.back(self._function(**{name: available[name] for name in taken}))
+        check_instance("result of the function", result, np.ndarray)
+        if (result.dtype, result.shape) != (out.dtype, out.shape):  # `out` would take others, too
+            raise ArgumentError("result of the function", f"{result.dtype} {result.shape}", f"{out.dtype} {out.shape}")
+        out[...] = result
 
 
 def _function_at(place: str | dict[str, str]) -> Callable[..., Any]:
@@ -286,13 +356,30 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...] | None:
     return tuple(each.name for each in parameters)
 
 
+def _taken(function: Callable[..., Any], available: Mapping[str, Any]) -> Iterable[str]:
+    """The names of the arguments that a function takes.
+
+    Raises:
+        ArgumentError: one of them is not available.
+    """
+    wanted = _parameters(function)
+    for name in wanted or ():
+        if name not in available:
+            raise ArgumentError("parameter of the function", repr(name), spoken(sorted(available)))
+    return available if wanted is None else wanted
+
+
 def _by_name(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call and the parts of its stored matrices; those of x, if it is stored, begin with ``x_``."""
+    """The arguments of a call and the parts of its matrices; those of x, if it has any, begin with ``x_``."""
     found: dict[str, Any] = {}
     for name, value in given.items():
+        prefix = "" if name in ("weights", "matrix") else f"{name}_"
         if isinstance(value, Stored):
-            prefix = "" if name == "weights" else f"{name}_"
             parts = value.by_name | dict(value.options) | {"rows": value.rows, "columns": value.columns}
+            found |= {prefix + part: each for part, each in parts.items()}
+        elif isinstance(value, QuantizedMatrix | Blocks):
+            parts = {part.name: getattr(value, part.name) for part in fields(value)}
+            parts |= {"rows": value.rows, "columns": value.columns}
             found |= {prefix + part: each for part, each in parts.items()}
         found[name] = value
     return found

@@ -1,7 +1,7 @@
 """Prepared weights: a quantised matrix in the form that one backend uses.
 
-`lowbit.backend.base.Backend.prepare` makes one, once, and may take long: change the layout of the codes, specialise,
-compile. Then the products are called many times, so their checks are few and cheap. A backend derives from
+`lowbit.backend.base.Backend.prepare` makes one, once, and may take a long time: change the layout of the codes,
+specialise, compile. Then the products are called many times, so their checks are few and cheap. A backend derives from
 `PreparedLinear` and overrides its hooks, the methods that begin with an underscore. They get arguments that have been
 checked, and write every element of `out`. After `prepare` the arrays of the matrix belong to the caller again, and
 after a call so does x: see *Whose memory* in `lowbit.backend.base`.

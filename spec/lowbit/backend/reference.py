@@ -1,7 +1,7 @@
 """The reference backend: the specification itself behind the interface of a backend.
 
-It is slow. With it the suite, the demo and the benchmarks can treat the specification like any other backend. It
-declares every operation, and each is the reference function of its chapter.
+It is slow, but lets the suite, the demo and the benchmarks treat the specification like any other backend. It declares
+every operation, and each is the reference function of its chapter.
 """
 
 from collections.abc import Callable

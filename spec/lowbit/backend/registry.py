@@ -3,8 +3,8 @@
 A package makes its backend known by an entry point in the group ``lowbit.backends``; nothing in lowbit lists them. A
 class that no package has registered yet is named as ``module:Class``.
 
-**The default** wherever no backend is named is the first of `DEFAULT_ORDER` that can run on this machine. Whatever was
-chosen so is named in the output.
+**The default** is the first of `DEFAULT_ORDER` that can run on this machine. The output names a backend that was chosen
+in this way.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Sessions: a stateful operation, opened on a backend.
 
 Most operations are functions: their result depends on their arguments only. A cache of keys and values is not a
-function, nor is an engine that decides which experts stay: the answer of such a *stateful* operation depends on
-everything that it was given since it was opened. So it is opened, takes steps, and is closed::
+function, nor is an engine that decides which experts stay: the result of such a *stateful* operation depends on
+everything that it has received since it was opened. So it is opened, takes steps, and is closed::
 
     with backend.open("offload.engine", arrangement) as engine:
         events = engine.step(request)
@@ -11,7 +11,7 @@ Every opening begins a new *session* with an empty state. Sessions are independe
 refused does not affect later steps.
 
 The hook of a backend returns an object with a method ``step``, and with ``close`` if there is something to release; so
-does the reference of the operation. It gets no wrong arguments, because the session checks them first.
+does the reference of the operation. It never receives wrong arguments, because the session checks them first.
 """
 
 from collections.abc import Callable

@@ -1,12 +1,12 @@
 r"""A model on a device: how much memory it may take, and what it reports afterwards.
 
-The decoder of the chapter `decoder` gives a backend one matrix after another, and gets every product back. That does
-not suit a device with a memory of its own: a token should stay there from one layer to the next, and weights that do
-not fit must be copied in time, which only a decoder that runs the whole model can do. So a backend may have a decoder
-of its own (`lowbit.backend.base.Backend.decoder`). It computes what the chapter's decoder computes, and generation and
+The decoder of the chapter `decoder` gives a backend one matrix after another and gets every product back. That does not
+suit a device with its own memory: a token should stay there from one layer to the next, and weights that do not fit
+must be copied in time, which only a decoder that runs the whole model can do. So a backend may have a decoder of its
+own (`lowbit.backend.base.Backend.decoder`). It computes what the chapter's decoder computes, and generation and
 perplexity use both in the same way.
 
-**Its budget** is a number of bytes, and everything that the model needs on the device has to fit in it: weights that
+**Its budget** is a number of bytes, and everything that the model needs on the device must fit in it: weights that
 stay, keys and values of the context, activations, staging buffers. The rest becomes slots for experts
 (`lowbit.moe.offload`). More memory makes it faster and changes no bit of an answer.
 

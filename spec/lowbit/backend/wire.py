@@ -1,7 +1,7 @@
 r"""Values: how the arguments and results of operations are written outside Python.
 
 A kernel need not be written in Python to be tested against this specification. Test vectors are files, a program may
-answer on its standard output, and the code under test runs in a process of its own. All of them need one form for
+answer on its standard output, and the code under test runs in a process of its own. All of these need one form for
 arguments that does not depend on Python's objects. This chapter defines it: a *tree* of what JSON can express, in which
 only the bytes of arrays are left to the carrier.
 
