@@ -1,5 +1,6 @@
 """The emulated process, and the requests to it (``cpp/guest.cpp`` has the other side)."""
 
+import atexit
 import os
 import re
 import shutil
@@ -30,6 +31,9 @@ PROCESSORS = MappingProxyType({"neondot": "max", "neon": "cortex-a53"})
 ENDS = "stop_", "destroy_"
 """How the names of functions begin by which something ends."""
 
+PATIENCE = 10
+"""Seconds in which the process ends once its input is closed; after that it is killed."""
+
 HOLD, RELEASE, LOAD, SEND_BACK, FIRST_FUNCTION = range(5)
 """Kinds of requests; the functions follow in their order."""
 
@@ -58,10 +62,10 @@ def command(program: Path, table: InstructionSet) -> list[str]:
 
 
 class Guest:
-    """The process. It starts with the first request, and ends when its input is closed: at the latest with this one."""
+    """The process. It starts with the first request, and ends when it is closed: at the latest with this one."""
 
     def __init__(self, table: InstructionSet) -> None:
-        self._table, self._lock, self._owner = table, threading.RLock(), 0
+        self._table, self._lock, self._owner, self._closed = table, threading.RLock(), 0, False
 
     @cached_property
     def _process(self) -> "subprocess.Popen[bytes]":
@@ -69,6 +73,7 @@ class Guest:
         cases = (f"case {number}: serve(&{name}); break;" for number, name in enumerate(functions(), FIRST_FUNCTION))
         source = (CPP / "guest.cpp").read_text("utf-8").replace("FUNCTIONS", "\n".join(cases))
         program = self.compiled(source, "-pthread", "-rdynamic", "-ldl")
+        atexit.register(self.close)
         return subprocess.Popen(self._command(program), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def compiled(self, source: str, *options: str) -> Path:
@@ -88,11 +93,24 @@ class Guest:
         """Whether the process belongs to a parent of this one, which alone may talk to it."""
         return self._owner not in (0, os.getpid())
 
+    def close(self) -> None:
+        """End the process, if it was started by this one. Later requests are refused."""
+        with self._lock:
+            if self._closed or self._owner != os.getpid():
+                return
+            self._closed = True
+            atexit.unregister(self.close)
+            try:
+                self._process.communicate(timeout=PATIENCE)  # closes its input, at whose end it ends
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
+
     def ask(self, kind: int, arguments: bytes, *written: Array) -> int:
         """The answer to a request; `written` are the arrays that it fills.
 
         Raises:
-            UnavailableError: the process ended.
+            UnavailableError: the process ended, or was closed.
         """
         with self._lock:
             try:
@@ -101,6 +119,8 @@ class Guest:
                 raise UnavailableError("backend cppyy", "the emulated process ended", "load it again") from error
 
     def _answer(self, kind: int, arguments: bytes, written: Sequence[Array]) -> int:
+        if self._closed:
+            raise EOFError
         assert self._process.stdin is not None
         self._process.stdin.write(struct.pack("<q", kind) + arguments)
         self._process.stdin.flush()

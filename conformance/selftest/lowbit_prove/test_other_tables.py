@@ -92,9 +92,9 @@ REFUSED = (
     ("plain", "load_int", "vint d; std::memcpy(&d, a, 33); return d;", "33 bytes"),
     ("plain", "load_byte", "vint d; std::memcpy(&d, a, sizeof d); return d;", "32 bytes are read of 8"),
     ("plain", "add_int", "return (vint)((vpairs)a + b);", "different types"),
-    ("plain", "as_int", "return a;", "no uint32 of 8 lanes"),
+    ("plain", "as_int", "return a;", "not uint32 of 8 lanes"),
     ("plain", "as_int", "while (a) { }", "not read"),
-    ("neon", "add", "return {vaddq_u32(a.lo, b.lo), vaddq_u32(a.hi, b.hi)};", "no uint32 of 4 lanes"),
+    ("neon", "add", "return {vaddq_u32(a.lo, b.lo), vaddq_u32(a.hi, b.hi)};", "not uint32 of 4 lanes"),
     ("neon", "add", "return {a.lo};", "other fields"),
     ("neon", "add", "return {vminq_f32(a.lo, b.lo), b.lo};", "vminq_f32 has no meaning"),
 )

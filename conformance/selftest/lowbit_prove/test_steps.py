@@ -27,7 +27,7 @@ def test_programs_differ_in_all_that_a_block_may_have() -> None:
     found = {line.parameter for _, program in steps.programs("dense-silu", 31) for line in program}
     assert {*steps.OPTIONAL} <= found
     kinds = {line.kind for kind in steps.KINDS for _, program in steps.programs(kind, SOME) for line in program}
-    assert {"rotate", "experts", "swiglu", "geglu", "bias", "clamped_swiglu", "attend_shaped"} <= kinds
+    assert {"rotate", "experts", "swiglu", "geglu", "bias", "clamped_swiglu", "attend_shaped", "scale"} <= kinds
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,21 @@ def plain(weights: LlamaWeights) -> Decoder:
 # **The network.**
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
-def test_logits_are_those_of_the_decoder(architecture: str, tmp_path: Path) -> None:
-    """With biases, with norms of heads, and with windows and gates of another kind.
+@pytest.mark.parametrize(
+    ("architecture", "factors"),
+    [
+        *((name, {}) for name in ("llama", "qwen2", "qwen3", "gemma3")),
+        ("llama", {"embedding_scale": 3.0, "residual_scale": 0.6, "logit_divisor": 0.7}),
+    ],
+)
+def test_logits_are_those_of_the_decoder(architecture: str, factors: dict[str, Any], tmp_path: Path) -> None:
+    """With biases, with norms of heads, with windows and gates of another kind, and with factors.
 
     A model of two blocks has 15 products of at most 96 terms one after another. In float32 each term is rounded twice,
     so the largest logit may differ by 2 · 15 · 96 · 2^-24 of itself, where no sum cancels more than a product does.
     """
     weights = open_model(tiny(tmp_path / "a.gguf", architecture)).weights
+    weights = replace(weights, config=replace(weights.config, **factors))
     assert (weights.config.layers, weights.config.hidden, weights.config.feed_forward) == (2, 64, 96)
     found = Network(weights, tied=False).logits(torch.from_numpy(TOKENS[:40].reshape(2, 20))).detach().numpy()
     decoder = plain(weights)

@@ -4,7 +4,7 @@ It is the process of `lowbit_cppyy.emulation`, compiled for this processor.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import sanitized_programs
@@ -48,6 +48,6 @@ def sanitized(
     sanitizers: Sequence[str] = sanitized_programs.SANITIZERS,
 ) -> Iterator[CppyyBackend]:
     """A backend of an instruction set under sanitizers; a request raises an error once the process has complained."""
-    emulated = EmulatedRuntime(SanitizedGuest(table, compiler, sanitizers))
-    with using(emulated), CppyyBackend(isa=table.name, threads=threads) as backend:
+    guest = SanitizedGuest(table, compiler, sanitizers)
+    with closing(guest), using(EmulatedRuntime(guest)), CppyyBackend(isa=table.name, threads=threads) as backend:
         yield backend

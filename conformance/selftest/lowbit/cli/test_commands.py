@@ -32,6 +32,11 @@ app = typer.Typer(help="An app of two [red]commands[/].")
 def run(name: str = "nobody"):
     '''Greet somebody.'''
     print("hello", name)
+def warn():
+    '''Warn twice.'''
+    import warnings
+    warnings.warn("two\\nlines", UserWarning)
+    warnings.warn("old", FutureWarning)
 def unsuitable(given: "list[dict[str, object]]"):
     pass
 @app.command()
@@ -87,6 +92,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "strangers" / f"{name}.py").write_text(source)
     commands = {name: value for name, (value, _) in BROKEN.items()}
     commands |= {"greet": "strangers.good:run", "many": "strangers.good:app", "generate": "strangers.exits:run"}
+    commands |= {"warn": "strangers.good:warn"}
     commands |= {"two words": "strangers.good:run", "esc\x1b[31m": "strangers.good:run", "twice": "strangers.good:run"}
     backends = {"silent": "strangers.backends:Silent", "odd": "strangers.backends:Odd"}
     backends |= {"words": "strangers.backends:Words", "exits": "strangers.exits:Gone"}
@@ -201,3 +207,12 @@ def test_the_words_of_a_backend(listing: "subprocess.CompletedProcess[str]", mon
     assert "no [red]beads[/] │ numpy │ yes │\\x1b]8;;http://x\\x1b\\; buy some\\x07" in done.stdout
     assert not [line for line in done.stdout.splitlines() if line.startswith("│ numpy │ yes")]
     assert "\x1b" not in done.stdout and "\x07" not in done.stdout
+
+
+def test_a_warning_is_a_line_as_remarks_are(run: Run, strangers: Path) -> None:
+    """One that is meant for users has no place in the code."""
+    done = run(strangers, "warn")
+    assert (done.returncode, done.stdout) == (0, "")
+    meant, other = done.stderr.splitlines()
+    assert meant == "lowbit: two lines"
+    assert other.startswith("lowbit: old (") and "good.py:" in other
