@@ -2,7 +2,7 @@
 
 `QuantLinear` takes the place of ``torch.nn.Linear``; `replace_linears` puts it into a model (see `lowbit_torch.layer`).
 `lowbit_torch.operator` registers the product with PyTorch, and `lowbit_torch.linears` says which layers can be
-replaced. `Uptraining` trains a model on, as one with pooled heads needs (see `lowbit_torch.uptraining`).
+replaced. `Uptraining` continues the training of a model, as pooled heads require (see `lowbit_torch.uptraining`).
 """
 
 from lowbit_torch.layer import QuantLinear, Replacement, replace_linears

@@ -1,7 +1,7 @@
 """The product with quantised weights as a PyTorch operator.
 
 PyTorch traces a model to compile or export it, and it cannot see into numpy arrays. An *operator* registered with
-``torch.library`` is a node that it need not look into. This module registers
+``torch.library`` is an opaque node. This module registers
 
 - ``lowbit::qlinear``, ``y = x W`` by any lowbit backend, and
 - ``lowbit::dequantize``, the float32 W that the specification assigns to the codes.

@@ -1,8 +1,8 @@
-"""Training a model on from the weights that it has, at a constant rate: what ``lowbit pool`` asks for.
+"""Continuing the training of a model from its weights, at a constant rate, as ``lowbit pool`` requires.
 
 A model whose key-value heads are pooled predicts little until it is trained further; the GQA paper trains it for 5 % of
 its original training. `uptrain` does that with a directory or a GGUF file and a text, and writes a directory of floats.
-`Uptraining` is the same with weights in memory, for those who measure as it goes.
+`Uptraining` is the same with weights in memory, for those who measure during training.
 
 **What is trained** is every weight: embedding, matrices, norms, biases and head. The loss is the mean negative
 log-likelihood of the next token over windows of the text. The optimiser is AdamW with β = (0.9, 0.95); matrices decay

@@ -1,6 +1,6 @@
 """``lowbit prove``: what is decidable about kernels, formats and layouts, proved for all values at once.
 
-In the order of reading: `theorem` (statements and outcomes), `terms` and `symbols` (arrays of unknowns that numpy's own
+In reading order: `theorem` (statements and outcomes), `terms` and `symbols` (arrays of unknowns that numpy's own
 functions take), `solver`, `reals` (floats as real numbers), `machine` (the interpreter on symbols), `setting` (what a
 kernel's memories hold) with `prepared_setting` and `stored_setting`. Then come the theorems: `places`, `layouts`,
 `formats`, `storage`, `products` with `demonstration`, `memory` with `accesses` and `arrays`, `roundings` and

@@ -1,10 +1,10 @@
 """Accesses: where a program reads and writes, for all sizes at once.
 
-A pointer of a program moves by constants. So in front of an iteration of a loop it stands where the loop began, plus a
-constant for each iteration before; and, where the body has a loop of ``turns[g]`` iterations, plus a constant times the
-sum of ``turns`` below g. Both are linear in integers: the counters of the loops, the sizes, and for each list of sizes
-its element, the sum of those before it, and the sum of all. `Walk` goes through a program once, each loop in an
-iteration that stands for all of them, and gives every access as such a linear expression.
+A pointer of a program moves by constants. So before an iteration of a loop it is where the loop began, plus a constant
+for each earlier iteration; and, where the body has a loop of ``turns[g]`` iterations, plus a constant times the sum of
+``turns`` below g. Both are linear in integers: the counters of the loops, the sizes, and for each list of sizes its
+element, the sum of those before it, and the sum of all. `Walk` traverses a program once, each loop in one iteration
+that represents all, and gives every access as such a linear expression.
 
 >>> from lowbit.kernels.program import Loop, Program
 >>> row = Instruction("load_int", "a", (Address("w", 8),))

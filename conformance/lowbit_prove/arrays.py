@@ -1,17 +1,17 @@
 r"""Arrays: what callers of kernels pass, as linear expressions over unknown sizes.
 
 For each kind of kernel `Arrays` says where its pointers begin and how long their memories are. The numbers come from
-the layouts that the backend allocates by (`lowbit_cppyy.layout.panels`, `lowbit_cppyy.stored.layout`, the streams of
+the layouts by which the backend allocates (`lowbit_cppyy.layout.panels`, `lowbit_cppyy.stored.layout`, the streams of
 activations), and from the C++ that calls kernels (``cpp/linear.h``, ``cpp/decode.h``, ``cpp/blocks.h``).
 
 A *part* of a stream is what one call reads: one block of one panel. The columns of a tile begin at a multiple of its
 own number, and the pointers to scales and zeros at the same column, in elements that hold two or four.
 
-**Segments.** Kernels of integers move back by a unit where a segment ends inside one. After the segments up to row p
-of a group, :math:`\lfloor p/U \rfloor` units of the group lie behind the pointer, and the next segment ends at most at
-the group's last unit, :math:`\lceil \text{size}/U \rceil`. That is an induction over segments. Its step depends on
-:math:`p \bmod U`, on the length of a segment and on whether it ends a group; `segments_hold` enumerates them all, by
-the function that the backend makes segments with.
+**Segments.** Kernels of integers move back by a unit where a segment ends inside one. After the segments up to row p of
+a group, :math:`\lfloor p/U \rfloor` units of the group lie behind the pointer, and the next segment ends at most at the
+group's last unit, :math:`\lceil \text{size}/U \rceil`. That is an induction over segments. Its step depends on :math:`p
+\bmod U`, on the length of a segment and on whether it ends a group; `segments_hold` enumerates them all, with the
+backend's own function that makes segments.
 """
 
 from collections.abc import Iterator, Mapping

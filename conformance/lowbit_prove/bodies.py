@@ -135,7 +135,8 @@ class Scope:
         if expression.kind == "list":
             return made(type_of(name, self.declared), values) if name else values
         if self.declared.intrinsics and not all(isinstance(each, int) for each in values):
-            raise UndecidedError(f"{name} is not read beside intrinsics")  # of __m256i it would mean lanes of 64 bits
+            # of __m256i it would mean lanes of 64 bits
+            raise UndecidedError(f"{name} is unsupported beside intrinsics")
         return operators.applied(name, values)
 
     def _field(self, struct: Any, name: str) -> Any:
@@ -145,7 +146,7 @@ class Scope:
 
     def _type(self, name: str) -> Type:
         if name not in self.types:
-            raise UndecidedError(f"{name} has no type that is read")
+            raise UndecidedError(f"{name} has no supported type")
         return self.types[name]
 
     def _named(self, name: str) -> Any:

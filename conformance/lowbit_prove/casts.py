@@ -1,10 +1,10 @@
-r"""The theorems of casts: what a cast gives is the exact rounding, for every float32.
+r"""The theorems of casts: a cast gives the exact rounding, for every float32.
 
 Float32 has :math:`2^{32}` bit patterns. Compiled code takes each of them through the backend's own function
 (``cpp/activations.h``, ``cpp/blocks.h``, ``cpp/casts.h``, ``cpp/stored.h``) and compares with what is exact, computed
 in float64, which holds every number that occurs (``casts.cpp``). So these are proofs by enumeration:
 
-- to float16 and bfloat16: the nearest value, of two the even one, infinity from the middle to it on;
+- to float16 and bfloat16: the nearest value, ties to even, and infinity from the midpoint to it on;
 - to blocks: the exponent of the largest element, and :math:`\mathrm{rint}(x / 2^e)` within the mantissa's range, for
   every x as the largest of its block, and for every x and every e beside a largest element;
 - to 8-bit codes: the integer nearest to a product, from -128 to 128.

@@ -1,9 +1,9 @@
 """Certificates: proofs that were found before.
 
 A certificate is a JSON file in the cache folder of lowbit, with the theorem, a digest of its subject and of all code
-that gives it its meaning, and the solver. It is believed only if all of these are what they are today; so a change of
-a program, of a word's definition, of the prover or of the solver asks for another proof. The folder is one that no
-other user can write to (`lowbit.system.storage.own_folder`). Only proofs are kept.
+that defines its meaning, and the solver. It is accepted only if none of these has changed; so a change of a program, of
+a word's definition, of the prover or of the solver requires another proof. No other user can write to the folder
+(`lowbit.system.storage.own_folder`). Only proofs are kept.
 """
 
 import hashlib

@@ -28,13 +28,15 @@ def prove(
         list[str] | None, typer.Argument(help="Kernels, formats, theorems or kinds of theorems; by default all.")
     ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List the theorems and prove none.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Believe no certificate of an earlier run.")] = False,
-    sample: Annotated[int, typer.Option(help="Prove one in this number of the theorems named.")] = 1,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Accept no certificate of an earlier run: prove everything again.")
+    ] = False,
+    sample: Annotated[int, typer.Option(help="Prove only one in this many of the named theorems; 1 proves all.")] = 1,
     run: Annotated[
-        Path | None, typer.Option(help="Run refutations again on their numbers: the file that --json has written.")
+        Path | None, typer.Option(help="Run refutations again on their numbers, from a file that --json wrote.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(help="The most processes at a time; by default one for each processor.")
+        int | None, typer.Option(help="The maximum number of processes; by default one per processor.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:

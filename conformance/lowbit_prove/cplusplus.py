@@ -1,8 +1,7 @@
 """C++ as data: the small part of it that instruction tables are written in.
 
 A table (`lowbit_cppyy.codegen.isa`) has declarations of types and functions, and a body for each word. Here their text
-becomes statements and expressions, and `lowbit_prove.bodies` executes these. All else is refused: what is not read is
-not decided.
+becomes statements and expressions, and `lowbit_prove.bodies` executes these. Everything else is refused.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""Deciding: the outcomes of many theorems, from certificates and by processes side by side.
+"""Deciding: the outcomes of many theorems, from certificates and by parallel processes.
 
-Theorems that say the same of the same program are decided once. What takes longest begins first, so that the last
-processes end at about the same time.
+Theorems that say the same about the same program are decided once. The longest start first, so that the last processes
+end at about the same time.
 """
 
 from collections.abc import Iterator

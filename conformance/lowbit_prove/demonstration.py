@@ -2,7 +2,7 @@
 
 The solver says for which words a factor is wrong. The program then runs on these words in the specification's
 interpreter, with the activation of that factor 1 and the others 0, or with the mantissas that the solver found. Scales
-are 2, and 1 where the factor is one of a scale. What the program gives stands beside what the weights say.
+are 2, and 1 where the factor is one of a scale. The result of the program is shown beside that of the weights.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,8 @@
-r"""Depths: how many roundings the terms of a result meet, counted by running a program on counts.
+r"""Depths: how many roundings the terms of a result go through, found by running a program on counts.
 
-A program is run by the specification's interpreter with a count in the place of each number: the most roundings that
-any term in it has met. Codes, scales and activations have met none. A product meets those of both its factors and one
-of its own, a sum the larger count and one more. Three things round nothing, and are followed as such:
+The specification's interpreter runs a program with a count in place of each number: the most roundings of any term in
+it. Codes, scales and activations have none. A product has those of both its factors plus one, a sum the larger count
+plus one. Three things round nothing, and are treated as such:
 
 - a sum with a zero, as the first of every sum is, and a product with a zero, as those of padding are;
 - a product with a power of two, as the scales of segments are;

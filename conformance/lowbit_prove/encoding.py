@@ -7,18 +7,18 @@ all neighbours :math:`G_q < G_{q+1}` of the format's grid with the middle c (`lo
    x \le c\,d - \varepsilon \Rightarrow \hat x \le d\,G_q, \qquad
    \mathrm{least}\cdot d - \varepsilon \le m \le \mathrm{most}\cdot d + \varepsilon ,
 
-where :math:`\hat x = \mathrm{decode}(\mathrm{encode}(x))`. So x goes to the nearest number of the grid, up to ε about
-the middles, and the scale is the one that the definition derives from m.
+where :math:`\hat x = \mathrm{decode}(\mathrm{encode}(x))`. So x goes to the nearest number of the grid, up to ε around
+the midpoints, and the scale is the one that the definition derives from m.
 
-**Why few numbers are enough.** Rounded products, quotients, sums and searches do not fall where an operand grows. So
-:math:`\hat x` does not fall where x grows, and for each c only the first float32 from :math:`c\,d + \varepsilon` on and
-the last one up to :math:`c\,d - \varepsilon` matter. The code of x does not move away from 0 where m grows. So of all m
-with one stored scale only the least and the largest matter. They are found by bisection, for every scale of float16,
-bfloat16, E4M3 and E8M0. With scales of float32, runs of m take the place of the m with one scale. They fill one binade:
-casts commute with powers of two, as long as nothing is subnormal.
+**Why few numbers are enough.** Rounded products, quotients, sums and searches are monotonic in their operands. So
+:math:`\hat x` does not fall as x grows, and for each c only the first float32 from :math:`c\,d + \varepsilon` on and
+the last one up to :math:`c\,d - \varepsilon` matter. The code of x does not move away from 0 as m grows. So among all m
+with the same stored scale, only the least and the largest matter. They are found by bisection, for every scale of
+float16, bfloat16, E4M3 and E8M0. With scales of float32, runs of m take the place of the m with one scale. They fill
+one binade: casts commute with powers of two, as long as nothing is subnormal.
 
-**Ties.** Where d is a power of two and m its multiple, nothing is rounded but the code. Then x = c d goes where the
-definition says.
+**Ties.** Where d is a power of two and m its multiple, only the code is rounded. Then x = c d goes where the definition
+says.
 """
 
 from collections.abc import Iterator, Mapping

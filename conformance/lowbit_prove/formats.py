@@ -1,15 +1,15 @@
 r"""The theorems of formats: no two bits of a stored matrix share a place, and none is lost.
 
-For a field of integers (codes, zeros, scales of runs) of a format, the other fields as they are,
+For an integer field (codes, zeros, scales of runs) of a format, with the other fields fixed,
 
 .. math:: \mathrm{decode}(u) = \mathrm{decode}(v) \;\Rightarrow\; u = v .
 
-So every bit of the field can be told from the numbers of a matrix. A decoder that reads a bit twice, forgets one or
-mixes two up has no such inverse. One that exchanges two codes has an inverse too; the theorem of *storage*
-(`lowbit_prove.storage`) is about that.
+So every bit of the field can be recovered from the numbers of a matrix. A decoder that reads a bit twice, omits one or
+confuses two has no such inverse. One that exchanges two codes does have an inverse; the theorem of *storage*
+(`lowbit_prove.storage`) covers that.
 
-The other integers have all bits set, and floats are 1. The matrix is the smallest that the format allows; of a block
-format one block. Products and offsets are told apart, as `decode` gives them.
+The other integers have all bits set, and floats are 1. The matrix is the smallest that the format allows; for a block
+format, one block. Products and offsets are separate, as `decode` returns them.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,9 +1,8 @@
 """Formulas: functions of integers, run on unknowns.
 
-A backend declares its roundings by a function of numbers of rows, in plain Python. To compare it with what a program
-does for all numbers, it is run on unknown integers (`Whole`). Where it compares two of them, as ``min`` and ``max`` do,
-both answers are followed, one after the other. Each way through the function is a `Way`, with the conditions that lead
-to it.
+A backend declares its roundings as a plain Python function of numbers of rows. To compare it with a program for all
+numbers, it runs on unknown integers (`Whole`). Where it compares two of them, as ``min`` and ``max`` do, both outcomes
+are followed in turn. Each path through the function is a `Way`, with the conditions that lead to it.
 
 >>> for way in ways(lambda rows: max(rows, 8), z3.Int("rows")):
 ...     print(way.conditions, way.result)

@@ -5,13 +5,13 @@ launches are captured as a graph, which keeps that order. Each value lies in a b
 (`lowbit_cuda.model.block.BUFFERS`). Here a program is followed through the buffers, as `lowbit_prove.steps` does
 through columns:
 
-- what a launch reads are the values that its line names, and nothing was written over them;
+- a launch reads the values that its line names, and nothing has overwritten them;
 - a launch that reads whole rows writes to another buffer, because its blocks of threads run at the same time;
 - a value fits its buffer;
-- at the end the residual stream holds what the next block, or the experts, go on with.
+- at the end the residual stream holds the input of the next block or of the experts.
 
-Which buffers a launch of each kind reads and writes stands here a second time (`touched`); that the launches do so is
-tested on the simulated device. Programs are enumerated: all that the backend accepts.
+The buffers that a launch of each kind reads and writes are stated here a second time (`touched`); that the launches
+conform is tested on the simulated device. Programs are enumerated: all that the backend accepts.
 """
 
 from collections.abc import Iterator, Mapping

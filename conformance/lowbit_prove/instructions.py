@@ -1,16 +1,16 @@
 r"""The theorems of instructions: the words of the tables are those of the vocabulary.
 
-A table says by a few intrinsics what a word of the vocabulary is (`lowbit_cppyy.codegen.isa`). With the meanings of
-these intrinsics (`lowbit_prove.intrinsics`) and of C++'s operators (`lowbit_prove.operators`), for all registers, all
-memory and all numbers of bits below 32,
+A table defines a word of the vocabulary by a few intrinsics (`lowbit_cppyy.codegen.isa`). With the meanings of these
+intrinsics (`lowbit_prove.intrinsics`) and of C++'s operators (`lowbit_prove.operators`), for all registers, all memory
+and all numbers of bits below 32,
 
 .. math:: \mathrm{body}(a, b, c) = \mathrm{word}(a, b, c) .
 
 Both sides are executed on unknowns, and the solver compares them lane by lane.
 
-The meanings are no theorems. They are compared with this processor, for the registers of `lowbit_prove.probes`: each
-comparison is a statement about those registers and this processor. NEON's are compared with QEMU where there is no
-processor of ARM. That is a statement about QEMU, and says so. What neither has is not in the list of theorems, and
+The meanings are not theorems. They are compared with this processor, for the registers of `lowbit_prove.probes`: each
+comparison is a statement about those registers and this processor. Without an ARM processor, NEON's are compared with
+QEMU. That is a statement about QEMU, and says so. Intrinsics that neither has are not in the list of theorems, and
 ``lowbit prove`` says so.
 """
 

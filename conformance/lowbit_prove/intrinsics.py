@@ -1,9 +1,9 @@
 """Intrinsics: what the instructions of x86 do to the lanes of registers.
 
 A register is an array of lanes of 32 bits along the last axis, uint32 or float32; other axes are registers side by
-side. A meaning is a function of registers in numpy's functions, so it computes on numbers and on symbols. It says what
-the manual says of the instruction, in the manual's terms of bytes, halves and quarters of 128 bits, and nothing of the
-vocabulary. `lowbit_prove.probes` compares it with the processor.
+side. A meaning is a function of registers in numpy's functions, so it computes on numbers and on symbols. It does what
+the manual says of the instruction, in the manual's terms of bytes, halves and quarters of 128 bits, without reference
+to the vocabulary. `lowbit_prove.probes` compares it with the processor.
 
 Names are without their widths: ``_mm256_and_si256`` and ``_mm512_and_si512`` are both ``and_si``, of 8 and of 16 lanes.
 

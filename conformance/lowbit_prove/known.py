@@ -1,9 +1,9 @@
-"""What is known: which theorems hold of a kernel or of a backend, by certificates that earlier proofs have left.
+"""What is known: which theorems hold for a kernel or a backend, by certificates of earlier proofs.
 
 A certificate counts only if it is for the program as it is generated today, for today's code and for this solver
 (`certificates.kept`); nothing is proved here. `lowbit.theorems` finds this chapter by its entry point, and ``lowbit
-kernel show`` and the reports of the suite say what it knows. Most reports are about backends that no theorem is about,
-so what needs the solver is imported only for the others.
+kernel show`` and the reports of the suite say what it knows. Most reports are about backends without theorems, so
+whatever needs the solver is imported only for the others.
 """
 
 from collections.abc import Iterable, Mapping

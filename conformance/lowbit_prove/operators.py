@@ -1,9 +1,9 @@
-"""Operators: what those of C++ do to numbers and to vectors of them.
+"""Operators: what C++'s operators do to numbers and to vectors of them.
 
-Of two vectors an operator works on the lanes, and both have the same type. Beside a vector, a number is converted to
-the type of its lanes. A comparison of vectors gives integers of as many bits, -1 where it holds and else 0. Alone,
-integers of less than 32 bits become `int`. What C++ leaves undefined is refused: shifts by too many bits, places
-outside of arrays.
+On two vectors of the same type, an operator works lane by lane. A number combined with a vector is converted to the
+type of its lanes. A comparison of vectors gives integers of as many bits, -1 where it holds and else 0. Alone, integers
+of less than 32 bits become `int`. What C++ leaves undefined is refused: shifts by too many bits, places outside of
+arrays.
 
 Source: ISO C++17, clauses 7 and 8; the manual of GCC, Vector Extensions, which clang follows.
 """
@@ -147,7 +147,7 @@ def _chosen(condition: Any, yes: Any, no: Any) -> Any:
 def _element(vector: Any, place: Any) -> Any:
     """An element by its place, which lies inside for all values of the unknowns."""
     if not _lanes(vector):
-        raise UndecidedError("an element of what is no vector")
+        raise UndecidedError("an element of a value that is not a vector")
     index = of(place).data[()] if isinstance(place, Symbols) else int(place)
     lanes = vector.shape[-1]
     if terms.known(index):
@@ -155,7 +155,7 @@ def _element(vector: Any, place: Any) -> Any:
             raise UndecidedError(f"element {index} of {lanes}")
         return vector[..., index]
     if satisfied(z3.UGE(index, lanes)) is not None:
-        raise UndecidedError(f"an element that may lie outside of {lanes}")
+        raise UndecidedError(f"an element that may lie outside {lanes}")
     return np.take_along_axis(vector, place.reshape(1), axis=-1)[0]
 
 

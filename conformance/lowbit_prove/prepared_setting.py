@@ -1,7 +1,7 @@
 """The setting of a proof about a kernel of a prepared matrix, in the package's own layout.
 
-The stream of weights is unknown to the last bit. Where the codes, the scales and the zeros of a row and column lie in
-it, the layout says (`lowbit_cppyy.layout.panels.PanelLayout.index`). The stream of activations is as
+The stream of weights is unknown to the last bit. The layout says where the codes, scales and zeros of a row and column
+lie in it (`lowbit_cppyy.layout.panels.PanelLayout.index`). The stream of activations is as
 `lowbit_cppyy.runtime.activations` declares it.
 """
 

@@ -1,9 +1,9 @@
-"""Probes: the meanings of intrinsics, compared with what a processor does, or the emulator of one.
+"""Probes: the meanings of intrinsics, compared with a processor or an emulator of one.
 
 For each intrinsic that a table calls, a function of C++ applies it to many registers, and its meaning is applied to the
-same. Numbers of 8 bits meet all others, in every place of a register and beside random ones. Numbers of 16 bits are
-all tried alone, and each beside 256 others. Numbers of 32 bits are edges, in all combinations, and random bits. Shifts
-go through all counts. Results must have the same bits; a NaN is any NaN.
+same. Each 8-bit number is combined with every other, in every place of a register and beside random ones. All 16-bit
+numbers are tried alone, and each beside 256 others. 32-bit numbers are edges, in all combinations, and random bits.
+Shifts use all counts. Results must have the same bits; a NaN is any NaN.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-r"""The theorem of products: a generated kernel multiplies every activation by the weight that it belongs to.
+r"""The theorem of products: a generated kernel multiplies every activation by the weight that belongs to it.
 
 For a kernel that computes :math:`y = xW` over :math:`K` rows in groups, with codes :math:`q`, scales :math:`s` and
 zeros :math:`z` where the layout puts them,
@@ -8,11 +8,11 @@ zeros :math:`z` where the layout puts them,
 
 for *all* words, scales, zeros and activations, in exact arithmetic: each product occurs once, each code reaches it as
 the layout says, and the power of two by which a method makes it too large is the one by which its activation was made
-too small. With integers the sums of products are, besides, exact on the machine: no instruction saturates or wraps, for
-all codes and all mantissas from -127 to 127.
+too small. With integers, the sums of products are also exact on the machine: no instruction saturates or wraps, for all
+codes and all mantissas from -127 to 127.
 
-**Columns.** Every column is looked at. One is proved; of another it is shown that its result is the same expression
-over its own variables, and that its codes lie at the same bits. Where that does not hold, it is proved for itself.
+**Columns.** Every column is examined. One is proved; for each other it is shown that its result is the same expression
+over its own variables, and that its codes lie at the same bits. Where that does not hold, it is proved separately.
 """
 
 from collections.abc import Callable, Iterator, Mapping

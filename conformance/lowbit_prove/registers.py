@@ -63,7 +63,7 @@ def scalar(name: str) -> np.dtype[Any]:
     """
     plain = {"float": "float32", "int": "int32"}.get(name, re.sub(r"^std::|_t$", "", name))
     if not re.fullmatch(r"u?int\d+|float\d+", plain):
-        raise UndecidedError(f"{name} is no type that is read")
+        raise UndecidedError(f"{name} is not a supported type")
     return np.dtype(plain)
 
 
@@ -101,7 +101,7 @@ def made(kind: Type, given: Any) -> Any:
     if isinstance(given, list):
         given = _joined(given)
     if given is None or isinstance(given, dict | int) or given.dtype != kind.dtype or given.shape[-1:] != (kind.lanes,):
-        raise UndecidedError(f"a value is no {kind.dtype} of {kind.lanes} lanes")
+        raise UndecidedError(f"a value is not {kind.dtype} of {kind.lanes} lanes")
     return given
 
 

@@ -2,7 +2,7 @@
 
 A refutation is a case: a theorem and numbers, which ``--json`` writes and ``--run`` reads. The subject runs on the
 numbers without the solver: a program in the specification's interpreter, a cast, a decoder, a machine of states. The
-kernel of a matrix is besides compiled and called, where this processor has its instructions and cppyy is installed.
+kernel of a matrix is also compiled and called, if this processor has its instructions and cppyy is installed.
 """
 
 import json

@@ -1,4 +1,4 @@
-r"""The theorems of bytes that return: encode(decode(b)) = b for blocks of which the scale can be told.
+r"""The theorems of round-tripping bytes: encode(decode(b)) = b for blocks whose scale can be recovered.
 
 Numbers that a block stores exactly should be stored again by the same bytes. That needs the scale, and a cast takes it
 from the block's largest number. So let E be the largest magnitude of the grid from which a cast takes the scale back,
@@ -10,7 +10,7 @@ with d stored as it was. An element depends on its own code and the scale only, 
 (`lowbit_prove.formats`). So a block b with an element of magnitude E, and of two codes for one number the one that
 `encode` takes, is what it was before. A block without such an element gets another scale.
 
-**Exceptions.** Some rules do not give every scale back, and `LOST` has the number of those that they do not:
+**Exceptions.** Some rules do not recover every scale, and `LOST` counts those that they lose:
 
 - ggml's E4M3 for NVFP4 takes 448 in the place of 256 to 416;
 - KIVI in 16 bits rounds E d to 16 bits before it is divided again.

@@ -1,7 +1,7 @@
 r"""The theorem of roundings: a kernel rounds no term more often than the backend declares.
 
 The suite allows a kernel the error :math:`\gamma_D` of the number of roundings :math:`D` that its backend declares, a
-formula in the rows K and the rows of a group. Here D is derived from the program, by running it on counts
+formula in the rows K and the rows of a group. Here D is derived by running the program on counts
 (`lowbit_prove.depths`), and the formula is shown to be at least as large, for all K and all groups.
 
 **All sizes.** On counts every instruction is a map f with

@@ -1,12 +1,12 @@
 """The setting of a proof about a kernel: what its memories hold, for all matrices and activations at once.
 
-The stream of weights is unknown, scales and offsets included. The activations are variables, and each element of their
-stream is what the backend lays there: an activation times a power of two, a sum of some of them, four mantissas, or the
+The stream of weights is unknown, including scales and offsets. The activations are variables, and each element of their
+stream is what the backend puts there: an activation times a power of two, a sum of some of them, four mantissas, or the
 power of two of a run.
 
 With these, the result of each column is known as a polynomial (`Setting.expected`): the sum, over the rows of the
-matrix, of activation times weight. What memories hold of a prepared matrix says `lowbit_prove.prepared_setting`, and of
-a stored one `lowbit_prove.stored_setting`.
+matrix, of activation times weight. `lowbit_prove.prepared_setting` says what memories hold for a prepared matrix, and
+`lowbit_prove.stored_setting` for a stored one.
 """
 
 from abc import ABC, abstractmethod

@@ -51,6 +51,8 @@ OPTIONAL = (
 """Vectors that a block may have or lack."""
 SIZES = ((64, 128, 4, 2, 16), (96, 40, 2, 2, 48), (4096, 14336, 32, 8, 128), (640, 2048, 4, 1, 256))
 """Hidden, feed-forward, query heads, key-value heads and channels of a head."""
+SIZED = tuple(zip(SIZES, (1.0, 0.22, 0.22, 1.0), strict=True))
+"""The same, each with a factor of what parts of a block add."""
 KINDS: dict[str, tuple[str, Routing | None]] = {
     "dense-silu": ("silu", None),
     "dense-gelu": ("gelu", None),
@@ -78,13 +80,15 @@ def programs(kind: str, every: int = 1) -> Iterator[tuple[LlamaConfig, Program]]
     """The programs of all blocks of a kind, or one in `every`."""
     activation, routing = KINDS[kind]
     choices = chain.from_iterable(combinations(OPTIONAL, count) for count in range(len(OPTIONAL) + 1))
-    for number, (vectors, together, turned, sizes) in enumerate(product(choices, (False, True), (False, True), SIZES)):
+    every_one = product(choices, (False, True), (False, True), SIZED)
+    for number, (vectors, together, turned, (sizes, factor)) in enumerate(every_one):
         if number % every == 0:
             hidden, inner, heads, kv_heads, head_dim = sizes
             plain = LlamaConfig(1, hidden, inner, heads, kv_heads, head_dim, 100, 32, 10000.0, 1e-5, routing)
             unrotated = () if turned else (0,)
             sinks = activation == "clamped"
-            config = replace(plain, heads_normed_together=together, unrotated=unrotated, activation=activation)  # type: ignore[arg-type]  # one of the table
+            config = replace(plain, heads_normed_together=together, unrotated=unrotated, residual_scale=factor)
+            config = replace(config, activation=activation)  # type: ignore[arg-type]  # one of the table
             own = (*vectors, "sinks", *(EXPERTS if routing else ())) if sinks else vectors
             yield (config := replace(config, sinks=sinks)), block(config, 0, own)
 
@@ -151,7 +155,7 @@ class Memory:
     def read(self, name: str, span: Span, line: str) -> None:
         """A value must lie whole at its place."""
         if self.held.get(name) != span:
-            raise WrongPlaceError(f"{line} reads {name}, which is not written or was written over")
+            raise WrongPlaceError(f"{line} reads {name}, which was not written or was overwritten")
 
     def write(self, name: str, span: Span, line: str) -> None:
         """What it covers is no longer there."""
@@ -198,7 +202,7 @@ def _run(memory: Memory, lines: Sequence[Line], span: Callable[[str], Span], roo
         needed = {name: at for line in lines for name in line.inputs if name in memory.held and (at := span(name))}
         for name, at in needed.items():
             if at.meets(room):
-                raise WrongPlaceError(f"the room of experts lies over {name}, which they read")
+                raise WrongPlaceError(f"the space of experts overlaps {name}, which they read")
         memory.write(ROOM, room, "experts")
     for line in lines:
         for name in line.inputs:

@@ -245,7 +245,7 @@ def _chosen(entries: list[Term], index: Term, dtype: Dtype) -> Term:
         return entries[index]
     bits = (len(entries) - 1).bit_length()
     if len(entries) != 1 << bits:
-        raise UndecidedError("an unknown place in a table whose length is no power of two")
+        raise UndecidedError("an unknown place in a table whose length is not a power of two")
     for bit in range(bits):
         condition = terms.is_one(index, bit)
         pairs = zip(entries[::2], entries[1::2], strict=True)

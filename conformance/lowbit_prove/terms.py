@@ -89,7 +89,7 @@ def _sort(dtype: Dtype) -> z3.FPSortRef:
 def _exact(number: float) -> Exact:
     top, below = float(number).as_integer_ratio()
     if below & (below - 1):
-        raise UndecidedError(f"{number} is no integer times a power of two")
+        raise UndecidedError(f"{number} is not an integer times a power of two")
     exponent = 1 - below.bit_length()
     while top and top % 2 == 0:
         top, exponent = top // 2, exponent + 1

@@ -1,8 +1,8 @@
-"""What most users need first, in one place: the names that ``import lowbit`` offers.
+"""What most users need first, in one place: the names of ``import lowbit``.
 
-Each has a chapter of its own: quantisation (`lowbit.quantization.affine`), products on a backend (`lowbit.backend`),
-running a model (`lowbit.runtime`), training one on (`lowbit.uptraining`), and the conformance suite, which is a package
-of its own.
+Each has its own chapter: quantisation (`lowbit.quantization.affine`), products on a backend (`lowbit.backend`), running
+a model (`lowbit.runtime`), continuing its training (`lowbit.uptraining`), and the conformance suite, which is a
+separate package.
 """
 
 from contextlib import ExitStack

@@ -1,7 +1,7 @@
-"""Arrays: the names of the types of arrays, by dtype.
+"""Arrays: names for array types, by dtype.
 
-A name says what each element is: ``F32`` is an array of float32, ``U8`` one of uint8. Chapters give further names where
-the meaning of the numbers matters more than their dtype: `Codes`, `Words`, `Mantissas`.
+A name says what each element is: ``F32`` is an array of float32, ``U8`` one of uint8. Chapters define further names
+where the meaning of the numbers matters more than their dtype: `Codes`, `Words`, `Mantissas`.
 """
 
 from typing import Any

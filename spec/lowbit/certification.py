@@ -1,4 +1,4 @@
-"""Certifying a backend or a function: the door to the conformance suite, which is a package of its own.
+"""Certifying a backend or a function: the entry to the conformance suite, which is a separate package.
 
 The specification never imports the suite: it finds the suite by an entry point.
 """

@@ -4,7 +4,7 @@ Each of them is a `LowbitError`, fits on one line, and says three things: which 
 given, and what is allowed. Any other exception that lowbit raises is a defect of lowbit.
 
 **Sentence and fields.** The parts of an error are attributes, for programs. The sentence is made from them, as in "bits
-is 5; allowed: 2, 3, 4 or 8". Where that would not be a sentence, the error gets one of its own and keeps its fields.
+is 5; allowed: 2, 3, 4 or 8". Where that would not be a sentence, the error has its own sentence and keeps its fields.
 
 Parts of these sentences often come from files and backends. So control characters and line breaks are removed from them
 before they are shown (`lowbit.text`).

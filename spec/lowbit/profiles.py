@@ -1,9 +1,9 @@
 r"""Profiles: what a kernel can be certified for, by name.
 
-A report says of every clause whether it was kept. A user who chooses a kernel wants one line: *certified for
+A report says for every clause whether it was kept. A user who chooses a kernel wants one line: *certified for
 lowbit-1.1/qgemv-4*. A *profile* defines what that line means: a named set of clauses, and the parameters for which they
 must be kept. A backend claims profiles in its `Capabilities`; the conformance suite certifies them or says what is
-missing. A claim that the suite cannot certify is a failure, like a declaration that is not kept.
+missing. A claim that the suite cannot certify is a failure, like a declaration that does not hold.
 
 **All of it, or not certified.** Each case of each clause, for each of the profile's parameters, must have run and
 passed, and so must the eight habits of the operations concerned (`lowbit.contract.operation.HABITS`). A case that
@@ -15,27 +15,26 @@ name; an error about the old name states the new one (`SUCCESSORS`). A later sui
 cases, so a certificate also names the version of the suite. From 1.0 to 1.1 the refusal of wrong arguments, until then
 a clause of most operations, became habit H8 of every operation.
 
-**The parameters** are those that weights and caches in use have; a kernel that handles more loses nothing.
+**The parameters** are those of weights and caches in use; a kernel that handles more loses nothing.
 
 ``packing``
-    All four widths. A backend that packs 4 bits only can say so in its declaration, and needs no profile for it.
+    All four widths. A backend that packs only 4 bits can say so in its declaration, and needs no profile for it.
 
 ``qgemv-4``
     The product that a model is run with, token by token. 4 bits in groups of 32, 64 and 128, since these are the sizes
-    of published 4-bit weights; with a short last group too, since it is the suite that says where a kernel may stop,
-    not the model. Scales are float16, as files store them; a kernel that works from float32 widens them exactly when
-    it prepares the matrix, whereas the way back would round. Both conventions: GGUF's Q4_1 has minima, GPTQ and AWQ
-    have integer zero-points, and from float16 a zero-point becomes a minimum exactly, :math:`-s \cdot z` in float32,
-    so a kernel needs one inner loop for both. A group as long as the column is not asked for: with its scale repeated
-    it is the same matrix in groups of 128.
+    of published 4-bit weights; also with a short last group, since the suite decides where a kernel may stop, not the
+    model. Scales are float16, as files store them; a kernel that works from float32 widens them exactly when it
+    prepares the matrix, whereas the way back would round. Both conventions: GGUF's Q4_1 has minima, GPTQ and AWQ have
+    integer zero-points, and from float16 a zero-point becomes a minimum exactly, :math:`-s \cdot z` in float32, so a
+    kernel needs one inner loop for both. A group as long as the column is not required: with its scale repeated it is
+    the same matrix in groups of 128.
 
 ``bfp``
     Mantissas of 4 and 8 bits, the K-sort paper's BFP12 and BFP16, with exponents of 8 bits in blocks of 32, 64 and
     128. How formats with wider exponents are refused (`bfp.store`, C3) lies outside.
 
 ``kv-cache``
-    Keys and values in the same formats, any number of heads and channels. What attention makes of them is another
-    matter.
+    Keys and values in the same formats, with any number of heads and channels. Attention is not part of this profile.
 
 ``gptq-gemv-fp16``, ``awq-gemm-bf16``, ``q4_0-q8_0`` …
     One format, one operation, one type of activations and of results, from the table `SHIPPED`. Sizes are those of
@@ -43,7 +42,7 @@ a clause of most operations, became habit H8 of every operation.
 
 ``moe-offload``
     The trace of a whole run and the same request by request. Any arrangement, with both kinds of memory: whether the
-    host has room for a second copy of the experts is for the machine to say, and the engine must work on either.
+    host has room for a second copy of the experts depends on the machine, and the engine must work on either.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Text from files, models and backends, made safe to show.
 
-A string from a file or a backend may hold control characters that a terminal obeys, line breaks that forge a line of a
-report, marks that change the direction of the text around them, and lone surrogates that no encoding accepts. `cleaned`
-spells these out and bounds the length; `one_line` removes line breaks as well. `quoted` does the same for a short name
+A string from a file or a backend may contain control characters that a terminal obeys, line breaks that forge a line of
+a report, marks that change the direction of surrounding text, and lone surrogates that no encoding accepts. `cleaned`
+escapes these and bounds the length; `one_line` removes line breaks as well. `quoted` does the same for a short name
 inside a sentence, in quotation marks.
 """
 

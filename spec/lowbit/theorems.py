@@ -1,8 +1,8 @@
-"""Which theorems hold of a kernel: what a prover knows of it, found by an entry point.
+"""Which theorems hold for a kernel: what a prover knows about it, found by an entry point.
 
 The specification never imports a prover. A package offers one by an entry point of the group ``lowbit.theorems``: a
-class with the functions of `Prover`. Commands say what it knows where people look at a kernel. A theorem *holds* here
-if an earlier proof has left a certificate that is for this kernel, this code and this solver; it is not proved again.
+class with the functions of `Prover`. Commands that show a kernel also show what the prover knows. A theorem *holds*
+here if an earlier proof has left a certificate for this kernel, this code and this solver; it is not proved again.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Training a model on: the door to `lowbit_torch.uptraining`, which needs torch.
+"""Continuing the training of a model: the entry to `lowbit_torch.uptraining`, which needs torch.
 
-The specification imports neither torch nor a backend: it finds what trains by an entry point.
+The specification imports neither torch nor a backend: it finds the trainer by an entry point.
 """
 
 import math
@@ -60,7 +60,7 @@ def uptrain(
     course: Course,
     report: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Train a model on, as one with pooled heads needs, and write it as a checkpoint directory of floats.
+    """Continue training a model, as pooled heads require, and write it as a checkpoint directory of floats.
 
     An interrupted training leaves a file beside the directory, and the same call resumes from it. ::
 

@@ -38,7 +38,7 @@ from lowbit_cppyy.stored.recipe import purposes_of
 from lowbit_cppyy.tuning.choices import default_recipe
 from lowbit_cppyy.tuning.prediction import Prediction, predict, words_of_a_group
 
-app = typer.Typer(help="The generated kernels: their names, their programs and their C++.", no_args_is_help=True)
+app = typer.Typer(help="Show the generated kernels: their names, programs and C++.", no_args_is_help=True)
 
 Name = Annotated[str | None, typer.Argument(help="A kernel's name, by the grammar of `lowbit_cppyy.codegen.kernels`.")]
 Bits = Annotated[int, typer.Option(help="Without a name: width of a code.")]
@@ -50,7 +50,7 @@ ZeroKind = Annotated[str, typer.Option(help="Without a name: minimum or zero_poi
 FormatName = Annotated[
     str | None, typer.Option("--format", help="The kernel for a stored matrix of this format, such as q4_k.")
 ]
-StepIsa = Annotated[str, typer.Option("--isa", help="Instruction set, in whose namespace the step is.")]
+StepIsa = Annotated[str, typer.Option("--isa", help="The instruction set in whose namespace the step is.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 ROWS, COLUMNS = 4096, 11008
@@ -67,7 +67,7 @@ def show(
     convention: ZeroKind = "zero_point",
     format: FormatName = None,
     whole: Annotated[bool, typer.Option("--prelude", help="Include the functions that it calls.")] = False,
-    assembly: Annotated[bool, typer.Option(help="The assembly of the command c++, not of cppyy.")] = False,
+    assembly: Annotated[bool, typer.Option(help="Print the assembly of the command c++, not of cppyy.")] = False,
 ) -> None:
     """Print a kernel's C++, by its name or by choices."""
     kernel: Compilable = _kernel(name, _layout(bits, group, scales, convention), isa, purpose)

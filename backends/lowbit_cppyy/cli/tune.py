@@ -1,4 +1,4 @@
-"""``lowbit tune``: search for the fastest kernels of this machine, and keep the outcome."""
+"""``lowbit tune``: search for the fastest kernels on this machine, and keep the outcome."""
 
 import json
 import re
@@ -42,11 +42,13 @@ def tune(
     scales: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
     convention: Annotated[str, typer.Option(help="minimum or zero_point.")] = "zero_point",
     every: Annotated[bool, typer.Option("--all", help="All widths of codes.")] = False,
-    keep: Annotated[bool, typer.Option(help="Whether the backend uses the outcome.")] = True,
-    figure: Annotated[Path | None, typer.Option(help="Draw predicted and measured to this SVG or PNG file.")] = None,
+    keep: Annotated[bool, typer.Option(help="Keep the outcome for the backend to use.")] = True,
+    figure: Annotated[
+        Path | None, typer.Option(help="Plot predictions against measurements in this SVG or PNG file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Search for the fastest kernels of this machine (QIGen, Algorithm 4), and keep them for the backend cppyy.
+    """Search for the fastest kernels on this machine (QIGen, Algorithm 4), and keep them for the backend cppyy.
 
     From then on the outcome decides in which order sums are added, so the last bits of results may change.
     """

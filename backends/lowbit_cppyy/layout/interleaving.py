@@ -1,8 +1,8 @@
 """Interleaving: where the codes of a unit lie in the words that a kernel reads.
 
 The specification packs the codes of a column end to end. That is the shortest rule, but not the fastest to read: an
-instruction that multiplies four bytes at once wants four neighbouring codes in four bytes, and 3-bit codes that
-straddle words cost shifts. So a prepared matrix holds the same codes of a unit at other bits, for all kernels alike:
+instruction that multiplies four bytes at once needs four neighbouring codes in four bytes, and 3-bit codes that
+straddle words cost shifts. So a prepared matrix holds the same codes of a unit at other bits, the same for all kernels:
 
 - code k lies in byte ``k mod 4`` of its word, so that one mask takes four neighbouring codes out of a word;
 - within a byte, codes follow each other from the lowest bits up: 2-bit codes at ``2 (k div 4)``, 4-bit codes at

@@ -2,7 +2,7 @@
 
 A stream is read once from front to back, from memory that no cache holds. With pages of 4 KiB the processor translates
 a new page every sixty cache lines, and its prefetcher stops at each page. Pages of 2 MiB are five hundred times as
-long. The system gives them to memory that asks for them (``madvise``) and that is large enough. So matrices of a few
+long. The system provides them for memory that requests them (``madvise``) and is large enough. So matrices of a few
 hundred KiB, of which a small model has two hundred, are placed side by side in *slabs* of several huge pages.
 
 A slab is a numpy array, and matrices are views of it: it is freed with the last of them. A slab is no larger than a few

@@ -1,5 +1,5 @@
-"""Products with stored matrices: the field's formats, each a row of a table, by kernels of one generator.
+"""Products with stored matrices: published formats, each a row of a table, by kernels of one generator.
 
-In the order of reading: `parts` (what a kernel knows of a format), `formats` (the table), `layout` (the stream of
-weights), `recipe` and `kernel` (the program), `activations` (the stream of activations), `linear` (a prepared matrix).
+In reading order: `parts` (what a kernel knows of a format), `formats` (the table), `layout` (the stream of weights),
+`recipe` and `kernel` (the program), `activations` (the stream of activations), `linear` (a prepared matrix).
 """

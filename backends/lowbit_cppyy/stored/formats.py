@@ -1,7 +1,7 @@
 """The formats with kernels: a row for each, and how its arrays become `Parts`.
 
 The kernel of a format follows from its `Structure`, so that a format is added by a row here and never by a kernel. The
-specification's `decode` is not called: a backend computes by itself what it is measured by.
+specification's `decode` is not called: a backend computes its results itself.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,8 @@
 """The search: Algorithm 4 with time as its cost.
 
 Times on a shared machine scatter by more than kernels differ, and they drift. So candidates are never measured one
-after the other. They alternate, one sample each in every round, and the median of the samples of a candidate counts.
-Then the slower half is dropped and the others get more rounds (*successive halving*), until few are left.
+after another. They alternate, one sample each per round, and a candidate is judged by the median of its samples. Then
+the slower half is dropped and the others get more rounds (*successive halving*), until few are left.
 
 `Stopwatch` gives the samples; a test gives its own.
 """

@@ -2,8 +2,8 @@ r"""Grouped-query attention, with a key-value cache in full precision.
 
 Attention lets a token read from the tokens before it: its *query* is compared with the *key* of each of them, and the
 comparison decides how much of each *value* enters the result. Keys and values of past tokens never change, so they are
-kept in a *cache*, and the cache is what grows with the length of a conversation. Grouped-query attention makes it
-smaller: several query heads share one key head and one value head.
+kept in a *cache*, which grows with the length of a conversation. Grouped-query attention makes it smaller: several
+query heads share one key head and one value head.
 
 **The mathematics.** There are :math:`H` query heads and :math:`G` key-value heads, each of :math:`d_h` channels, and
 :math:`r = H / G` query heads in a group. Key-value head :math:`j` serves the query heads
@@ -19,12 +19,12 @@ The sum stops at :math:`t`: a token does not see what comes after it. One functi
 :math:`G = H` it is multi-head attention, with :math:`G = 1` multi-query attention, and anything between is grouped
 (GQA §2.2, figure 2).
 
-**A sliding window** of :math:`w` tokens begins the sum at :math:`u = t - w + 1`: a token sees itself and the
-:math:`w - 1` before it. What lies farther back still arrives, layer by layer, through those that saw it.
+**A sliding window** of :math:`w` tokens begins the sum at :math:`u = t - w + 1`: a token sees itself and the :math:`w -
+1` before it. Information from farther back still arrives, layer by layer, through the tokens that saw it.
 
 **Softmax** is that of `lowbit.linear.elementary`: it subtracts the maximum first, so that no exponential overflows.
 
-Everything here is float64. The weights around it are approximations already; attention adds nothing to their error.
+Everything here is float64. The surrounding weights are already approximations; attention adds nothing to their error.
 
 Source: GQA §2.2 and figure 2; errata G1, G4.
 """

@@ -12,8 +12,8 @@ probability.
 **The output** is a sum over the tokens that are seen, of inexact probabilities times exact values.
 
 **Shaped scores** (`lowbit.attention.shaped`) have a factor in place of :math:`1/\sqrt{d_h}`, which is rounded once and
-multiplied once, within the three roundings above. A soft cap then carries the error of a score on, and a sink is one
-more score, without an error, in the softmax; its probability multiplies nothing.
+multiplied once, within the three roundings above. A soft cap then propagates the error of a score, and a sink is one
+more score in the softmax, without an error; its probability multiplies nothing.
 
 **Between the steps** a kernel of 16 bits may round scores, capped scores and probabilities to the type of its inputs,
 as flash attention does with probabilities before it multiplies them by values.

@@ -1,21 +1,21 @@
 r"""A key-value cache of KIVI: old tokens in 2 or 4 bits, the newest in full precision.
 
 The chapter `lowbit.tensor_formats.kivi` says how KIVI stores keys and values. Keys are grouped *along tokens*, so a key
-can only be stored when its group is complete; until then it is kept as it came, in 16 bits. Values are grouped along
-the channels of a token and could be stored at once. KIVI keeps the newest of them in 16 bits, too, because attention
-reads them most.
+can only be stored when its group is complete; until then it stays unchanged, in 16 bits. Values are grouped along the
+channels of a token and could be stored at once. KIVI keeps the newest of them in 16 bits, too, because attention reads
+them most.
 
 **Which tokens** follows from their number :math:`S` and from the *residual length* :math:`R` alone, a multiple of the
 group size. In 16 bits are the newest
 
 .. math:: S \bmod R \ \text{keys}, \qquad \min(S, R) \ \text{values},
 
-and all tokens before them are stored. Keys are stored R at a time, each time that R of them have gathered; a value is
-stored when it is no longer among the newest R. A prompt of many tokens ends in the state in which the same tokens end
-that come one by one.
+and all tokens before them are stored. Keys are stored R at a time, whenever R of them have accumulated; a value is
+stored when it is no longer among the newest R. A prompt of many tokens leaves the same state as the same tokens one by
+one.
 
 **What a step reads.** KIVI's code multiplies the queries of a step by the new tokens before it stores any. A step here
-answers with what the cache holds *after* it, which is what the next step reads.
+returns what the cache holds *after* it, which is what the next step reads.
 
 **Numbers.** Tokens are float16 or bfloat16, as the model computes. A stored number is :math:`s\,q + m` with :math:`s`
 and :math:`m` of that type and a code :math:`q` of at most 4 bits. The product is exact in float32, so the sum is

@@ -2,19 +2,18 @@ r"""K-sort: sort the channels of a head by size, so that outliers share blocks.
 
 A block of Block Floating Point has one exponent, set by its largest element (chapter `bfp`). Keys have outliers, in the
 same few channels for every token. Where such a channel shares a block with small ones, the small ones round to zero.
-Sorting each key by magnitude would help but costs too much, because it has to be undone for every token. But the order
-of *channels* is free. It can be chosen once, from the weights, and built into them.
+Sorting each key by magnitude would help but costs too much, because it must be undone for every token. But the order of
+*channels* is free. It can be chosen once, from the weights, and built into them.
 
-**Why it is free.** A score is a dot product, and a dot product does not care in which order its terms stand, as long
-as both factors agree. With :math:`\pi(x)[c] = x[\pi[c]]` applied to the channels of :math:`W_q` and :math:`W_k`,
+**Why it is free.** A score is a dot product, and a dot product does not depend on the order of its terms, as long as
+both factors agree. With :math:`\pi(x)[c] = x[\pi[c]]` applied to the channels of :math:`W_q` and :math:`W_k`,
 
 .. math:: W_q^\top W_k = [\pi(W_q)]^\top\, \pi(W_k), \tag{2}
 
 .. math:: q\,k^\top = [\pi(q^\top)]^\top\, \pi(k^\top). \tag{3}
 
 **The order** is ascending by the norm of what makes a channel, the row of :math:`W_k` that yields it (here, where
-:math:`W_k` is stored transposed, the column). That is Algorithm 1; other *sort keys* are offered beside the printed
-one.
+:math:`W_k` is stored transposed, the column). That is Algorithm 1; there are other *sort keys* besides the printed one.
 
 **The rotary embedding** pairs channels (chapter `rope`), and pairs must stay pairs. A layout is the triple of partner
 :math:`i`, sign :math:`s` and frequency :math:`\Theta`. Frequencies and signs move with their channels. The partner of
@@ -22,9 +21,9 @@ a channel is itself the number of a channel, so it must be *renamed* as well as 
 
 .. math:: \Theta \leftarrow \pi(\Theta), \qquad s \leftarrow \pi(s), \qquad i \leftarrow \pi^{-1} \circ i \circ \pi .
 
-As printed the last is :math:`i \leftarrow \pi(i)`, which points at wrong channels (errata B1).
+As printed, the last is :math:`i \leftarrow \pi(i)`, which points to the wrong channels (errata B1).
 
-**Grouped queries.** All query heads of a group meet the same key head, so they take its order (errata B4).
+**Grouped queries.** All query heads of a group use the same key head, so they take its order (errata B4).
 
 **Nothing changes until something is rounded.** Sums are taken in another order, so scores move by rounding errors of
 that sum; and where a block holds a whole head, all its channels share one exponent in any order, and even the blocks'
@@ -60,10 +59,10 @@ SmolLM2-135M: 90 heads, 1024 tokens, no biases. Qwen2.5-Coder-0.5B: 48 heads, 51
      - 0.49, none worse
 
 ``lowbit ksort`` builds an order into the weights of a model (`lowbit.rewriting.sorting`).
-``bench/experiments/ksort.py`` measures this, for other models too. On these two the printed order gains least, an order
-that sees the bias or real keys more, and the rotation most. That is the error of the keys. It does not say what becomes
-of perplexity, because the error of a channel reaches a score multiplied by the query's channel: the page *Sorted keys*
-of the results shows that the calibrated order makes SmolLM2 worse, and that keys over queries do not.
+``bench/experiments/ksort.py`` measures this, for other models too. On these two, the printed order gains least, an
+order that uses the bias or real keys more, and the rotation most. That is the error of the keys. It does not determine
+perplexity, because the error of a channel reaches a score multiplied by the query's channel: the page *Sorted keys* of
+the results shows that the calibrated order makes SmolLM2 worse, and that keys over queries do not.
 
 Source: K-sort §II.C, §III, equations 2 and 3, Algorithm 1, figure 1; errata B1, B3 to B7.
 """

@@ -1,16 +1,16 @@
 r"""A key-value cache in Block Floating Point.
 
-The cache is what grows with a conversation: for each token of each layer, :math:`G` keys and :math:`G` values of
-:math:`d_h` channels. In float16 a channel takes 16 bits; in BFP12 with blocks of 32 it takes 4.25. Each key and value
-is cast once, when it is appended, and never again.
+The cache grows with a conversation: each token adds to each layer :math:`G` keys and :math:`G` values of :math:`d_h`
+channels. In float16 a channel takes 16 bits; in BFP12 with blocks of 32 it takes 4.25. Each key and value is cast once,
+when it is appended, and never again.
 
 **Before or after the rotation** (errata B6). The paper stores keys *before* RoPE and rotates what it reads back, in
 float, at the keys' own positions. Most engines store them *after* RoPE, so that a score is an integer dot product.
 This cache stores what it is given: callers may append keys before the rotation and rotate what they read, or append
 rotated keys.
 
-**As an operation** the cache is stateful (`lowbit.backend.session`): it is opened empty, a step adds tokens, and
-answers with all that attention would read then.
+**As an operation** the cache is stateful (`lowbit.backend.session`): it is opened empty, and a step adds tokens and
+returns all that attention would then read.
 
 Source: K-sort §II.B, §III; errata B6, B9.
 """

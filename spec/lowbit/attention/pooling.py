@@ -1,8 +1,8 @@
 r"""Pooling heads: a multi-head checkpoint made into a grouped-query one.
 
-Grouped-query attention keeps fewer key-value heads than query heads (see `attention`), but models were trained with one
-of each. The GQA paper converts them: the key and value projections of the heads of a group are replaced by one, their
-*mean*, and the model is trained a little further. This chapter is the conversion; the training is not.
+Grouped-query attention keeps fewer key-value heads than query heads (see `attention`), but most models were trained
+with one of each. The GQA paper converts them: the key and value projections of the heads of a group are replaced by
+one, their *mean*, and the model is trained a little further. This chapter is the conversion; the training is not.
 
 **The mean.** The columns of :math:`W_K` (hidden × :math:`H d_h`) are :math:`H` heads of :math:`d_h` channels. With
 :math:`G` groups of :math:`r = H/G` neighbours (errata G1), channel c of the new head j is
@@ -10,13 +10,13 @@ of each. The GQA paper converts them: the key and value projections of the heads
 .. math:: W'_K[:, j d_h + c] = \frac1r \sum_{i=0}^{r-1} W_K[:, (j r + i)\, d_h + c],
 
 and the same for :math:`W_V` and for both biases (errata G2): a projection is linear, so the new key is the mean of the
-old keys, bias and all. Queries and output stay as they are. Two other ways were compared by the paper (figure 4) and
-found worse: the *first* head of each group, and *random* new heads.
+old keys, bias and all. Queries and output stay as they are. The paper compared two other ways (figure 4) and found them
+worse: the *first* head of each group, and *random* new heads.
 
 **The arithmetic.** The heads are added in float64, in ascending order, divided by r, and rounded to float32 once. This
-is exact to the bit and asks for no tolerance; and where all heads of a group are equal it gives them back unchanged,
-since :math:`r w` needs few bits more than w. A sum in float32 does not: :math:`(w + w + \dots + w)/r` misses about
-every seventh w at r = 3 and every second at r = 8.
+is exact to the bit and needs no tolerance; where all heads of a group are equal, it returns them unchanged, since
+:math:`r w` needs few bits more than w. A sum in float32 does not: :math:`(w + w + \dots + w)/r` misses about every
+seventh w at r = 3 and every second at r = 8.
 
 **Zeros.** The sum begins with the first head and not with a zero: :math:`-0 + -0` is :math:`-0`, but :math:`0 + -0` is
 :math:`+0` (IEEE 754, §6.3). So a mean is −0 where all heads are −0, and +0 where their zeros have both signs or where
@@ -25,11 +25,11 @@ they cancel.
 **What it commutes with.** The mean treats every channel alike and mixes none, so it may come before or after anything
 that does the same to every head of a group: a rotary embedding in either layout, for the rotation depends on position
 and channel only; a change from one layout to the other. It does not commute with a permutation of channels that differs
-from head to head, such as the sorted keys of K-sort. There one must pool first and sort after.
+from head to head, such as the sorted keys of K-sort: there, pool first and sort afterwards.
 
-**Where it applies.** To self-attention of a decoder and to cross-attention, whose keys and values come from the
-encoder. Not to self-attention of an encoder: that runs once over all tokens in parallel, no cache is read token by
-token, and the paper leaves it alone (§2.2). `convert` refuses it.
+**Where it applies.** It applies to self-attention of a decoder and to cross-attention, whose keys and values come from
+the encoder. It does not apply to self-attention of an encoder, which runs once over all tokens in parallel: no cache is
+read token by token, and the paper does not convert it (§2.2). `convert` refuses it.
 
 Source: GQA §2.1, §2.2, figures 1 and 4; errata G1, G2.
 """

@@ -7,11 +7,11 @@ ones, takes one softmax over all scores, and adds the products with stored and w
 
 Of S tokens, the first :math:`S - R_k` keys and :math:`S - R_v` values are stored matrices as in the chapter `stored`,
 and the newest :math:`R_k` keys and :math:`R_v` values follow them. The two numbers may differ, as KIVI's do. Both are
-at least 1, because the token of a query is new itself, and at least one token is stored; before that, attention is that
-of the chapter `attention`.
+at least 1, because the query's own token is new, and at least one token is stored; before that, attention is that of
+the chapter `attention`.
 
 **The bound** is that of the chapter `stored` over all tokens together. New numbers have the type of the queries, so a
-kernel reads them without an error, whatever type it turns stored numbers into.
+kernel reads them without an error, whatever type it converts stored numbers to.
 
 Source: KIVI (arXiv 2402.02750) §3.3, algorithm 1; its ``models/llama_kivi.py``; ``QuantizedCache`` of transformers.
 """

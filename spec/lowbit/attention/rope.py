@@ -3,8 +3,8 @@ r"""Rotary position embedding: the position of a token as an angle in its querie
 Attention compares a query with a key by a dot product, which does not depend on how far apart the two tokens are. The
 rotary embedding makes it depend on that without adding a parameter: the channels of a head are taken in pairs, each
 pair is read as a point in the plane, and the point is rotated by an angle proportional to the token's position
-:math:`m`. Rotating two points by :math:`m` and :math:`n` changes their dot product only through
-:math:`m - n`, so the score depends on the distance between the tokens and on nothing else.
+:math:`m`. Rotating two points by :math:`m` and :math:`n` changes their dot product only through :math:`m - n`, so the
+score depends only on the distance between the tokens.
 
 **The rotation.** A head has :math:`d_h` channels, an even number, in :math:`d_h/2` pairs. Pair :math:`i` is rotated by
 :math:`m\theta_i` with
@@ -21,9 +21,9 @@ channel replaced by its *partner*, :math:`s` is :math:`-1` for the first channel
 second, and :math:`\otimes` is the product channel by channel (K-sort, equation 4; errata B8 on the cosine vector as it
 is printed).
 
-**Which channels are a pair** is a convention, and mixing two up gives fluent nonsense. The *interleaved* layout of
-the paper pairs neighbours, :math:`(0, 1), (2, 3), \dots`; the *half-split* layout of most published Llama weights
-pairs channel :math:`c` with :math:`c + d_h/2` (errata B5). A layout is therefore a value here, the triple
+**Which channels form a pair** is a convention, and confusing two conventions gives fluent nonsense. The *interleaved*
+layout of the paper pairs neighbours, :math:`(0, 1), (2, 3), \dots`; the *half-split* layout of most published Llama
+weights pairs channel :math:`c` with :math:`c + d_h/2` (errata B5). A layout is therefore a value here, the triple
 :math:`(i, s, \Theta)`, and there is one function that rotates.
 
 **Longer contexts, and parts of a head.** For texts longer than those of its training, a model rotates its pairs more

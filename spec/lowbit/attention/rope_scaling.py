@@ -1,4 +1,4 @@
-r"""Slower rotations for longer contexts, and rotations of a part of a head.
+r"""Slower rotations for longer contexts, and partial rotations of a head.
 
 Pair :math:`i` of a head of :math:`d_h` channels is rotated by :math:`m\theta_i` at position :math:`m`
 (`lowbit.attention.rope`).
@@ -27,10 +27,10 @@ its training. A slower rotation keeps more positions inside that range: pair :ma
 
   .. math:: f_i = \bigl(s\,n/L - (s - 1)\bigr)^{2(i-1)/(d_h - 2)};
 
-- *LongRoPE* has two lists of factors, which a search has found: short ones for texts of at most :math:`L` tokens and
-  long ones for longer texts. It multiplies cosines and sines by :math:`\sqrt{1 + \ln s/\ln L}`.
+- *LongRoPE* has two lists of factors, found by a search: short ones for texts of at most :math:`L` tokens and long ones
+  for longer texts. It multiplies cosines and sines by :math:`\sqrt{1 + \ln s/\ln L}`.
 
-The last two depend on the length of the text. Keys in a cache have been rotated already, so the length has to be known
+The last two depend on the length of the text. Keys in a cache have been rotated already, so the length must be known
 before the first token is read: here it is the context with which a model is opened.
 
 **Rotating a part of a head.** Some models rotate a part of their channels and leave the others as they are. *Partial*

@@ -10,8 +10,8 @@ multiplied by a factor :math:`a`.
 training. Gemma 2 caps the scores, and with another number the logits of the head.
 
 **A sink** is a score :math:`s_h` beside those of the tokens, one for each query head, that belongs to no token. It
-takes a part of the probability and adds nothing to the result, so a head that finds nothing to read can read little.
-GPT-OSS learns one for each head.
+takes a part of the probability and adds nothing to the result, so a head can give little weight to all tokens. GPT-OSS
+learns one for each head.
 
 For query head :math:`h` of group :math:`j` and the token at position :math:`t`,
 
@@ -20,8 +20,7 @@ For query head :math:`h` of group :math:`j` and the token at position :math:`t`,
     \mathrm{score}_u = c \tanh\Bigl(\frac{a\, q_{t,h} \cdot k_{u,j}}{c}\Bigr), \qquad
     o_{t,h} = \sum_{u \le t} \frac{e^{\mathrm{score}_u}}{e^{s_h} + \sum_{v \le t} e^{\mathrm{score}_v}}\, v_{u,j}.
 
-The sums begin where a window does. A token that is not seen is left out after the cap, which is why a cap does not
-bring it back.
+The sums begin where a window does. Masked tokens are left out after the cap, so a cap does not bring them back.
 
 Source: Gemma 2 (arXiv 2408.00118) §2; attention sinks (arXiv 2309.17453) §3; the reference implementation of GPT-OSS.
 """

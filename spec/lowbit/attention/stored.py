@@ -11,11 +11,11 @@ Attention over them is that of the chapter `attention`; storing is another opera
 cast is discontinuous.
 
 **The bound** is that of `lowbit.attention.bounds`, with keys and values that a kernel may form with rounding. A kernel
-that turns stored numbers into a type V first (*weights* of its declaration) multiplies by numbers with an error of at
+that first converts stored numbers to a type V (*weights* of its declaration) multiplies by numbers with an error of at
 most :math:`E = \gamma_4(V)\,m + 4\,\eta_V`, where :math:`m` is the magnitude :math:`|product| + |offset|` of each. One
-that says ``exact`` applies codes and scales without forming a number, and has no E. A *factored* sum has :math:`m` in
-its gauge, any other :math:`|b|`, as in `lowbit.linear.stored_bounds`. A sum of products of numbers a, with errors of at
-most :math:`\epsilon`, and stored numbers b is wrong by no more than
+that declares ``exact`` applies codes and scales without forming a number, and has no E. A *factored* sum has :math:`m`
+in its gauge, any other :math:`|b|`, as in `lowbit.linear.stored_bounds`. A sum of products of numbers a, with errors of
+at most :math:`\epsilon`, and stored numbers b is wrong by no more than
 
 .. math:: \sum \gamma_D\,(|a| + \epsilon)(m + E) + \epsilon\,(|b| + E) + |a|\,E + \text{underflow}.
 

@@ -42,8 +42,8 @@ KIND = "a GGUF file or a checkpoint directory"
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help=f"The model that is trusted: {KIND}.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The model that is compared with it: another such.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help=f"The reference model: {KIND}.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help=f"The model to compare with it: {KIND}.")],
     text: Annotated[
         Path | None,
         typer.Option("--text", help=f"A text file in UTF-8. By default {TABLE[DEFAULT_TEXT].file} is fetched."),

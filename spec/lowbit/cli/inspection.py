@@ -79,7 +79,7 @@ def inspect(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a model file holds, and what each backend would run natively; no weights are read."""
+    """Describe a model file, and what each backend would run natively, without reading weights."""
     asked = chosen(backends)
     found = inspected(path)
     if as_json:

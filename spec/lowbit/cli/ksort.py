@@ -59,13 +59,13 @@ def ksort(
         int | None,
         typer.Option(
             "--calibration-tokens",
-            help=f"With {WITH_TEXT}: the most tokens of the text to read; {DEFAULT_TOKENS} by default.",
+            help=f"With {WITH_TEXT}: the maximum number of tokens of the text to read; {DEFAULT_TOKENS} by default.",
         ),
     ] = None,
     window: Annotated[
         int | None,
         typer.Option(
-            "--window", help=f"With {WITH_TEXT}: the tokens that are read together; {DEFAULT_WINDOW} by default."
+            "--window", help=f"With {WITH_TEXT}: the number of tokens read together; {DEFAULT_WINDOW} by default."
         ),
     ] = None,
     gptq_version: GPTQOption = None,

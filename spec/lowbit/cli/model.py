@@ -219,14 +219,14 @@ def perplexity(
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option("--window", help="The number of tokens in a window; by default that of the protocol."),
+        typer.Option("--window", help="The number of tokens in a window; by default the protocol's."),
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", help="How many tokens of the text are used.")] = 2048,
     protocol: Annotated[
         str,
         typer.Option(
             "--protocol",
-            help=f"How tokens are counted: by lowbit's own protocol, or that of others: {spoken(tuple(PROTOCOLS))}.",
+            help=f"How tokens are counted, by lowbit's own protocol or another: {spoken(tuple(PROTOCOLS))}.",
         ),
     ] = DEFAULT_PROTOCOL,
     model: ModelOption = None,

@@ -15,7 +15,7 @@ from lowbit.formats.checkpoint.random import SHAPES, total_bytes, write_random
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.text import one_line
 
-Number = Annotated[int | None, typer.Option(help="Replaces the number of the model that --like names.")]
+Number = Annotated[int | None, typer.Option(help="Replaces the value of the model that --like names.")]
 
 
 def new_weights(

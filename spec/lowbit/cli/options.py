@@ -34,7 +34,7 @@ DEFAULT_GROUP_SIZE = 64
 DEFAULT_TOKENS, DEFAULT_WINDOW = 4096, 512
 """Of a calibration text."""
 CALIBRATION_TEXT = "lcet10"
-"""What commands that run a model calibrate on; another text than the one whose perplexity they measure by default."""
+"""What commands that run a model calibrate on; not the text whose perplexity they measure by default."""
 
 ModelOption = Annotated[
     Path | None,
@@ -88,7 +88,7 @@ CalibrationTokensOption = Annotated[
     int | None,
     typer.Option(
         "--calibration-tokens",
-        help=f"With --method gptq: the most tokens of that text to read; {DEFAULT_TOKENS} by default.",
+        help=f"With --method gptq: the maximum number of tokens of that text to read; {DEFAULT_TOKENS} by default.",
     ),
 ]
 ContractOption = Annotated[
@@ -104,8 +104,8 @@ StepOption = Annotated[
     typer.Option(
         "--step",
         help="How the step of a decoder runs: compiled, one call for each token; operations, the backend's one by one; "
-        "formulas, those of the specification in float64 with products on the backend; or auto, compiled where the "
-        "backend can and else formulas.",
+        "formulas, the specification's in float64 with products on the backend; or auto, compiled where the backend "
+        "can, otherwise formulas.",
     ),
 ]
 DeviceMemoryOption = Annotated[
@@ -113,8 +113,7 @@ DeviceMemoryOption = Annotated[
     typer.Option(
         "--device-memory",
         help="For a backend that runs whole models, such as cuda: the maximum of device memory to use, such as 12GiB. "
-        "Experts that do not fit are copied when they are needed. By default all free memory, less what the driver "
-        "needs.",
+        "Experts that do not fit are copied when needed. By default all free memory, minus what the driver needs.",
     ),
 ]
 BuffersOption = Annotated[
@@ -160,11 +159,11 @@ TemperatureOption = Annotated[
     float | None,
     typer.Option(
         "--temperature",
-        help="Draw tokens at this temperature; 0 takes the likeliest. The default is 1 if another option of drawing is "
+        help="Draw tokens at this temperature; 0 takes the likeliest. The default is 1 if another sampling option is "
         "given; otherwise the likeliest token is always taken.",
     ),
 ]
-TopKOption = Annotated[int | None, typer.Option("--top-k", help="Draw from this many tokens, the likeliest.")]
+TopKOption = Annotated[int | None, typer.Option("--top-k", help="Draw from this many of the likeliest tokens.")]
 TopPOption = Annotated[
     float | None,
     typer.Option("--top-p", help="Draw from the fewest likeliest tokens that together have this probability."),
@@ -176,19 +175,19 @@ MinPOption = Annotated[
 SeedOption = Annotated[
     int | None,
     typer.Option(
-        "--seed", help="The seed of the draws: the same seed repeats them. By default a new one in every run."
+        "--seed", help="The seed of the draws; the same seed repeats them. By default every run has a new one."
     ),
 ]
 StopOption = Annotated[
     list[str] | None,
-    typer.Option("--stop", help="A text that ends the answer and is no part of it. May be given several times."),
+    typer.Option("--stop", help="A text that ends the answer and is not part of it. May be given several times."),
 ]
 GPTQOption = Annotated[
     str | None,
     typer.Option(
         "--gptq-version",
-        help="For a directory of GPTQ: v1 if its zeros are stored less one, v2 if they are stored as they are. By "
-        "default the zeros decide where they can, and otherwise the label; without a label it is v1.",
+        help="For a GPTQ directory: v1 if zeros are stored minus one, v2 if they are stored as they are. By default "
+        "the zeros decide where they can, otherwise the label; without a label it is v1.",
     ),
 ]
 ContextOption = Annotated[
@@ -196,7 +195,7 @@ ContextOption = Annotated[
     typer.Option(
         "--context",
         help="The longest text, in tokens. A model whose rotary embedding depends on the length of the text, such as "
-        "Phi-3, opens with its short context unless a longer one is asked for.",
+        "Phi-3, opens with its short context unless a longer one is requested.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]

@@ -64,7 +64,7 @@ from lowbit.text import one_line
 SourceArgument = Annotated[
     Path, typer.Argument(metavar="SOURCE", help="A GGUF file or a checkpoint directory, quantised or not.")
 ]
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="The directory or file to write: a free name.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="The directory or file to write, which must not exist.")]
 
 
 def quantize(
@@ -100,17 +100,19 @@ def quantize(
     calibration_tokens: Annotated[
         int | None,
         typer.Option(
-            "--calibration-tokens", help=f"With gptq: the most tokens of the text to read; {DEFAULT_TOKENS} by default."
+            "--calibration-tokens",
+            help=f"With gptq: the maximum number of tokens of the text to read; {DEFAULT_TOKENS} by default.",
         ),
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option("--window", help=f"With gptq: the tokens that are read together; {DEFAULT_WINDOW} by default."),
+        typer.Option("--window", help=f"With gptq: the number of tokens read together; {DEFAULT_WINDOW} by default."),
     ] = None,
     damping: Annotated[
         float | None,
         typer.Option(
-            "--damping", help=f"With gptq: the part of the mean of the Hessian's diagonal that is added; {DAMPING}."
+            "--damping",
+            help=f"With gptq: the fraction of the Hessian's mean diagonal to add to it; {DAMPING} by default.",
         ),
     ] = None,
     block_size: Annotated[
@@ -124,7 +126,7 @@ def quantize(
     ] = None,
     recipe: Annotated[
         str,
-        typer.Option("--recipe", help=f"With hqq: lowbit's ruling or a version of its package: {spoken(RECIPES)}."),
+        typer.Option("--recipe", help=f"With hqq: lowbit's ruling or a version of HQQ's package: {spoken(RECIPES)}."),
     ] = RECIPES[0],
     processes: Annotated[
         int | None,

@@ -13,12 +13,12 @@ from lowbit.model.weights import in_memory
 
 WIDTH = 80
 
-step = typer.Typer(help="What a decoder does for a token, as a program.", no_args_is_help=True)
+step = typer.Typer(help="Show what a decoder does for a token, as a program.", no_args_is_help=True)
 
 
 @step.callback()
 def main() -> None:
-    """What a decoder does for a token, as a program."""
+    """Show what a decoder does for a token, as a program."""
 
 
 @step.command()

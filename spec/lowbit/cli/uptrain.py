@@ -1,4 +1,4 @@
-"""``lowbit uptrain``: train a model on, and write it as a directory of floats.
+"""``lowbit uptrain``: continue training a model, and write it as a directory of floats.
 
 The JSON answer is one object.
 
@@ -37,22 +37,22 @@ def uptrain(
     text: Annotated[
         list[Path], typer.Option("--text", help="A text in UTF-8 to train on. May be given several times.")
     ],
-    steps: Annotated[int, typer.Option("--steps", help="Steps of training.")],
+    steps: Annotated[int, typer.Option("--steps", help="The number of training steps.")],
     rate: Annotated[
         float,
         typer.Option(
             "--rate", help="The learning rate; choose about a tenth of the highest rate of the original training."
         ),
     ] = Course.rate,
-    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of a step.")] = Course.tokens,
-    length: Annotated[int, typer.Option("--length", help="Tokens of a window of the text.")] = Course.length,
-    seed: Annotated[int, typer.Option("--seed", help="The seed by which places in the text are drawn.")] = Course.seed,
+    tokens: Annotated[int, typer.Option("--tokens", help="Tokens per step.")] = Course.tokens,
+    length: Annotated[int, typer.Option("--length", help="Tokens in a window of the text.")] = Course.length,
+    seed: Annotated[int, typer.Option("--seed", help="The seed for drawing places in the text.")] = Course.seed,
     dtype: Annotated[
         str, typer.Option("--dtype", help=f"What the new weights are rounded to: {spoken(DTYPES)}.")
     ] = Course.dtype,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a model on, as one with pooled heads needs; after an interrupt the same command resumes. Needs torch."""
+    """Continue training a model, as pooled heads require; after an interrupt the same command resumes. Needs torch."""
     try:
         course = Course(steps, rate, tokens, length, seed, dtype)
     except ArgumentError as error:

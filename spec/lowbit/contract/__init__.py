@@ -1,4 +1,4 @@
-"""Contracts: what an operation promises, how its arguments are checked, and how far rounding may carry a result.
+"""Contracts: what an operation promises, how its arguments are checked, and how large a rounding error may be.
 
-Read `operation` first; `rounding` derives error bounds, and `checks` words what is refused.
+Read `operation` first; `rounding` derives error bounds, and `checks` words the refusals.
 """

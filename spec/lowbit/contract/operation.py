@@ -1,31 +1,31 @@
 r"""Contracts: what an operation promises, clause by clause.
 
-A specification that only shows how *it* computes leaves kernel authors to guess which of its properties are required.
-So each chapter ends by declaring its operations: an id that never changes (`linear.qgemv`), the kind of promise, and
+A specification that only shows its own computation leaves kernel authors to guess which properties are required. So
+each chapter ends by declaring its operations: an id that never changes (`linear.qgemv`), the kind of promise, and
 numbered *clauses*, each one sentence that can be broken. The docs show the clauses, the conformance suite tests them by
 number, and a failing report names the clause.
 
 There are two kinds of promise.
 
-**Exact**: equal bits. Packing, layouts and casts are integers and single roundings; there is nothing to tolerate.
+**Exact**: equal bits. Packing, layouts and casts consist of integers and single roundings, so they need no tolerance.
 
 **Bounded**: for each element of the result
 
 .. math:: |\hat y - y| \le \mathrm{bound}(\text{inputs},\ \text{declared arithmetic}),
 
-where *y* is the value in real arithmetic. The bound is derived in `rounding` from the way in which a backend declares
-that it computes; it is never tuned to what a kernel happens to return.
+where *y* is the value in real arithmetic. The bound is derived in `rounding` from the arithmetic that a backend
+declares; it is never tuned to what a kernel happens to return.
 
-Beside the clauses of its own every operation keeps the same eight *habits* (`HABITS`): they say which calls are refused
-and what a call may do to the process it runs in, and are broken by a kernel whose numbers are right. What an operation
-takes is said by the annotations of its function (`lowbit.contract.signature`), which readers and checks share.
+Besides its own clauses, every operation has the same eight *habits* (`HABITS`): they say which calls are refused and
+what a call may do to its process, and even a kernel whose numbers are right can break them. The annotations of an
+operation's function state its arguments (`lowbit.contract.signature`), for readers and checks alike.
 
 **Stateful operations** remember: a cache, an engine. They are opened with some arguments and then take *steps*, each
-with arguments of its own; what a step answers depends on the steps before it and on nothing else. `reference` opens
-one and returns an object with a method `step`, and `check_step` makes the check of its steps.
+with arguments of its own; the result of a step depends only on these and the steps before it. `reference` opens one and
+returns an object with a method `step`, and `check_step` makes the check of its steps.
 
-An operation ends where arithmetic turns discontinuous (a cast, a choice of the largest): beyond that point one
-rounding more or less gives quite another result, so what lies beyond is another operation with inputs of its own.
+An operation ends where arithmetic becomes discontinuous (a cast, a choice of the largest): beyond that point, one
+rounding more or less changes the result completely, so what follows is another operation with inputs of its own.
 """
 
 from collections.abc import Callable, Mapping

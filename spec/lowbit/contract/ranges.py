@@ -1,4 +1,4 @@
-"""Ranges of sizes: which sizes a kernel handles, and for which sizes a profile asks."""
+"""Ranges of sizes: which sizes a kernel handles, and which sizes a profile requires."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

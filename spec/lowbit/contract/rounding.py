@@ -1,7 +1,7 @@
 r"""Rounding: how much error floating-point arithmetic alone can cause.
 
-A kernel adds thousands of float32 products in its own order, so its result differs from the reference's, and may. A
-tolerance chosen by experience either lets a wrong kernel pass or fails a right one. The remedy is to *derive* how much
+A kernel adds thousands of float32 products in its own order, so its result legitimately differs from the reference's. A
+tolerance chosen by experience either passes a wrong kernel or fails a right one. The remedy is to *derive* how much
 error rounding alone can cause, from the inputs and from the arithmetic that the backend declares. Any larger error is a
 mistake, not rounding.
 
@@ -12,8 +12,8 @@ mistake, not rounding.
 where :math:`\eta` is zero except in a product that underflows, and then at most half the least subnormal number
 (:math:`2^{-150}`). A fused multiply-add rounds once where two operations round twice.
 
-**A chain of operations.** If a term passes through at most :math:`D` roundings on its way into the result, it
-arrives multiplied by :math:`1 + \theta` with
+**A chain of operations.** If a term goes through at most :math:`D` roundings on its way into the result, it arrives
+multiplied by :math:`1 + \theta` with
 
 .. math:: |\theta| \le \gamma_D = \frac{D u}{1 - D u}.
 
@@ -21,7 +21,7 @@ This holds for *any* order of the sum; the order only decides :math:`D`. A loop 
 :math:`D = K`; eight partial sums that are combined at the end have :math:`D = K/8 + 3`. A backend declares its
 :math:`D` as a function of the shape, its `roundings`.
 
-**The whole result.** If a result is the sum of terms :math:`t_k` that it really forms, then
+**The whole result.** If a kernel forms and sums the terms :math:`t_k`, then
 
 .. math:: |\hat y - y| \;\le\; \gamma_D \sum_k |t_k| \;+\; \text{underflow}.
 
@@ -36,14 +36,14 @@ ends, so the bound of float32, :math:`L`, grows by one rounding of the result:
 
 .. math:: |\hat y - y| \;\le\; L + u_T\,(|y| + L) + \eta_T .
 
-Some kernels round what passes from one step to the next to T as well (`Arithmetic.intermediate`). Each bound says which
-values these are, and charges each of them :math:`u_T` and :math:`\eta_T`. Where :math:`|y| + L` passes the largest
-number of T, a right kernel may overflow, and the element is not judged.
+Some kernels also round the values between steps to T (`Arithmetic.intermediate`). Each bound says which values these
+are, and charges each of them :math:`u_T` and :math:`\eta_T`. Where :math:`|y| + L` exceeds the largest number of T, a
+right kernel may overflow, and the element is not judged.
 
 **A bound must mean something.** A declaration with :math:`\gamma_D > 1/10` is refused, because almost any result lies
 within a tenth of the gauge. A declaration of several times more roundings than a plain loop over the sum has is refused
 too. Even an honest bound is about :math:`\sqrt{D}` times wider than the typical error, so one dropped product among
-thousands can hide inside it. So every random case of the suite has a *lattice* case beside it, whose inputs make every
+thousands can hide inside it. So every random case of the suite is paired with a *lattice* case, whose inputs make every
 partial sum exact and allow no error at all.
 
 Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §2.2, §3.1, Lemma 3.1.

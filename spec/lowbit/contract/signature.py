@@ -1,6 +1,6 @@
 """Signatures: what an operation takes, stated once, in the annotations of its function.
 
-A reader of a chapter asks what the arguments of a function are; a backend must refuse all others. Both read the same
+A reader of a chapter needs to know the arguments of a function; a backend must refuse all others. Both use the same
 lines::
 
     @checked
@@ -12,18 +12,18 @@ lines::
 
 `checked` reads the annotations once, when the chapter is imported, and checks the arguments of every call:
 
-- an array type (`lowbit.arrays`) asks for its dtype, or one of several: ``F32 | F64``; `Shape` for its sizes, which
-  must agree wherever a name occurs twice; `FINITE` for finite numbers, `POSITIVE` for numbers above 0;
+- an array type (`lowbit.arrays`) requires its dtype, or one of several: ``F32 | F64``; `Shape` its sizes, which must
+  agree wherever a name occurs twice; `FINITE` finite numbers, `POSITIVE` numbers above 0;
 - arrays marked `ONE_TYPE` have the same dtype, which is the type of the call's *inputs*;
-- a ``Literal``, or `OneOf`, asks for one of its values; `In` for a number of a range;
-- a class asks for an instance of it, and `Valid` for what else must hold of the instance;
+- a ``Literal``, or `OneOf`, requires one of its values; `In` a number in a range;
+- a class requires an instance of it, and `Valid` what else must hold for the instance;
 - ``| None`` allows None.
 
 What annotations cannot say, such as distinct ids, is a function that takes the same arguments: ``checked(also=…)``.
 
 The order is fixed, so that a check may rely on those before it: classes and choices, then arrays, then ranges, then the
 contents of arrays, then `also`. Everything is refused with an `ArgumentError` before an array is read or written,
-except that finding NaN takes reading. The function behind the checks is `unchecked`.
+except that finding NaN requires reading. The function behind the checks is `unchecked`.
 """
 
 import inspect

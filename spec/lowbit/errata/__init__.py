@@ -1,10 +1,10 @@
 """Errata: where a paper cannot be followed as printed, what lowbit specifies instead, and a check of each.
 
-A specification that corrects its sources has to prove each correction. So every ruling here is a function that
+A specification that corrects its sources must prove each correction. So every ruling here is a function that
 *computes*: it shows that the form as printed in the copy at hand does not hold, or that the paper leaves two readings
 that differ, and that the ruled form holds and is what the chapters do. A ruling whose check fails fails the tests.
 
-The copies at hand were extracted from PDF, so a slip may be the extraction's and not the authors'.
+The copies at hand were extracted from PDF, so an error may come from the extraction and not from the authors.
 
 >>> @ruling("X0", printed="1 + 1 = 3", ruled="1 + 1 = 2")
 ... def arithmetic() -> None:

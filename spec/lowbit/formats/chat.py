@@ -2,17 +2,17 @@
 
 A model for conversations was trained on texts in which marks separate the messages, such as ``<|im_start|>user``. The
 marks differ from model to model, so a model carries a *template* that writes them: a program in the language of Jinja.
-It stands in the field ``tokenizer.chat_template`` of a GGUF file, and in ``chat_template.jinja`` or
+It is in the field ``tokenizer.chat_template`` of a GGUF file, and in ``chat_template.jinja`` or
 ``tokenizer_config.json`` of a directory. It gets the messages, each with a role and a content, and the names of the
 tokens that begin and end a sequence. With ``add_generation_prompt`` it also writes what comes before the answer. There
-are no ``tools`` and no ``documents``: both are None, as in transformers where none are given.
+are no ``tools`` and no ``documents``: both are None, as in transformers if none are given.
 
 **A template is a program from a stranger.** It runs in Jinja's sandbox, which keeps it from files and from attributes
-that Python hides. The sandbox does not end a loop, and a template of one line can ask for all memory. So it runs in a
+that Python hides. The sandbox does not stop a loop, and a one-line template can request all memory. So it runs in a
 process of its own, which has `SECONDS` of time and `MEMORY_BYTES` of memory, and writes at most `MOST_CHARACTERS`.
 
-Templates are written for transformers, so the environment is the one that it gives them: blocks take no line of their
-own (``trim_blocks``, ``lstrip_blocks``), loops may be left early, ``raise_exception`` reports wrong messages, and
+Templates are written for transformers, so the environment is the same as there: blocks take no line of their own
+(``trim_blocks``, ``lstrip_blocks``), loops may be left early, ``raise_exception`` reports wrong messages, and
 ``tojson`` writes plain JSON. ``strftime_now`` is missing: with it, the same conversation would be another text each
 day.
 

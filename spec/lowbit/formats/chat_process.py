@@ -1,7 +1,7 @@
 """The process that runs one chat template: it reads a request and writes an answer, both in JSON.
 
-`lowbit.formats.chat` starts it as a program, with a deadline. It imports nothing of lowbit, so that it starts fast and
-its memory can be limited to a little more than Python's own. Jinja is imported before the limit is set.
+`lowbit.formats.chat` starts it as a program, with a deadline. It imports nothing from lowbit, so that it starts fast
+and its memory can be limited to a little more than Python's own. Jinja is imported before the limit is set.
 
 Source: transformers, ``utils/chat_template_utils.py``.
 """

@@ -1,9 +1,9 @@
-r"""Blocking: how much of a product fits in the first cache, and in the registers.
+r"""Blocking: how much of a product fits in the first cache and in the registers.
 
-A GEMV reads each weight once, but its vectors many times: x once for every column, y once for every row. If the
-matrix is taken in blocks small enough that the block's part of x and of y stays in the first cache, only weights come
-from memory. And if a smaller tile's part stays in registers, only weights come from the cache. The sizes of both follow
-from two inequalities. This chapter states them, solves them exactly, and says what they leave out.
+A GEMV reads each weight once, but its vectors many times: x once for every column, y once for every row. If the matrix
+is taken in blocks small enough that the block's part of x and of y stays in the first cache, only weights come from
+memory. And if a smaller tile's part stays in registers, only weights come from the cache. Two inequalities determine
+the sizes of both. This chapter states them, solves them exactly, and says what they leave out.
 
 **The cache.** A block of :math:`m_b` codes by :math:`t_b` columns of :math:`b`-bit codes, with float32 vectors, must
 fit in :math:`\gamma` bits (errata Q6: the block is :math:`b m_b/32 \times t_b` words):
@@ -14,8 +14,8 @@ fit in :math:`\gamma` bits (errata Q6: the block is :math:`b m_b/32 \times t_b` 
 
 .. math:: m_u + m_u t_u + t_u \;\le\; \eta . \tag{4}
 
-The left side is :math:`(m_u + 1)(t_u + 1) - 1`, so it is a question of products: all pairs with
-:math:`(m_u+1)(t_u+1) \le \eta + 1`.
+The left side is :math:`(m_u + 1)(t_u + 1) - 1`, so the solutions are all pairs with :math:`(m_u+1)(t_u+1) \le \eta +
+1`.
 
 **Both.** Among the blocks that are whole tiles, the one that fills the cache best:
 
@@ -23,22 +23,22 @@ The left side is :math:`(m_u + 1)(t_u + 1) - 1`, so it is a question of products
    t_b \bmod t_u = 0, \quad m_b \bmod m_u = 0 . \tag{5}
 
 **What is left out** (errata Q8). Scales and zeros are read with the weights and take cache too; a group that ends
-inside a block and one that ends outside need different code; a register has L columns; codes come in whole words; and a
-kernel also needs registers for its mask. The *extended* model counts all of these:
+inside a block needs different code from one that ends outside; a register has L columns; codes come in whole words; and
+a kernel also needs registers for its mask. The *extended* model counts all of these:
 
 .. math:: 32\,m_b + b\,m_b t_b + 32\,t_b + 64\,t_b \lceil m_b / g \rceil \;\le\; \gamma,
 
 with :math:`m_b \bmod g = 0` or :math:`g \bmod m_b = 0`, with :math:`t_b` whole tiles of :math:`t_u L` columns, with
-:math:`m_b` and :math:`g` whole iterations of the loop of Algorithm 3; and it asks the program itself for its registers.
-Both models are here, by name.
+:math:`m_b` and :math:`g` whole iterations of the loop of Algorithm 3; and it counts the registers of the actual
+program. Both models are here, by name.
 
 .. plot:: figures/cache_model.py
 
-**What the objective does not see.** Equation 5 asks how full the cache is and not what it is full of. With
-:math:`\gamma` = 32 KiB and 4 bits, the blocks of 2 × 6552 and of 312 × 197 both fill it to the last bit, but the
-first passes x through the cache 33 times less often and y 156 times more often. Among blocks that fill it equally well,
-the chapter takes the one with the most weights, hence with the least of x and y; and of two of these the taller,
-because an element of x is only read and one of y is written back too.
+**What the objective ignores.** Equation 5 measures how full the cache is, not what fills it. With :math:`\gamma` = 32
+KiB and 4 bits, the blocks of 2 × 6552 and of 312 × 197 both fill it to the last bit, but the first passes x through the
+cache 33 times less often and y 156 times more often. Among blocks that fill it equally well, the chapter takes the one
+with the most weights, hence with the least of x and y; and of two such blocks the taller, because an element of x is
+only read but one of y is also written back.
 
 Source: QIGen §3, equations 3 to 5; algorithm 4; errata Q6, Q7, Q8.
 """

@@ -5,7 +5,7 @@ The chapters before this one each cover one part: which tiles fit the registers 
 combines them. For a machine and a matrix, Algorithm 4
 
 1. takes the machine's :math:`\gamma` (bits of its first cache) and :math:`\eta` (its registers);
-2. finds the tile, :math:`m_u` and :math:`t_u`, by trying every one that fits and comparing a *cost*;
+2. finds the tile, :math:`m_u` and :math:`t_u`, by trying every tile that fits and comparing a *cost*;
 3. finds the block, :math:`m_b` and :math:`t_b`, that fills the cache best;
 4. generates the micro-kernel.
 

@@ -1,4 +1,4 @@
-r"""The interpreter: run a program on numpy arrays, one instruction after the other, and count.
+r"""The interpreter: run a program on numpy arrays, one instruction after another, and count.
 
 The interpreter defines what a program means, independent of any processor: a compiled kernel must return the same bits.
 So a kernel can be followed, and checked, on a machine that lacks its instructions. The interpreter also measures what

@@ -1,19 +1,19 @@
 r"""Layouts: the order in which a matrix of words lies in memory.
 
-The chapter `packing` says which bit of which word a code is; it leaves the words in rows of N. A kernel that computes
-a few registers of columns and walks down all rows would touch a new page of memory at every step. So a kernel's words
-are stored in the order in which it reads them. Such an order is a *layout*: a value that says where each word goes.
-`apply` stores a matrix by it, and `invert` reads it back; they move words and change none.
+The chapter `packing` says which bits of which word a code occupies; it leaves the words in rows of N. A kernel that
+computes a few registers of columns and goes down all rows would access a new page of memory at every step. So a
+kernel's words are stored in the order in which it reads them. Such an order is a *layout*: a value that says where each
+word goes. `apply` stores a matrix in it, and `invert` reads it back; they move words without changing them.
 
 **Blocks, one after the other.** The layouts here cut the matrix into blocks and store one block after the other, each
 row by row. They differ in the shape of the blocks and in their order:
 
-- *column panels*: a block is P columns wide and as high as the matrix; panels from left to right. It is what the
-  authors' published code does at 2 and 4 bits, and what kernels that keep a panel's sums in registers want.
-- *nested panels*: what the authors' published code does at 3 bits. Panels of P columns again, but a panel is cut into
-  units of 3 rows, which hold 32 codes of each column, and a unit into blocks of 8 columns. So the three vectors of
-  8 words that hold 32 codes of 8 columns are neighbours. The word at row :math:`r` and column :math:`c` of
-  :math:`R \times N` words lies at
+- *column panels*: a block is P columns wide and as high as the matrix; panels from left to right. The authors'
+  published code does this at 2 and 4 bits, and it suits kernels that keep a panel's sums in registers.
+- *nested panels*: the authors' published code does this at 3 bits. Panels have P columns again, but a panel is cut into
+  units of 3 rows, which hold 32 codes of each column, and a unit into blocks of 8 columns. So the three vectors of 8
+  words that hold 32 codes of 8 columns are adjacent. The word at row :math:`r` and column :math:`c` of :math:`R \times
+  N` words lies at
 
   .. math:: jPR + 3w \lfloor r/3 \rfloor + 24 \lfloor (c - jP)/8 \rfloor + 8\,(r \bmod 3) + c \bmod 8, \qquad
      j = \lfloor c/P \rfloor, \quad w = \min(P, N - jP),
@@ -29,10 +29,10 @@ row by row. They differ in the shape of the blocks and in their order:
 
 .. plot:: figures/z_curve.py
 
-**Why they are permutations.** The blocks cut the matrix into parts that do not overlap and leave nothing out. Each is
-given as many places in the stream as it has words, beginning where the last one ended; so these runs do not overlap
-either, and leave nothing out. And row by row is one to one within a block. Hence every word has one place and every
-place one word, whatever the order of the blocks, and nothing is filled up: blocks at the edges are smaller.
+**Why they are permutations.** The blocks cut the matrix into parts that do not overlap and leave nothing out. Each gets
+as many places in the stream as it has words, beginning where the last one ended; so these runs do not overlap either,
+and leave nothing out. Row by row is one to one within a block. Hence every word has one place and every place one word,
+whatever the order of the blocks. There is no padding: blocks at the edges are smaller.
 
 Source: QIGen §3 (Mini-GEMV); errata Q6, Q11; G. M. Morton, A computer oriented geodetic data base, 1966.
 """

@@ -1,21 +1,20 @@
 r"""Micro-kernels: QIGen's Algorithms 1, 2 and 3 as programs that a generator writes.
 
-The innermost loop of a quantised product loads words, takes the codes out of them, and multiplies and adds. The best
-number of codes and of registers to handle at once differs from one processor to the next. So a *generator* writes the
-loop: a function of the bits, the sizes and the lanes whose result is a program. The programs here run in
-`lowbit.kernels.interpreter`. A backend that generates kernels writes programs of its own in the same vocabulary
-(`lowbit.kernels.program`), with its own loops and layouts, and lowers them to instructions of a processor.
+The innermost loop of a quantised product loads words, extracts their codes, and multiplies and adds. The best number of
+codes and registers to handle at once differs between processors. So a *generator* writes the loop: a function of the
+bits, the sizes and the lanes whose result is a program. The programs here run in `lowbit.kernels.interpreter`. A
+backend that generates kernels writes programs of its own in the same vocabulary (`lowbit.kernels.program`), with its
+own loops and layouts, and lowers them to instructions of a processor.
 
-Lanes are neighbouring output columns (errata Q5). In the names of registers :math:`j` counts registers side by side,
-each of :math:`L` columns, and :math:`r` counts rows of activations.
+Lanes are neighbouring output columns (errata Q5). In register names, :math:`j` counts adjacent registers, each of
+:math:`L` columns, and :math:`r` counts rows of activations.
 
-**What the paper's algorithms leave out.** Algorithm 2 is for 4 bits; the shift of code :math:`c` is in general
-:math:`bc \bmod 32`, and a code that straddles two words is joined first. Algorithm 3 steps :math:`i` by :math:`m_u`
-and addresses row :math:`\lfloor i/8 \rfloor` of words, so a shift would depend on :math:`i` unless :math:`m_u` is a
+**What the paper's algorithms leave out.** Algorithm 2 is for 4 bits; in general, the shift of code :math:`c` is
+:math:`bc \bmod 32`, and a code that straddles two words is joined first. Algorithm 3 steps :math:`i` by :math:`m_u` and
+addresses row :math:`\lfloor i/8 \rfloor` of words, so a shift would depend on :math:`i` unless :math:`m_u` is a
 multiple of the codes in a word. An iteration of the loop here covers the least common multiple of :math:`m_u` and a
-unit, in micro-steps of :math:`m_u`, so every shift is a constant. Its rows of words are
-:math:`\lfloor i b/32 \rfloor` to :math:`\lfloor ((i + m_u) b - 1)/32 \rfloor`, and its loop ends at :math:`m_b`
-(errata Q7).
+unit, in micro-steps of :math:`m_u`, so every shift is a constant. Its rows of words are :math:`\lfloor i b/32 \rfloor`
+to :math:`\lfloor ((i + m_u) b - 1)/32 \rfloor`, and its loop ends at :math:`m_b` (errata Q7).
 
 Source: QIGen §3, algorithms 1 to 3; figure 2; errata Q5, Q7, Q8, Q10.
 """

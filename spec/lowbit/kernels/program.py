@@ -1,6 +1,6 @@
 r"""Programs: a micro-kernel as a value, instructions over named registers and loops around them.
 
-A generated kernel can be more than text: as a value it can be run on numpy (`lowbit.kernels.interpreter`), printed for
+A generated kernel can be more than text: as a value it can be run in numpy (`lowbit.kernels.interpreter`), printed for
 a processor (a backend's lowering), and *counted*. This chapter defines such values, without reference to a processor or
 to C++.
 
@@ -22,7 +22,7 @@ named too. A program for four lanes that adds up an unknown number of rows:
 3
 
 **Live registers.** A register is *live* between being written and being read for the last time. At any point of a
-program the values that are live must all be in registers of the processor, or some are spilled to memory; so
+program, all live values must be in registers of the processor, or some are spilled to memory; so
 
 .. math:: \max_{\text{points } p} \; |\mathrm{live}(p)| \;\le\; \eta
 

@@ -1,10 +1,10 @@
 r"""Vector registers: the instructions of QIGen's Table 1 on numpy arrays of L lanes.
 
-A kernel is fast because one instruction works on a whole register of numbers. To say what a kernel *does* without
-naming a processor takes words for such instructions, and a meaning for each word that can be executed. This chapter
-gives both: a register is a numpy array of :math:`L` *lanes*, 32 bits each, and each word is a function of registers.
-Programs in these words (those of the chapter `microkernel`, the kernels that a backend generates) can be followed and
-checked on any machine.
+A kernel is fast because one instruction works on a whole register of numbers. To describe a kernel without naming a
+processor, we need words for such instructions, and an executable meaning for each word. This chapter gives both: a
+register is a numpy array of :math:`L` *lanes*, 32 bits each, and each word is a function of registers. Programs in
+these words (those of the chapter `microkernel`, the kernels that a backend generates) can be followed and checked on
+any machine.
 
 ===================== ============================ ==========================================
 Table 1               word here                    meaning
@@ -19,15 +19,16 @@ and(a, m)             ``and``                      bitwise and
 cvt_int_float(a)      `cvt_int_float`              the integer as float32
 ===================== ============================ ==========================================
 
-The table leaves types out, and here a register holds either unsigned integers (uint32) or float32, never both; so the
-words that read memory say which. Words are added: ``slli`` and ``or``, because a 3-bit code may straddle two words;
-``add``, ``multiply`` and ``add_int``, which are parts of `fmadd`; ``prefetch`` and ``prefetch_once``, which change no
-value; and those of two further chapters: `vector_integer`, for several small numbers in a lane and for tables, and
-`vector_elementwise`, for norms, activations and attention. A word that numpy has as it is means numpy's function.
+The table omits types. Here a register holds either unsigned integers (uint32) or float32, never both, so the words that
+read memory say which. Some words are added: ``slli`` and ``or``, because a 3-bit code may straddle two words; ``add``,
+``multiply`` and ``add_int``, which are parts of `fmadd`; ``prefetch`` and ``prefetch_once``, which change no value; and
+those of two further chapters: `vector_integer`, for several small numbers in a lane and for tables, and
+`vector_elementwise`, for norms, activations and attention. A word for which numpy has a function means that
+function.
 
 Each word is written in numpy's functions alone, and numpy lets another class stand in for its arrays. So the same
-definitions compute on numbers, one value at a time, and on symbols, for all values at once; proofs about kernels begin
-there.
+definitions compute on numbers, one value at a time, and on symbols, for all values at once; proofs about kernels use
+the latter.
 
 Source: QIGen §2, table 1; errata Q5.
 """

@@ -1,8 +1,8 @@
 r"""Vector registers, continued: norms, activations and attention.
 
 A decode step is more than products with weights. It also has norms, exponentials, probabilities that sum to 1, and dot
-products whose sum runs *along* a register and not across many of them. Six more words are enough for these; the
-chapter `vector` adds them to the vocabulary.
+products whose sum runs *along* a register, not across several. Six more words are enough for these; the chapter
+`vector` adds them to the vocabulary.
 
 ======================= =====================================================================
 word                    meaning
@@ -18,10 +18,11 @@ word                    meaning
 **Not a number.** `maximum` compares as processors do: a comparison with NaN is false, so the result is the
 second operand. The order of the operands therefore matters in a program.
 
-**Sums along a register.** Let :math:`L` registers hold :math:`L` numbers each whose sums are wanted. `add_neighbours`
-of the first and the second is a register that holds both, each half as long, and so on: after :math:`\log_2 L` levels,
-:math:`L - 1` words in all, one register holds the :math:`L` sums in order. That is as many additions as there are
-registers, where summing one register alone takes :math:`\log_2 L` of them and leaves a register with one sum in it.
+**Sums along a register.** Let :math:`L` registers hold :math:`L` numbers each, to be summed in each register.
+`add_neighbours` of the first and the second is a register that holds both, each half as long, and so on: after
+:math:`\log_2 L` levels, :math:`L - 1` words in all, one register holds the :math:`L` sums in order. That is about one
+addition per register, whereas summing a single register takes :math:`\log_2 L` additions and leaves a register with one
+sum.
 
 Source: the instructions are those of x86 (DIVPS, MAXPS, PSUBD, HADDPS, VPERMT2PS).
 """

@@ -1,8 +1,8 @@
 r"""Vector registers, continued: small numbers in the lanes.
 
 Table 1 has one number in a lane. Kernels that run at the speed of memory need more from an instruction, and processors
-offer it: four bytes of a lane multiplied and added at once, a table of sixteen numbers looked up by sixteen lanes,
-scales that take half the bytes. The words for these are here; the chapter `vector` adds them to the vocabulary.
+provide it: four bytes of a lane multiplied and added at once, a table of sixteen numbers looked up by sixteen lanes,
+scales in half the bytes. This chapter has the words for these; the chapter `vector` adds them to the vocabulary.
 
 ===================== =====================================================================
 word                  meaning
@@ -22,7 +22,7 @@ word                  meaning
 ===================== =====================================================================
 
 **Bytes in a lane** are counted from the least significant one. A register of integers is an array of uint32; each word
-decides what the bits mean, as on a processor.
+defines what the bits mean, as on a processor.
 
 **Saturation.** `dot4_pairs` is the oldest of the x86 instructions that multiply bytes, and it is dangerous: a sum of
 two products above 32767 silently becomes 32767. `dot4` and `dot2` add into 32 bits and wrap only there. The chapter

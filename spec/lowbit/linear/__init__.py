@@ -1,5 +1,5 @@
 """Linear layers: products with quantised weights, in floating point and in integers, and their bounds.
 
-Read `linear` first, and `bounds` for how exact a product has to be; `integer` and `integer_bounds` are the same for
-activations of small integers.
+Read `linear` first, and `bounds` for how exact a product must be; `integer` and `integer_bounds` are the same for
+integer activations.
 """

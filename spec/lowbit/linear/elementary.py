@@ -10,10 +10,10 @@ and the gated units of experts and of dense layers share one activation. Each fu
 in floating point it keeps the exponential from overflowing, and it makes the largest term exactly 1.
 
 **The logistic function** is :math:`\sigma(a) = 1 / (1 + e^{-a})`, and **silu** is :math:`a\,\sigma(a)`: near :math:`a`
-where :math:`a` is large, near 0 where it is very negative.
+for large :math:`a`, and near 0 for very negative :math:`a`.
 
-**A soft cap** :math:`c` keeps numbers between :math:`-c` and :math:`c`, and small ones nearly as they are:
-:math:`c \tanh(a / c)`.
+**A soft cap** :math:`c` keeps numbers between :math:`-c` and :math:`c`, and small ones nearly unchanged: :math:`c
+\tanh(a / c)`.
 
 Source: softmax as in GQA (arXiv 2305.13245) §2.2; silu as Swish-1 in arXiv 2002.05202 §2.
 """

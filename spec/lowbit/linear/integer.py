@@ -1,52 +1,50 @@
 r"""Integer products: activations in Block Floating Point.
 
-A kernel that multiplies float32 activations by codes converts every code to a float first. On a processor that is most
+A kernel that multiplies float32 activations by codes converts every code to a float first. On a processor, this is most
 of the work: the bytes of a 4-bit matrix arrive faster than its codes can be converted. Integer instructions multiply
-codes as they are, four or eight times as many at once, if the activations are small integers too. The chapter `bfp`
-makes such integers: a block of activations shares an exponent, and each element is a mantissa of 8 bits.
+codes directly, four or eight times as many at once, if the activations are small integers too. The chapter `bfp` makes
+such integers: a block of activations shares an exponent, and each element is a mantissa of 8 bits.
 
 **The cast is never silent.** It loses accuracy, and how much it loses depends on the activations, not on the kernel
-(see below). So it is an operation of its own: a caller casts and passes blocks, or asks for `qgemm_cast` by
-name. No backend may answer `linear.qgemv` this way: the bound of that operation is one of float32 arithmetic, most
-results of a cast lie several times as far away, and the suite finds it.
+(see below). So it is an operation of its own: a caller casts and passes blocks, or calls `qgemm_cast` by name. No
+backend may compute `linear.qgemv` this way: the bound of that operation assumes float32 arithmetic, most results with a
+cast lie several times as far away, and the suite detects this.
 
 **Segments.** Activations come in blocks of :math:`B` rows, scales in groups of :math:`g` rows; both are counted from
-row 0, and the last of either may be short. Where neither changes there is a *segment*, the intersection of one block
-and one group. With :math:`B = 32` and :math:`g = 128` a segment is a block; with :math:`B = 32` and :math:`g = 24` the
-segments have 24, 8, 16, 16, … rows. Row :math:`k` of activation vector :math:`t` is :math:`2^{e} M_{tk}`, with the
-exponent of its block. Within a segment everything is an integer,
+row 0, and the last of either may be short. The intersection of one block and one group is a *segment*. With :math:`B =
+32` and :math:`g = 128` a segment is a block; with :math:`B = 32` and :math:`g = 24` the segments have 24, 8, 16, 16, …
+rows. Row :math:`k` of activation vector :math:`t` is :math:`2^{e} M_{tk}`, with the exponent of its block. Within a
+segment everything is an integer,
 
 .. math:: D_{t\sigma n} = \sum_{k \in \sigma} M_{tk}\, q_{kn}, \qquad S_{t\sigma} = \sum_{k \in \sigma} M_{tk},
    \tag{1}
 
-and nothing is rounded: with 8-bit mantissas, blocks of 32 and 8-bit codes :math:`|D| \le 32 \cdot 127 \cdot 255`,
-which is below :math:`2^{20}`. What remains is the factored dot product of the chapter `linear`, equation 2, with
-segments where rows were:
+and nothing is rounded: with 8-bit mantissas, blocks of 32 and 8-bit codes :math:`|D| \le 32 \cdot 127 \cdot 255`, which
+is below :math:`2^{20}`. What remains is the factored dot product of the chapter `linear`, equation 2, with segments
+instead of rows:
 
 .. math:: y_{tn} = \sum_{i=1}^{P} \Bigl[\, s_{in} \sum_{\sigma \in i} 2^{e_{t\sigma}} D_{t\sigma n}
    \;+\; o_{in} \sum_{\sigma \in i} 2^{e_{t\sigma}} S_{t\sigma} \Bigr], \tag{2}
 
 where :math:`o = -s z` is the group's offset, `linear.group_offsets`.
 
-**In a kernel** the group's accumulator takes ``acc += 2^e · float(D)``, one rounding a segment, because :math:`D` is
-exact in float32 while :math:`|D| \le 2^{24}` and a power of two rounds nothing; then ``y += s · acc`` and
-``y += o · X̂``. The sums of mantissas :math:`S` are the same for every column and are made once a call. How far all of
-that may carry a result is derived in `integer_bounds`.
+**In a kernel** the group's accumulator takes ``acc += 2^e · float(D)``, one rounding per segment, because :math:`D` is
+exact in float32 while :math:`|D| \le 2^{24}` and a power of two rounds nothing; then ``y += s · acc`` and ``y += o ·
+X̂``. The sums of mantissas :math:`S` are the same for every column and are computed once per call. `integer_bounds`
+derives the resulting error.
 
 **Which instruction.** The usual one (``maddubs``) multiplies unsigned by signed bytes and adds neighbouring products
-into 16 bits, *with saturation*. Codes of at most 4 bits are safe: two products are at most :math:`2 \cdot 15 \cdot
-128 = 3840`, so that even eight such results, :math:`8 \cdot 3840 = 30720 < 32767`, can be added up in 16 bits before
+into 16 bits, *with saturation*. Codes of at most 4 bits are safe: two products are at most :math:`2 \cdot 15 \cdot 128
+= 3840`, so that even eight such results, :math:`8 \cdot 3840 = 30720 < 32767`, can be added up in 16 bits before
 anything is widened. Codes of 8 bits are not: :math:`2 \cdot 255 \cdot 127 = 64770 > 32767` saturates in the first
-instruction, though with no more than two large codes side by side; ordinary tests do not see it. They take another
-route: products of 16-bit numbers, or instructions that add into 32 bits (``vpdpbusd``), which have room for 65 000
-products.
+instruction, but only where two large codes are adjacent, so ordinary tests miss it. These codes take another route:
+products of 16-bit numbers, or instructions that add into 32 bits (``vpdpbusd``), which have room for 65 000 products.
 
 **What the cast costs.** A step of a block is :math:`2^e`, and its largest mantissa lies between 64 and 128; an element
-is off by at most half a step, at the very top by a whole one. For independent normal activations that is an error of
-0.8 % of their root mean square, which a layer passes on unamplified: its results are off by 0.8 % of *their* root
-mean square. For comparison, normal weights of 4 bits in groups of 128 are off by 10 %, of 8 bits by 0.6 %. Outliers
-make it worse, because their neighbours must take their steps; so larger blocks are worse, and shorter mantissas much
-worse:
+is off by at most half a step, or a whole step at the very top. For independent normal activations this is an error of
+0.8 % of their root mean square, which a layer does not amplify: its results are off by 0.8 % of *their* root mean
+square. For comparison, normal weights of 4 bits in groups of 128 are off by 10 %, of 8 bits by 0.6 %. Outliers make it
+worse, because their neighbours share their steps; so larger blocks are worse, and shorter mantissas much worse:
 
 >>> from lowbit.quantization.bfp import bfp12, bfp16, cast, decode
 >>> def relative_error(x, format):
@@ -55,8 +53,8 @@ worse:
 >>> [round(relative_error(x, format), 4) for format in (bfp16(16), bfp16(32), bfp16(128), bfp12(32))]
 [0.0073, 0.0083, 0.0091, 0.1324]
 
-The default, `ACTIVATIONS`, is BFP16 in blocks of 32: mantissas that fit the instructions, at an error an order of
-magnitude below that of the weights. Callers choose it because bytes then bound the speed again.
+The default, `ACTIVATIONS`, is BFP16 in blocks of 32: mantissas that fit the instructions, with an error an order of
+magnitude below that of the weights. Callers choose it because the speed is then again limited only by the bytes.
 
 Source: K-sort §II.B (the format); QIGen §2, equation 2; errata Q3, B2, B8.
 """

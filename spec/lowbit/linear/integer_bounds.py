@@ -11,23 +11,23 @@ one term of each kind for every segment. Their magnitudes are the gauge,
    \;+\; |o_i| \sum_{\sigma \in i} 2^{e} |S_{\sigma}| \Bigr],
 
 which is far smaller than with the magnitudes inside the sums: positive and negative mantissas have cancelled already,
-and exactly. So this bound is narrow for two reasons: the gauge is that of some hundred terms rather than of thousands,
-and a term meets fewer roundings in the same proportion.
+and exactly. So this bound is narrow for two reasons: the gauge has some hundred terms rather than thousands, and a term
+meets proportionally fewer roundings.
 
 **The roundings of a loop.** The integer may have to be rounded to the accumulator's format (if it has more than 24
 bits; one). The power of two rounds nothing. Then come at most as many additions as the group has segments, the product
 with the scale, and two additions for each of the :math:`P` groups. With blocks of :math:`B` rows and groups of
 :math:`g` a group has :math:`g / B` segments where B divides g, one where g divides B, and otherwise at most
-:math:`\lceil (g - 1) / B \rceil + 1`, because a block may stick out at both ends:
+:math:`\lceil (g - 1) / B \rceil + 1`, because a block may extend past both ends:
 
 .. math:: D = 1 + p + 1 + 2P.
 
-**Underflow.** Let :math:`\eta = 2^{-150}` be what one product may lose. Kernels multiply in different orders. One
-loses :math:`\eta` in :math:`2^e D`, which the scale then multiplies; another in :math:`s 2^e`, which the integer then
-multiplies; where :math:`2^e` itself is below all numbers of the format, both do. So a segment may lose
-:math:`\eta\,(s + |D| + s|D| + 1)` and the same with :math:`|o|` and :math:`|S|`, and a group two products more.
-Nothing of that is wide enough to hide a :math:`2^e` that was taken for zero although float32 holds it, as all from
-:math:`2^{-149}` do.
+**Underflow.** Let :math:`\eta = 2^{-150}` be what one product may lose. Kernels multiply in different orders. One loses
+:math:`\eta` in :math:`2^e D`, which the scale then multiplies; another in :math:`s 2^e`, which the integer then
+multiplies; where :math:`2^e` itself is below all numbers of the format, both do. So a segment may lose :math:`\eta\,(s
++ |D| + s|D| + 1)` and the same with :math:`|o|` and :math:`|S|`, and a group two products more. None of this is wide
+enough to hide a :math:`2^e` that was treated as zero although float32 can represent it, as it can from :math:`2^{-149}`
+on.
 
 Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1, Lemma 3.1.
 """

@@ -1,17 +1,17 @@
 r"""Linear layers on quantised weights: the factored dot product.
 
 A linear layer multiplies an activation vector by a weight matrix. When a model generates one token at a time, every
-weight is read once per token and used once, so the time is the time of reading the weights. Multiplying *codes*
-reads few bytes; the question is how to get the right number out of codes without first converting each of them back
-to a weight. The answer is to factor the scale and the zero out of the sum.
+weight is read once per token and used once, so reading the weights determines the time. Multiplying *codes* reads few
+bytes; the question is how to compute the right number from codes without first converting each code to a weight. The
+answer is to factor the scale and the zero out of the sum.
 
 **One scale for the whole vector.** With activations :math:`y \in \mathbb{R}^n` and codes :math:`x_q`,
 
 .. math:: \langle y, s\,(x_q - z)\rangle \;=\; s\,\bigl(\langle y, x_q\rangle - z\,\langle y, 1\rangle\bigr).
    \tag{1}
 
-On the left each code costs a subtraction and a multiplication before it is used; on the right the loop only multiplies
-and adds codes, and :math:`\langle y, 1\rangle`, the sum of the activations, is the same for every column.
+On the left, each code costs a subtraction and a multiplication before it is used. On the right, the loop only
+multiplies and adds codes, and :math:`\langle y, 1\rangle`, the sum of the activations, is the same for every column.
 
 **A scale for each group.** With :math:`P` groups, scales :math:`s_i` and zeros :math:`z_i`,
 
@@ -19,11 +19,11 @@ and adds codes, and :math:`\langle y, 1\rangle`, the sum of the activations, is 
    \;=\; \sum_{i=1}^{P} s_i\,\langle y_i, x_{iq}\rangle \;-\; \sum_{i=1}^{P} s_i\,z_i\,\langle y_i, 1\rangle .
    \tag{2}
 
-The last sum is printed without :math:`s_i` in the copy at hand, and does not hold so (errata Q3). Under the convention
+The copy at hand prints the last sum without :math:`s_i`, which does not hold (errata Q3). Under the convention
 ``minimum`` the value of a code is :math:`s q + \min`, hence :math:`s_i z_i = -\min_i`, and no division is needed to
 find :math:`z_i`. The chapter writes :math:`o_i = -s_i z_i` for the *offset* of a group in both conventions.
 
-From here on the names are those of a layer: ``x`` are the activations, :math:`W` (K × N) the weights, ``y = x W``.
+From here on the names are those of a layer: ``x`` is the activations, :math:`W` (K × N) the weights, and ``y = x W``.
 
 Source: QIGen §2, equations 1 and 2; §3, Algorithm 1; errata Q1 to Q5.
 """
@@ -105,11 +105,11 @@ def equation_2_right(y: list[F64], codes: list[F64], scales: list[float], zeros:
     return products - corrections
 
 
-# **Algorithm 1, the quantised GEMV.** One vector times one matrix. The paper's register of lanes holds neighbouring
+# **Algorithm 1, the quantised GEMV.** One vector times one matrix. The lanes of the paper's register hold neighbouring
 # *output columns*, so nothing is ever summed across lanes (errata Q5). Here a register is as wide as the matrix: all N
-# columns are lanes, and the loop over the rows is the algorithm. It runs in float64, where the product of an
-# activation and a code is exact and the sum errs far below any float32 bound; and it uses no library sum, so that the
-# result is the same to the bit on every machine.
+# columns are lanes, and the loop over the rows is the algorithm. It runs in float64, where the product of an activation
+# and a code is exact and the error of the sum is far below any float32 bound. It uses no library sum, so that the
+# result has the same bits on every machine.
 
 
 @checked

@@ -2,21 +2,21 @@ r"""Propagation: how an error of the input changes the result of a product, a si
 
 Layers chain these functions: the error of one step enters the next, which may enlarge it and adds its own. `rounding`
 bounds a single sum. Here each step takes exact values with a bound on the error of each, and returns a bound on the
-error of its result. The bound of an operation composes the steps, once for the arithmetic that a backend declares and
-once, far smaller, for the reference's own float64.
+error of its result. The bound of an operation composes these steps: once for the arithmetic that a backend declares,
+and once, far smaller, for the reference's own float64.
 
 **A product of inexact values.** If :math:`|\hat x - x| \le \epsilon`, then
 
 .. math:: |\widehat{xW} - xW| \;\le\; \gamma_D\,(|x| + \epsilon)\,|W| \;+\; \epsilon\,|W| \;+\; \text{underflow}.
 
-**One number at a time.** Outside its sums a backend computes with single numbers in float32 or better. An exponential
-of a library is charged :math:`c = 8` roundings, which are 4 units in the last place, and a quotient 4; an exponential
+**One number at a time.** Outside its sums a backend computes with single numbers in float32 or better. A library's
+exponential is charged :math:`c = 8` roundings, which are 4 units in the last place, and a quotient 4; an exponential
 may vanish where its value lies below the least normal number.
 
-**silu.** Its slope is at most 1.1 anywhere, so it enlarges an error by no more than that. Of its own it adds an
-exponential, a sum and a quotient: :math:`\gamma_{13}\,|\mathrm{silu}(a)|`. Where :math:`e^{-a}` overflows, the
-quotient is 0 instead of :math:`a e^{a}`, at most :math:`2^{-121}` away, because :math:`e^{-a}` overflows float32 only
-below :math:`a = -88.7`.
+**silu.** Its slope is at most 1.1 everywhere, so it enlarges an error by no more than that. It adds an exponential, a
+sum and a quotient: :math:`\gamma_{13}\,|\mathrm{silu}(a)|`. Where :math:`e^{-a}` overflows, the quotient is 0 instead
+of :math:`a e^{a}`, at most :math:`2^{-121}` away, because :math:`e^{-a}` overflows float32 only below :math:`a =
+-88.7`.
 
 **Softmax** of logits whose errors are at most :math:`\epsilon_i`. Numerator and denominator change by factors of at
 most :math:`e^{\epsilon_i}` and :math:`e^{\max \epsilon}`; subtracting the greatest logit :math:`m` first adds
@@ -36,14 +36,14 @@ most
 Its own roundings are relative. tanh is concave above 0 and 0 there, so a relative error of its argument causes a
 relative error of its value that is no larger: the rounded cap and the quotient are :math:`1 + 4`. A tanh is charged
 :math:`c + 1 + 4 + 1 = 14`, whether it comes from a library or is :math:`1 - 2/(e^{2z} + 1)`; that form is as exact only
-where tanh exceeds a half, because it cancels below, and a kernel that has nothing else loses the small numbers. Where
+where tanh exceeds a half, because it cancels below, and a kernel that uses it alone loses the small numbers. Where
 :math:`e^{2z}` or :math:`a/c` overflows, its value is 1, and the exact one lies within :math:`2^{-126}` of that. The
 product with the rounded cap is 2 more:
 
 .. math:: |\hat C - C(a)| \;\le\; \mu + \gamma_{21}\,(|C(a)| + \mu) + 2\,(1 + c)\,\eta .
 
-A kernel of 16 bits that rounds what passes between its steps also rounds the quotient and the tanh, each with
-:math:`u_T` and :math:`\eta_T`.
+A 16-bit kernel that rounds between its steps also rounds the quotient and the tanh, each with :math:`u_T` and
+:math:`\eta_T`.
 
 Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1, Lemma 3.1.
 """

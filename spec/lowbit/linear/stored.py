@@ -1,7 +1,7 @@
 r"""Products with stored matrices: ``Y = X W`` on the bytes of any format.
 
-The chapter `linear` multiplies by one layout, that of QIGen. The kernels of the field multiply by the bytes of GPTQ,
-GGUF or NVFP4, with activations of 16 bits, and return 16 bits. What they compute is the same sum,
+The chapter `linear` multiplies by one layout, that of QIGen. Kernels in use multiply by the bytes of GPTQ, GGUF or
+NVFP4, with 16-bit activations, and return 16 bits. They compute the same sum,
 
 .. math:: y_{tn} = \sum_{k} x_{tk}\, w_{kn},
 
@@ -9,11 +9,11 @@ with the exact numbers :math:`w_{kn}` that the format's table gives. Nothing her
 `lowbit.tensor_formats` say what the numbers are, and `stored_bounds` how far a result may lie from the sum.
 
 **Types.** The activations are float32, float16 or bfloat16, and so is the result, independently. A result is the sum,
-rounded to its type; what a kernel rounds on the way, it declares.
+rounded to its type; a kernel declares what it rounds on the way.
 
-**Activations may be stored too.** Kernels of integers cast a row of activations to codes first, for example to Q8_0.
-A cast is discontinuous, so it is an operation of its own (`formats.quantize`), and the product starts from its result.
-No cast gives the 8-bit code -128. A kernel may rely on that: ggml's kernels for x86 move the sign of a weight to the
+**Activations may be stored too.** Integer kernels cast a row of activations to codes first, for example to Q8_0. A cast
+is discontinuous, so it is an operation of its own (`formats.quantize`), and the product starts from its result. No cast
+gives the 8-bit code -128. A kernel may rely on that: ggml's kernels for x86 move the sign of a weight to the
 activation, and -128 has no negative in 8 bits.
 
 Source: the sum is that of a linear layer; the formats name their owners.

@@ -1,13 +1,12 @@
 r"""Bounds of products with stored matrices: from the declared types to the error of each element.
 
-The chapter `rounding` bounds a sum by :math:`\gamma_D` times its gauge. A kernel of the field has more places at which
-it rounds, and each adds its own term. With the unit roundoff :math:`u_T` and half the least subnormal number
-:math:`\eta_T` of a type T:
+The chapter `rounding` bounds a sum by :math:`\gamma_D` times its gauge. A kernel in use rounds in more places, and each
+adds its own term. With the unit roundoff :math:`u_T` and half the least subnormal number :math:`\eta_T` of a type T:
 
-**Weights.** A kernel that turns weights into a type V before it multiplies (*weights* in its declaration) multiplies by
-:math:`\hat w` with :math:`|\hat w - w| \le u_V\,|w| + \eta_V`, twice that where it goes through float32 to 16 bits. One
-that says ``exact`` applies codes and scales without forming a weight. Forming a weight from code, scale and zero may
-itself round: up to three times in V, charged to the magnitudes :math:`|product| + |offset|`:
+**Weights.** A kernel that converts weights to a type V before it multiplies (*weights* in its declaration) multiplies
+by :math:`\hat w` with :math:`|\hat w - w| \le u_V\,|w| + \eta_V`, or twice that if it goes through float32 to 16 bits.
+One that declares ``exact`` applies codes and scales without forming a weight. Forming a weight from code, scale and
+zero may itself round: up to three times in V, charged to the magnitudes :math:`|product| + |offset|`:
 
 .. math:: E_w = \sum_k |x_k|\,\bigl(\gamma_4(V)\,m_{kn} + 4\,\eta_V\bigr).
 
@@ -23,7 +22,7 @@ added to a float32 one. Then a term meets at most P + 1 roundings of float16 and
 Without promotion all D are of float16, and a declaration whose :math:`\gamma` exceeds a tenth is refused, as always.
 
 **Sums that activations carry** (Q8_1) may replace the sum of a block that meets the offset of its weights. Where a
-stored sum differs from that of the numbers, a kernel is right with either, so the bound takes in
+stored sum differs from that of the numbers, a kernel is right with either, so the bound includes
 
 .. math:: \sum_b |s_{tb} - \sum_{k \in b} x_{tk}|\; \max_{k \in b} |\mathit{offset}_{kn}|.
 

@@ -1,7 +1,7 @@
-r"""Key-value caches of a decoder, by the numbers in which they keep keys and values.
+r"""Key-value caches of a decoder, by the number format of keys and values.
 
-The cache is what grows with a conversation: each token leaves :math:`G` keys and :math:`G` values of :math:`d_h`
-channels in every layer. A decoder chooses the numbers in which they are kept.
+The cache grows with a conversation: each token leaves :math:`G` keys and :math:`G` values of :math:`d_h` channels in
+every layer. A decoder chooses their number format.
 
 float32
    as a backend computes them: :math:`8\,d_h` bytes for a head of a token.
@@ -11,8 +11,8 @@ bfp12
    keys in Block Floating Point with 4-bit mantissas and blocks of 32 channels (`lowbit.quantization.bfp`), and values
    in float16: about :math:`2.53\,d_h` bytes.
 
-A key or value is rounded once, when it is appended, after the rotation. Attention then reads the numbers that are kept,
-all of which float32 has exactly. So a cache of this chapter holds these numbers in float32, and any attention can read
+A key or value is rounded once, when it is appended, after the rotation. Attention then reads the stored numbers, all of
+which float32 represents exactly. So a cache of this chapter holds these numbers in float32, and any attention can read
 it; a backend that keeps the bytes themselves reads the same numbers, and gives the same bits.
 
 **Numbers that cannot be kept.** float16 ends at 65504. A larger key or value is an error.

@@ -1,12 +1,12 @@
 """Calibration: the inputs that the matrices of a block see while the model reads a text.
 
 GPTQ needs them. The text is cut into windows, and their residual streams go through the model one block at a time. A
-block first runs with its weights as they are, and the inputs of its matrices are kept; then it is quantised; then it
-runs again with its quantised weights, so that the next block is calibrated on what it will see. No more than the
-weights of one block are in memory, with its inputs: tokens × (3 hidden + feed-forward) float32 numbers.
+block first runs with its original weights, and the inputs of its matrices are kept; then it is quantised; then it runs
+again with its quantised weights, so that the next block is calibrated on what it will see. Memory holds only the
+weights of one block and its inputs: tokens × (3 hidden + feed-forward) float32 numbers.
 
-Matrices that read the same value, such as query, key and value, share their inputs. An expert sees the tokens that are
-sent to it.
+Matrices that read the same value, such as query, key and value, share their inputs. An expert sees only the tokens that
+are routed to it.
 
 Source: GPTQ (arXiv 2210.17323) §4, Setup: a block at a time, on the inputs of the partly quantised model.
 """

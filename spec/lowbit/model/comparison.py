@@ -1,18 +1,18 @@
 r"""Comparing two models on a text: what a change of the weights costs, and where it arises.
 
-Both models read the same tokens in the windows of the chapter `perplexity`. Model A is the one that is trusted, such as
-the weights before they were quantised; model B is compared with it. At each position i that is scored, :math:`p_i` and
-:math:`q_i` are the probabilities that A and B give to all tokens, and :math:`t_i` is the token that does come.
+Both models read the same tokens in the windows of the chapter `perplexity`. Model A is the reference, such as the
+weights before they were quantised; model B is compared with it. At each position i that is scored, :math:`p_i` and
+:math:`q_i` are the probabilities that A and B give to all tokens, and :math:`t_i` is the actual token.
 
 **Perplexity** of each, and the mean of the difference of their losses,
 
 .. math:: \bar d = \frac1n \sum_i \bigl(\ln p_i(t_i) - \ln q_i(t_i)\bigr), \qquad
    \frac{\mathrm{PPL}_B}{\mathrm{PPL}_A} = e^{\bar d}.
 
-**Divergence** counts all tokens and not only the one that comes. It is the mean of the Kullback-Leibler divergence
+**Divergence** counts all tokens and not only the actual one. It is the mean of the Kullback-Leibler divergence
 :math:`D(p_i \| q_i) = \sum_t p_i(t) \ln \bigl(p_i(t) / q_i(t)\bigr)`, which is 0 only where both models agree in every
-probability. **Agreement** is the fraction of positions at which both give the highest logit to the same token; of equal
-logits it is the lowest token.
+probability. **Agreement** is the fraction of positions at which both give the highest logit to the same token; among
+equal logits, the lowest token counts.
 
 **Standard errors.** The losses of tokens in one window depend on one another, so a window is one observation. With
 :math:`s_w` the sum over window w and :math:`n_w` its positions, the mean :math:`m = \sum s_w / \sum n_w` of W windows
@@ -27,7 +27,7 @@ comparison is paired. One window gives no standard error.
 :math:`\sqrt{\sum \|b - a\|^2 / \sum \|a\|^2}` over all positions that were read. It contains the errors of all blocks
 before. It is left out where the models differ in width or in their number of blocks.
 
-Logarithms are natural. Logits are float32, everything made of them is float64.
+Logarithms are natural. Logits are float32; everything derived from them is float64.
 
 Source: the ratio estimator and its variance: Cochran, Sampling Techniques, 3rd ed., §2.11 and §6.4.
 """

@@ -1,10 +1,10 @@
 r"""Elementwise operations: the steps of a decoder between its products, by the formulas or on a backend.
 
-The chapter `block` computes all that is not a linear layer in float64, because it is written to be read and so that
-backends differ in their products only. A fast backend has norms, activations, rotations and attention too, and a
-decoder that leaves these to numpy spends a good part of its time there. So a decoder takes them as `ElementwiseOps`.
-`lowbit.model.block.FORMULAS` are those of the specification; `lowbit.runtime.elementwise` makes them from a backend,
-and then every value between them is float32.
+The chapter `block` computes everything but the linear layers in float64, for readability and so that backends differ
+only in their products. A fast backend also has norms, activations, rotations and attention, and a decoder that leaves
+these to numpy spends much of its time there. So a decoder takes them as `ElementwiseOps`. `lowbit.model.block.FORMULAS`
+are those of the specification; `lowbit.runtime.elementwise` makes them from a backend, and then every value between
+them is float32.
 
 **The cache** is one of the chapter `caches`.
 """

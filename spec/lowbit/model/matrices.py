@@ -3,9 +3,9 @@
 A linear layer's weights come in three kinds, and a `Matrix` is one of them: codes with scales and zeros, as `affine`
 describes them; the bytes of another format, as `lowbit.tensor_formats` does; or plain float32. All are K × N, with K
 the features that go in and N those that come out, so that ``y = x W`` reads the same for all. Floats of 16 bits are
-such bytes, too: half the memory of float32 for the same numbers.
+also stored as such bytes: half the memory of float32 for the same numbers.
 
-An embedding is such a matrix, too, of which the rows of a few tokens are read.
+An embedding is also such a matrix, of which only the rows of a few tokens are read.
 """
 
 from collections.abc import Callable

@@ -1,18 +1,17 @@
 r"""Perplexity: how well a model predicts a text that people wrote.
 
-At every position a model gives each token a probability. The *negative log-likelihood* of the token that does come is
-large where the model gave it a small probability; *e* to the power of its mean over a text is the perplexity:
+At every position a model gives each token a probability. The *negative log-likelihood* of the actual token is large
+where the model gave it a small probability; *e* to the power of its mean over a text is the perplexity:
 
 .. math:: \mathrm{PPL} = \exp\Bigl(\frac1n \sum_{i} -\ln p(t_i \mid \text{the tokens before it in its window})\Bigr).
 
-A model that gave all tokens the same probability would have the size of its vocabulary as its perplexity. Quantisation
-raises it; the increase is the price of a smaller number of bits.
+A model that gave all tokens the same probability would have a perplexity equal to the size of its vocabulary.
+Quantisation raises it; the increase is the price of fewer bits.
 
-**Protocols.** Perplexities can be compared only if they are counted alike: how long the windows are in which a text is
-read, how far they overlap, where the mark of the beginning (BOS) stands, which tokens of a window are scored, and what
-becomes of a last window that is short. The owners of published numbers decide these differently, and that changes a
-perplexity by more than most quantisers do. So a protocol is a value, `Protocol`, and those of this table have names. W
-is the length of a window:
+**Protocols.** Perplexities can be compared only if they are counted alike: the length of the windows in which a text is
+read, their overlap, the place of the beginning mark (BOS), which tokens of a window are scored, and the treatment of a
+short last window. Published numbers differ in these, which changes a perplexity by more than most quantisers do. So a
+protocol is a value, `Protocol`, and those of this table have names. W is the length of a window:
 
 ================ ==== ======= ===================== ================================= ===================
 protocol         W    windows BOS, if the model has which tokens of a window are      a short last window
@@ -28,9 +27,9 @@ protocol         W    windows BOS, if the model has which tokens of a window are
 ================ ==== ======= ===================== ================================= ===================
 
 Each window is read on its own, from position 0, with nothing before it. Where BOS takes the place of a token, as for
-``llama.cpp``, that token is not seen; it is not scored either. The number is :math:`e` to the power of the mean over
-all scored tokens. GPTQ's code takes the mean of the windows' means, which is the same, since its windows are equal.
-llama.cpp also asks for a text of at least 2 W tokens.
+``llama.cpp``, that token is neither seen nor scored. The number is :math:`e` to the power of the mean over all scored
+tokens. GPTQ's code takes the mean of the windows' means, which is the same, since its windows are equal. llama.cpp also
+asks for a text of at least 2 W tokens.
 
 Logarithms are natural and the sums are float64.
 

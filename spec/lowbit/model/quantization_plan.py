@@ -1,16 +1,16 @@
 r"""Plans: which matrices of a model are quantised, to how many bits, and by which method.
 
 The parts of a sparse model differ in size and in how much error they tolerate. Almost all of Mixtral's weights are
-experts, of which each token reads a few, so they get the fewest bits. Attention is read by every token and is small, so
+experts, of which each token reads a few, so they get the fewest bits. Every token reads attention, which is small, so
 it keeps more. The router is tiny, and an error in it sends a token to the wrong experts, so it stays float32. That is
-the *mixed quantisation* of MoE offloading: experts in 2 or 3 bits, attention in 4. A `Plan`
-describes it for any model, and `planned` applies it; a matrix that is already quantised is dequantised exactly first.
+the *mixed quantisation* of MoE offloading: experts in 2 or 3 bits, attention in 4. A `Plan` describes it for any model,
+and `planned` applies it; a matrix that is already quantised is dequantised exactly first.
 
 **Three methods.** ``nearest`` takes the range of each group, as in `affine`. ``hqq`` moves the zero until the weights
-lie closer to the grid (`hqq_solver`). ``gptq`` rounds rows one after another and makes later rows correct the errors of
-earlier ones, on the inputs that the matrix sees while the model reads a text (`gptq_blocks`). All give the same kind of
-matrix: scale and minimum in float16, groups along K. HQQ's zero is a real number that is subtracted from codes, so its
-minimum is
+lie closer to the grid (`hqq_solver`). ``gptq`` rounds rows one after another and lets later rows compensate for the
+errors of earlier ones, on the inputs that the matrix sees while the model reads a text (`gptq_blocks`). All give the
+same kind of matrix: scale and minimum in float16, groups along K. HQQ's zero is a real number that is subtracted from
+codes, so its minimum is
 
 .. math:: \min = -s\,z,
 
@@ -18,8 +18,8 @@ and codes are computed anew from the scale and minimum as they are stored. The s
 as the range, and three times the memory of the float32 weights of the matrix.
 
 **GPTQ goes block by block.** A plan with it has a calibration text. Each block is quantised on the inputs that it sees
-behind the quantised blocks before it (`calibration`). A matrix that sees no token, such as an expert that no token is
-sent to, is rounded to the nearest.
+after the quantised blocks before it (`calibration`). A matrix that sees no token, such as an unused expert, is rounded
+to the nearest.
 
 Source: MoE offloading §3.3, §4.2; GPTQ (arXiv 2210.17323) §4; errata H.
 """

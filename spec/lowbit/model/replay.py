@@ -1,11 +1,11 @@
 r"""Replaying: how often a needed expert is already in memory, under different rules of caching.
 
 The experts that a model asks for can be recorded once and replayed many times, for any number of slots and any caching
-rule. What is measured is *recall*: the experts that were in a slot when their layer asked for them, divided by
-the experts asked for (errata M9; MoE offloading, figure 2).
+rule. The measure is *recall*: the number of experts in a slot when their layer requested them, divided by the number
+requested (errata M9; MoE offloading, figure 2).
 
-**Rules.** After a layer has run there are more candidates for its :math:`k` slots than slots: the residents and the
-newcomers. Each rule here gives an expert a *worth*, and the :math:`k` worthiest stay.
+**Rules.** After a layer has run, there are more candidates for its :math:`k` slots than slots: the residents and the
+newcomers. Each rule gives an expert a *value*, and the :math:`k` most valuable stay.
 
 ========== ========================================================================= =========================
 rule       worth of an expert                                                        candidates
@@ -26,7 +26,7 @@ that ran last, LFRU keeps those that ran more often before).
 **Belady is the bound.** Keeping an expert from one use to the next gives one hit and occupies one slot in the meantime.
 So the task is to choose as many such intervals as possible of which at most :math:`k` overlap, and it is optimal to
 drop the interval that ends last whenever :math:`k + 1` overlap (Faigle and Nawijn, 1995). So no rule that keeps
-:math:`k` of residents and newcomers has more hits, whatever it knows; `replay` asserts it.
+:math:`k` of residents and newcomers has more hits, whatever it knows; `replay` asserts this.
 
 .. plot:: figures/offload_recall.py
 

@@ -1,13 +1,13 @@
 r"""Sampling: from logits to a token, by a pinned generator.
 
-Greedy decoding always takes the likeliest token. Sampling draws one, and the field draws it with four settings. With a
-*temperature* :math:`\tau > 0`, token *i* has the weight
+Greedy decoding always takes the likeliest token. Sampling draws one, commonly with four settings. With a *temperature*
+:math:`\tau > 0`, token *i* has the weight
 
 .. math:: w_i = e^{(\ell_i - \max_j \ell_j) / \tau},
 
 and its probability is its weight over the sum of all. A low temperature favours the likeliest tokens; 0 stands for the
-greedy choice. The tokens are ordered by weight, the heaviest first and of equals the one with the lowest number, and
-three filters leave out the end of this list, one after the other:
+greedy choice. The tokens are ordered by weight, the largest first, and equal ones by number. Three filters then cut off
+the end of this list, one after another:
 
 top-k
    keeps the first *k* tokens.
@@ -26,13 +26,13 @@ prevent that, and each is fixed here, so that equal logits give the same token.
   which IEEE 754 rounds to the bit: :math:`e^x = 2^n e^r` with :math:`n = \mathrm{rint}(x / \ln 2)`, and a Taylor
   polynomial of degree 13 for :math:`|r| \le \ln 2 / 2`.
 - *The sums.* A sum of floats depends on its order. A weight becomes the integer :math:`W_i = \lfloor 2^{44} w_i
-  \rfloor`, and sums of fewer than :math:`2^{19}` of these are exact in 64 bits. A token that is :math:`2^{44}` times
-  less likely than the likeliest is never drawn.
+  \rfloor`, and sums of fewer than :math:`2^{19}` of these are exact in 64 bits. A token :math:`2^{44}` times less
+  likely than the likeliest is never drawn.
 - *The generator.* Philox4x64-10 turns a key and a counter into random bits, without a state. The key is the seed. The
-  counter is the position of the token in its sequence and, of several sequences at once, the number of the sequence. So
-  a sequence can be continued after an interruption, and its draws do not depend on those of the others. With the first
-  64 bits *R* of a block, the token is the first one in the list at which the sum of the weights exceeds
-  :math:`\lfloor R\, S / 2^{64} \rfloor`, where *S* is the sum of what is kept.
+  counter is the position of the token in its sequence and, with several sequences at once, the number of the sequence.
+  So a sequence can be continued after an interruption, and its draws do not depend on other sequences. With the first
+  64 bits *R* of a block, the token is the first one in the list at which the sum of the weights exceeds :math:`\lfloor
+  R\, S / 2^{64} \rfloor`, where *S* is the sum of what is kept.
 
 Backends round logits differently, so a seed gives the same text on two backends only as long as no draw falls between
 their weights.

@@ -6,11 +6,11 @@ a router and many experts.
 
 A linear layer's weights are a `Matrix` of the chapter `matrices`, K × N.
 
-**Layer by layer.** A model need not fit in memory to be used: a `LayeredWeights` gives out one block after another,
-from memory or from disk. A `LlamaWeights`, which holds all of them, is one too.
+**Layer by layer.** A model need not fit in memory to be used: a `LayeredWeights` provides one block after another, from
+memory or from disk. A `LlamaWeights`, which holds all of them, is also one.
 
-A plan (`quantization_plan`) makes a second model out of the first, with fewer bits or other groups; `weight_bytes`
-counts the bytes of each. Weights that were stored in 4 bits and are quantised again have lost twice, so a perplexity
+A plan (`quantization_plan`) makes a second model from the first, with fewer bits or other groups; `weight_bytes` counts
+the bytes of each. Weights that were stored in 4 bits and are quantised again have lost accuracy twice, so a perplexity
 measured on them must be reported as *re-quantised*.
 """
 

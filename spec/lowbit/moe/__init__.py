@@ -1,5 +1,5 @@
 """Mixture of experts: routing, and experts that are loaded when they are needed.
 
-`routing` chooses experts, `offload` says which of them lie on the device, `offload_engine` is what an engine has to
-keep, and `bounds` limits the error of routing.
+`routing` chooses experts, `offload` decides which of them are on the device, `offload_engine` specifies an engine, and
+`bounds` limits the error of routing.
 """

@@ -2,10 +2,10 @@ r"""Offloading: experts that do not fit in memory are copied when they are neede
 
 The experts of a sparse model are nearly all of its weights, and each token uses a few. So the experts stay in the large
 memory of the host, the device keeps a small number of slots, and experts are copied in as layers ask for them. Copying
-takes longer than computing; all rules here serve to copy less, and earlier. One state machine decides which expert lies
-where, what is copied when, and what is evicted. It computes nothing and moves nothing: it writes a *trace*, a list of
-events, and the trace is a function of the requests alone. An engine that moves real bytes keeps to the specification if
-its events are these.
+takes longer than computing, so all rules here serve to copy less, and earlier. One state machine decides which expert
+lies where, what is copied when, and what is evicted. It computes nothing and moves nothing: it writes a *trace*, a list
+of events, and the trace is a function of the requests alone. An engine that moves real bytes keeps to the specification
+if its events are these.
 
 **Slots: what was used lately** (MoE offloading §3.1). Each layer has :math:`k` slots on the device and keeps the
 :math:`k` experts that ran last; a newcomer replaces the one that ran longest ago. (The copy at hand prints "keep *k*
@@ -15,13 +15,13 @@ least recently used"; errata M1.)
 
 The figure is the paper's figure 1 redrawn from synthetic routing (`lowbit.model.replay.residual_walk`).
 
-**Guesses: what will be used next** (§3.2). As soon as a layer's experts are loaded, the next layer's gate is applied
-to *this* layer's gate input, and the experts that it scores best are copied ahead (errata M5,
-`lowbit.model.replay.guess`). They do not go into slots, where they would push out experts known to be useful; they wait
+**Guesses: what will be used next** (§3.2). As soon as a layer's experts are loaded, the next layer's gate is applied to
+*this* layer's gate input, and the experts that it scores best are copied ahead (errata M5,
+`lowbit.model.replay.guess`). They do not go into slots, where they would displace experts known to be useful; they wait
 in *buffers*.
 
 **Buffers: where copies land** (§3.3). There are :math:`b` of them, as large as an expert each, shared by all layers.
-Every copy from the host lands in one, whether demanded or guessed, so a copy never overwrites what is in use.
+Every copy from the host lands in one, whether demanded or guessed, so a copy never overwrites an expert in use.
 
 **A layer, step by step** (errata M2, M3). A request names the experts that a layer needs, and the guesses for the next
 layer, likeliest first.
@@ -40,11 +40,11 @@ layer, likeliest first.
 Guesses are staged (4) as soon as copying has ended and old ones are dropped (5) when the layer has run, so two old and
 two new guesses need the paper's :math:`b = 4` buffers.
 
-A layer may need nothing of the device, where the host computes what is missing in less time than a copy takes; its
-request then has its guesses staged and the guesses for it dropped, and nothing else.
+A layer may need nothing from the device, if the host computes what is missing faster than a copy takes. Its request
+then only has its guesses staged and the guesses for it dropped.
 
-An expert runs when its *hit* or its *promote* is written, and from the slot named there. That settles the order of
-use; the order in which answers are *added* is fixed in `lowbit.moe.routing` and does not depend on it.
+An expert runs when its *hit* or its *promote* is written, and from the slot named there. That determines the order of
+use; the order in which results are *added* is fixed in `lowbit.moe.routing` and does not depend on it.
 
 **Memory** (errata M4). *mirror*: the host keeps a copy of every expert, so an eviction forgets; slots begin empty.
 *swap* (the paper's): layers × experts places in all, :math:`k` a layer on the device and the rest on the host, each

@@ -1,8 +1,8 @@
 """The offload engine: the state machine of `offload`, in use.
 
-A trace describes a run that is over. During a run, a program asks after each layer which experts are on the device,
-which must be copied, and where to. So the same machine is an operation that is opened with an arrangement and answers
-one request at a time (`lowbit.backend.session`). Nothing else is new: the events of the steps, put together, are the
+A trace describes a finished run. During a run, a program must know after each layer which experts are on the device,
+which must be copied, and where. So the same state machine is an operation that is opened with an arrangement and
+answers one request at a time (`lowbit.backend.session`). Nothing else is new: the events of all steps together are the
 trace.
 
 A wrong request does not end a program's run. `offload.trace` refuses a whole run for one request out of order; the

@@ -1,8 +1,8 @@
-r"""Routing: a layer of many experts, of which each token runs a few.
+r"""Routing: a layer of many experts, of which each token uses a few.
 
 A *sparse* layer holds :math:`E` feed-forward networks, its *experts*; a dense layer holds a single one. A small linear
-layer, the *gate*, scores the experts for each token; the token runs through the :math:`k` that score best, and their
-answers are added, weighted by the scores. The model has the parameters of all experts and costs the time of
+layer, the *gate*, scores the experts for each token; the token runs through the :math:`k` with the best scores, and
+their results are added, weighted by the scores. The model has the parameters of all experts but the running time of
 :math:`k`: in Mixtral two of eight. But the weights that a token needs are known only when the token arrives, which is
 the problem of the chapter `lowbit.moe.offload`.
 
@@ -10,10 +10,10 @@ the problem of the chapter `lowbit.moe.offload`.
 
 .. math:: l = x W_r, \qquad p = \mathrm{softmax}(l).
 
-**Choice.** :math:`\mathcal{T}` are the :math:`k` experts of the greatest scores. Among equal scores the lowest id
-goes first, so the choice is a function of the scores and of nothing else.
+**Choice.** :math:`\mathcal{T}` are the :math:`k` experts of the greatest scores. Among equal scores the lowest id comes
+first, so the choice depends only on the scores.
 
-**Weights.** There are two orders in the field, and both end in weights that sum to 1:
+**Weights.** Two orders are in use, and both give weights that sum to 1:
 
 .. math::
 
@@ -30,12 +30,12 @@ logits round to one probability, the choice may differ.
 
 .. math:: y = \sum_{e \in \mathcal{T}} w_e\, E_e(x), \qquad \text{added in ascending order of } e.
 
-The order of the sum is fixed because floating-point addition is not associative and an engine runs experts in the
-order in which they arrive in memory. An engine keeps the answers apart until all are there; then its output cannot
+The order of the sum is fixed because floating-point addition is not associative and an engine runs experts in the order
+in which they arrive in memory. An engine keeps the results separate until all have arrived, so that its output cannot
 depend on what was cached or guessed.
 
-A choice is discontinuous, so the chapter is cut there: `gate` is measured by its scores, `top_k` is exact for scores
-that are given, and `sparse` is given its routes.
+A choice is discontinuous, so the chapter is divided there: `gate` is measured by its scores, `top_k` is exact for given
+scores, and `sparse` takes its routes as arguments.
 
 Source: MoE offloading §2.1 (Shazeer et al., arXiv 1701.06538, §2.1 for the gate; arXiv 2401.04088 §2.1 for softmax
 after the choice); SwiGLU, arXiv 2002.05202 equation 6. Ties and the order of the sum are this project's.

@@ -27,27 +27,27 @@ float4_e2m1fn      2   1   1      6              none                           
 float8_e8m0fnu     8   0   127    2^127          none                           all ones (255)
 ================== === === ====== ============== ============================== ==================================
 
-The last has no sign and no zero: pattern :math:`c` is :math:`2^{c - 127}`. It serves as a scale only.
+The last has no sign and no zero: pattern :math:`c` is :math:`2^{c - 127}`. It is used only as a scale.
 
-**Rounding.** A real number goes to the nearest value of the type. Of two equally near values it goes to the even one:
-the one that is an even multiple of the step between them. Numbers below the least normal value round to subnormal
-values by the same rule. Patterns of one sign are ordered as their values are, so the carry of a mantissa into the
-exponent needs no case of its own. A number is *rounded once*, from its exact value. Going through float32 on the way to
-float16 rounds twice, and is wrong where the first rounding produces a tie:
+**Rounding.** A real number goes to the nearest value of the type. Ties go to the even value: the one that is an even
+multiple of the step between the two. Numbers below the least normal value round to subnormal values by the same rule.
+Patterns of one sign are ordered as their values are, so the carry of a mantissa into the exponent needs no case of its
+own. A number is *rounded once*, from its exact value. Going through float32 on the way to float16 rounds twice, and is
+wrong where the first rounding produces a tie:
 
 >>> x = np.array([1 + 2.0**-11 + 2.0**-40])
 >>> int(round_to(x, "float16")[0]), int(x.astype(np.float32).astype(np.float16).view(np.uint16)[0])
 (15361, 15360)
 
 **Overflow** is a choice of the caller. A number overflows if it lies at or beyond the value that would follow the
-largest one, or would round to it; there the standards offer two behaviours:
+largest one, or would round to it. The standards offer two behaviours:
 
 ============== ==================================================================================================
 ``saturate``   the largest value with the sign of the number, infinities included
 ``ieee``       infinity where the type has one, else NaN; refused for types that have neither
 ============== ==================================================================================================
 
-Rounded downwards, a finite number does not overflow: it becomes the largest one under both.
+A finite number that is rounded downwards does not overflow: it becomes the largest one under both.
 
 **Scales** in ``float8_e8m0fnu`` are rarely rounded to nearest: OCP MX takes the power of two at or below a number. So
 rounding has a *direction*: ``nearest``, ``down`` (towards zero) or ``up`` (away from zero). To nearest, the middle

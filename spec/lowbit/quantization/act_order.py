@@ -1,17 +1,16 @@
 """Matrices in act-order: quantised weights whose rows stand in another order than the activations.
 
-A quantiser may take the rows of a matrix in an order of its own; GPTQ's *act-order* takes the inputs that matter most
-first. Its groups are then runs of rows in that order, and not in the order of the matrix. Two representations are in
-use. Files keep the rows where they were, with the group of each row beside them (``g_idx``). Here the rows are stored
-in the order in which they were taken, together with that order: row i of the stored matrix is row ``order[i]`` of W,
-and
+A quantiser may take the rows of a matrix in its own order; GPTQ's *act-order* takes the most important inputs first.
+Its groups are then runs of rows in that order, and not in the order of the matrix. Two representations are in use.
+Files keep the rows where they were, with the group of each row beside them (``g_idx``). Here the rows are stored in the
+order in which they were taken, together with that order: row i of the stored matrix is row ``order[i]`` of W, and
 
     ``y = x W`` is ``linear.qgemv(x[order], matrix)``.
 
-Why this one: what is stored is an ordinary `QuantizedMatrix`, which every kernel, bound and format knows already, and
-no kernel has to look up a group for each row. The cost is one gather of the activations for each product, K numbers
-beside the K × N of the weights. No information is lost: sorting converts one representation to the other. A gather is
-exact, so no new operation is needed.
+The reason for this choice: what is stored is an ordinary `QuantizedMatrix`, which every kernel, bound and format
+already handles, and no kernel has to look up a group for each row. The cost is one gather of the activations for each
+product, K numbers beside the K × N of the weights. No information is lost: sorting converts one representation to the
+other. A gather is exact, so no new operation is needed.
 
 Source: ``g_idx`` as GPTQ files store it.
 """

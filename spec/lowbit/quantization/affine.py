@@ -1,15 +1,15 @@
 r"""Affine quantisation: real weights to small codes and back.
 
-A code alone is a number from 0 to :math:`2^b - 1`. What it *means* is given by two numbers, a *scale* and a
-*zero*, that a run of weights has in common: equally spaced points on a line, hence *affine*. Groups of fewer weights
-cost more bytes and lose less accuracy; that trade-off is the *group size*.
+A code alone is a number from 0 to :math:`2^b - 1`. Its *meaning* is given by two numbers, a *scale* and a *zero*, which
+a group of weights shares: equally spaced points on a line, hence *affine*. Smaller groups cost more bytes and lose less
+accuracy; the *group size* sets that trade-off.
 
 **The paper.** With :math:`b` bits, a vector :math:`x` and :math:`z = \min(x)`,
 
 .. math:: Q(x, b) = \mathrm{rnd}\!\left(\frac{x - \min(x)}{\max(x) - \min(x)}\,(2^b - 1)\right)
 
-maps :math:`x` to codes :math:`x_q`, and :math:`D(x_q)` maps them back. As printed, *s* multiplies in one and divides
-in the other, and *z* is at times a real number and at times a code (errata Q1, Q2). Here the scale always multiplies
+maps :math:`x` to codes :math:`x_q`, and :math:`D(x_q)` maps them back. As printed, *s* multiplies in one and divides in
+the other, and *z* is sometimes a real number and sometimes a code (errata Q1, Q2). Here the scale always multiplies
 codes, and there are two *conventions*, each one expression:
 
 .. list-table::
@@ -30,14 +30,14 @@ codes, and there are two *conventions*, each one expression:
 
 All codes and zero-points are clamped to :math:`0 \dots 2^b - 1`; ``rint`` rounds half to even. A zero-point is itself a
 code of *b* bits: this is the paper's remark that *z* can be quantised too. Everything is float32 arithmetic in the
-order written, one rounding an operation, so the result is the same to the bit on every machine. Scale and minimum
-are rounded to the dtype in which they are stored *before* the codes are computed: codes are best for the scale that
-will be used, not for the one that is thrown away.
+order written, with one rounding per operation, so the result has the same bits on every machine. Scale and minimum are
+rounded to the dtype in which they are stored *before* the codes are computed, so that the codes fit the scale that will
+be used.
 
-**Zeros** of a weight have no sign to keep. A difference of equal numbers is +0, and so is :math:`+0 + -0`: a code that
-stands for 0 comes back as +0 under both conventions, a minimum of −0 included, and −0 comes only from a negative weight
-that underflows. A minimum of a group that holds zeros of both signs and nothing below may be either zero: the
-expression does not say which, and no weight depends on it.
+**Zero weights** keep no sign. A difference of equal numbers is +0, and so is :math:`+0 + -0`: a code that stands for 0
+comes back as +0 under both conventions, a minimum of −0 included, and −0 comes only from a negative weight that
+underflows. The minimum of a group that holds zeros of both signs and nothing below may be either zero: the expression
+leaves it open, and no weight depends on it.
 
 **Groups** run down each column of :math:`W` (:math:`K \times N`): rows :math:`0 \dots g-1` of a column are its first
 group, and so on; the last may be short. ``group_size = K`` is the paper's column-wise quantisation.

@@ -1,10 +1,10 @@
 r"""Block Floating Point: integers that share one exponent.
 
-A float spends bits on an exponent of its own, although its neighbours are mostly of similar size. Block Floating Point
-(BFP) stores one exponent for a whole block and a small integer, the *mantissa*, for each element. A block takes
-little memory, and the dot product of two blocks is a sum of integer products and one addition of exponents, which
-is cheap in hardware. The small elements of a block with one large element lose accuracy: their steps are
-those of the large element, and they may all round to zero. The chapter `ksort` is about that loss.
+A float spends bits on its own exponent, although its neighbours mostly have a similar size. Block Floating Point (BFP)
+stores one exponent for a whole block and a small integer, the *mantissa*, for each element. A block takes little
+memory, and the dot product of two blocks is a sum of integer products and one addition of exponents, which is cheap in
+hardware. The small elements of a block with one large element lose accuracy: they share the steps of the large element,
+and may all round to zero. The chapter `ksort` is about this loss.
 
 **The format** has a block size :math:`n`, a mantissa precision :math:`p` and an exponent precision :math:`b`. The
 mantissas :math:`M_i` are integers of the range :math:`[-(2^{p-1}-1),\ 2^{p-1}-1]` (errata B8), the exponent
@@ -22,7 +22,8 @@ takes :math:`np + b` bits. Any other choice works by the same code.
 .. math:: e = E' - 1 - (p - 2),
 
 which puts the largest mantissa between :math:`2^{p-2}` and :math:`2^{p-1}`, so that it uses all its bits. It is read
-from the float's own exponent and never computed by a logarithm, which errs just where it matters, at powers of two.
+from the float's own exponent and never computed by a logarithm, which is wrong exactly where it matters, at powers of
+two.
 
 **The error** of an element is at most half a step, :math:`2^{e-1}`, except at the very top: where rounding would give
 :math:`2^{p-1}` the mantissa saturates, and the error may reach a whole step.

@@ -13,8 +13,8 @@ times.
 The two sides need not have the same precision. The paper multiplies queries in BFP16 by keys in BFP12; only the block
 size is common.
 
-**An operation ends at the integers.** `dot` answers with the integer of each block and its exponent, and has nothing
-to round. `total` adds the blocks of one dot product in float32, in order.
+**An operation ends at the integers.** `dot` returns the integer of each block and its exponent, and rounds nothing.
+`total` adds the blocks of one dot product in float32, in order.
 
 Source: K-sort §II.B, §III.
 """

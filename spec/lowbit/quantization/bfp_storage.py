@@ -1,6 +1,6 @@
 r"""Blocks in memory: a stream of mantissas, a byte for each exponent.
 
-A cache of keys is as small as its bytes, so the bytes are part of the specification (errata B9).
+The bytes decide the size of a key cache, so they are part of the specification (errata B9).
 
 **Mantissas** are in two's complement, :math:`p` bits each, laid end to end in the little-endian stream of the chapter
 `packing`, block after block: mantissa :math:`i` of a row takes the bits :math:`pi, \dots, pi + p - 1` of the row's
@@ -8,8 +8,8 @@ stream, least significant first, and bit :math:`j` of the stream is bit :math:`j
 :math:`\lfloor j/8 \rfloor`. Every row begins at a byte of its own, so that tokens can be added one by one; where a row
 does not fill its last byte, the bits left over are 0.
 
-**Exponents** are one byte for each block, :math:`e + 127`. That leaves no room for more than 8 bits of exponent: such
-blocks can be used in a computation but not stored.
+**Exponents** are one byte for each block, :math:`e + 127`. That leaves no room for exponents of more than 8 bits:
+blocks with these can be used in a computation but not stored.
 
 A row of :math:`n` elements in :math:`P` blocks takes :math:`\lceil np/8 \rceil + P` bytes. With BFP12 and blocks of 32
 that is 4.25 bits an element, with BFP16 8.25.

@@ -2,7 +2,7 @@ r"""GPTQ: rounding one row of weights after another, where later rows compensate
 
 Rounding every weight to the nearest code is best for the *weights*. It is not best for the *layer*: the error of a
 layer is a sum over its inputs, and where two inputs rise and fall together, an error in the weight of one can be
-compensated by the weight of the other. GPTQ uses this. It looks at inputs that the layer really sees, the *calibration
+compensated by the weight of the other. GPTQ uses this. It uses inputs that the layer really sees, the *calibration
 set*, and rounds the rows of :math:`W` one after another; before a row is rounded, it is corrected for the errors of the
 rows before it.
 
@@ -11,8 +11,8 @@ rows before it.
 
 .. math:: E = \|X W - X \hat W\|^2 = \sum_n \Delta_n^T H\, \Delta_n, \qquad H = X^T X,
 
-a sum over the columns n, each on its own. :math:`H` is half the matrix of second derivatives, hence *Hessian*; factors
-in front of it change nothing below.
+a sum over independent columns n. :math:`H` is half the matrix of second derivatives, hence *Hessian*; constant factors
+change nothing below.
 
 **Completing the square.** Write :math:`H = M M^T` with :math:`M` *upper* triangular and a positive diagonal:
 Cholesky's factor, computed from the last row backwards. Then for each column, leaving out its index,
@@ -25,7 +25,7 @@ k-th square is least if the value of row k is as near as can be to its *target*
 .. math:: t_k = w_k + \sum_{j<k} \frac{M_{jk}}{M_{kk}}\,\Delta_j, \qquad \text{and then}\quad
    E = \sum_k M_{kk}^2\,(t_k - \hat w_k)^2 .
 
-That is the whole algorithm: factor, then round each row to its target. It is the usual form in other letters. There
+That is the whole algorithm: factor, then round each row to its target. It is the usual form in another notation. There
 one inverts, takes the upper factor :math:`U` of :math:`H^{-1} = U^T U`, and after rounding row k subtracts
 :math:`U_{kj}\,(t_k - \hat w_k)/U_{kk}` from each later row j; since :math:`U = M^{-1}`, the targets are the same, and
 here nothing is inverted.
@@ -33,33 +33,33 @@ here nothing is inverted.
 **Damping.** With too few calibration inputs :math:`H` has no such factor. A part :math:`\lambda` of the mean of its
 diagonal is therefore added to the diagonal, which also keeps the quantiser from trusting the calibration set too much.
 
-**Dead inputs.** An input that is always zero on the calibration set has a row and column of zeros in :math:`H`. Nothing
-is known of its weights, and they can be anything; were they kept, a large one would widen the range of its group and
-take precision from the others. So they are set to 0, and they have no say in the range of their group.
+**Dead inputs.** An input that is always zero on the calibration set has a row and column of zeros in :math:`H`. Its
+weights can be anything; if they were kept, a large one would widen the range of its group and cost the others
+precision. So they are set to 0 and do not affect the range of their group.
 
 **Blocks.** The authors' code handles rows in blocks of 128, and adds the errors of a block to the rows after it only
 when the block is done, which is faster and changes no target. It changes ranges: a group that is shorter than the block
 takes its range from rows that lack the errors of their own block. ``block_size=128`` does the same. By default a block
-is a group, so the range of each group knows all errors before it; this is the algorithm of the paper. Six layers of
+is a group, so the range of each group includes all errors before it; this is the algorithm of the paper. Six layers of
 256 × 64 weights with correlated inputs were quantised by the authors' code and with ``block_size=128``, in groups of 32
-and 128. 6 of the 98304 weights differed, since the code computes in float32; at groups of 32 the default differed in
-46 to 48 % of the weights, and its error was lower by 1 to 8 %.
+and 128. 6 of the 98304 weights differed, since the code computes in float32; at groups of 32 the default differed in 46
+to 48 % of the weights, and its error was lower by 1 to 8 %.
 
 **Order of the rows.** Any order will do, since permuting rows permutes :math:`H`. With *act-order* the inputs of
-largest :math:`H_{kk}`, which hurt most, come first, while all the later rows can still make up for them.
+largest :math:`H_{kk}`, whose errors cost most, come first, while all later rows can still compensate.
 
 **Is it better than rounding to the nearest?** Not by a theorem. Each step is best given the ones before it, but the
-greedy choice can be wrong in the end. With two rows it never is, because the first row is rounded alike and the second
-is then best; with three there are counterexamples, and the tests find one. What is tested is that over a corpus of
-layers with correlated inputs the error on the calibration set is never larger, and that where :math:`H` is a multiple
-of the identity the result is `affine.quantize` to the bit. On a real model (SmolLM2-135M, stored in 4 bits and
+greedy choice can be worse in the end. With two rows it never is, because the first row is rounded the same way and the
+second is then best; with three there are counterexamples, and the tests find one. What is tested is that over a corpus
+of layers with correlated inputs the error on the calibration set is never larger, and that where :math:`H` is a
+multiple of the identity the result is `affine.quantize` to the bit. On a real model (SmolLM2-135M, stored in 4 bits and
 quantised again, groups of 64, 2048 tokens of calibration) it was smaller for all 21 matrices of layers 0, 15 and 29 at
 2, 3 and 4 bits, by 1.9 to 39 times.
 
 **Only on the calibration set.** The same weights on other text, 4096 tokens at 3 bits: of the 7 matrices of layer 15
 six were better than rounded to the nearest, by 1.1 to 2.4 times, but the one with the most inputs (1536) was worse by
-half. After 16384 tokens of calibration it was worse by 3 %, the others better by 1.3 to 2.6 times. A Hessian from few
-tokens is trusted too much. `bench/experiments/gptq.py` measures single layers again, and ``lowbit perplexity --bits 3
+half. After 16384 tokens of calibration it was worse by 3 %, the others better by 1.3 to 2.6 times. GPTQ relies too much
+on a Hessian from few tokens. `bench/experiments/gptq.py` measures single layers again, and ``lowbit perplexity --bits 3
 --method gptq`` measures what their errors do to the whole model.
 
 .. plot:: figures/gptq_error.py

@@ -2,9 +2,9 @@ r"""GPTQ a block of rows at a time: what `lowbit.quantization.gptq` computes, as
 
 The chapter adds the error of a row to all later rows at once, and factors the Hessian column by column; both read a
 large matrix for every row. Here the factor comes from LAPACK, and an error first goes to the later rows of its own
-group only. When the group is done, one product adds the errors of all its rows to the rows behind it. Everything stays
-float64, so targets differ from the chapter's by the order of sums alone. A code differs where that moves a target
-across a tie in float32, which the tests look for and do not find.
+group only. When the group is done, one product adds the errors of all its rows to the rows after it. Everything stays
+float64, so targets differ from the chapter's only by the order of sums. A code differs where this moves a target across
+a tie in float32, which the tests look for and do not find.
 
 Source: GPTQ (arXiv 2210.17323) §3.3, step 2 and 3.
 """

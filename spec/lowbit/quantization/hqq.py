@@ -12,17 +12,17 @@ bits the groups are so short that scales and zeros would outweigh the codes, so 
 - *axis 0*: number f is in group :math:`f \bmod G`, each G apart. With g a divisor of N that is every (N/g)-th output
   of one input.
 
-Either way a matrix becomes blocks g × G whose columns are groups, and everything else is said once.
+Either way a matrix becomes blocks g × G whose columns are groups, and the rest is the same for both.
 
 **Quantise.** The scale is :math:`(\max - \min)/(2^b - 1)` of the group, the first zero :math:`-\min/s`, rounded to an
 integer at 4 bits and only there; then the solver moves the zeros. A group without a range, or with so small a one that
-its zero is more than the stored dtype can hold, has scale 1 (errata Q10). As in `affine`, what is stored decides:
-scales are rounded to what is stored before the solver runs, zeros after it, and the codes come last. The authors' own
-code decides otherwise in four places; its way is the option ``recipe``, and `hqq_published` says where they differ.
+its zero is more than the stored dtype can hold, has scale 1 (errata Q10). As in `affine`, the stored values decide:
+scales are rounded to their stored type before the solver runs, zeros after it, and the codes come last. The authors'
+own code differs in four places; the option ``recipe`` follows it, and `hqq_published` says where they differ.
 
 **Scales and zeros in 8 bits** are themselves stored as :math:`s'\,(q' - z')`, without a solver: the scales in groups of
 their own, strided as along axis 0, and all zeros of a tensor in one. For 2 bits and groups of 16 and 128 that makes
-3.016 bits a weight, not the 2.6 of the paper (errata M6; see `hqq_table1`).
+3.016 bits per weight, not the 2.6 of the paper (errata M6; see `hqq_table1`).
 
 A code that equals its zero stands for +0, and so does a code of 0 whose zero is −0, since :math:`0 - (-0)` is +0 and
 scales are above 0.

@@ -1,13 +1,13 @@
 r"""Real numbers in 8 bits: how HQQ stores the scales and zeros of short groups.
 
-With 2 bits and groups of 16, a float32 scale and a float32 zero for each group would cost 4 bits a weight, twice what
-the codes cost. So the two are quantised as well: numbers are cut into groups of their own, and each is a code of 8 bits
-with the scale and the real zero of its group,
+With 2 bits and groups of 16, a float32 scale and zero for each group would cost 4 bits per weight, twice as much as the
+codes. So both are quantised as well: numbers are cut into groups of their own, and each is a code of 8 bits with the
+scale and the real zero of its group,
 
 .. math:: x_f = s'_{f \bmod M}\,(q'_f - z'_{f \bmod M}),
 
-M groups that are strided, each number M apart. No solver moves these zeros: :math:`s'` and :math:`z'` are those of the
-range. It is the same grid, `range_grid`, from which the solver of the weights sets out.
+in M strided groups, whose numbers lie M apart. No solver moves these zeros: :math:`s'` and :math:`z'` are those of the
+range. The solver for the weights starts from the same grid, `range_grid`.
 
 Source: MoE offloading §4.2 (scale group size); errata H, M6.
 """

@@ -1,7 +1,7 @@
 r"""HQQ as its authors publish it: the same method as in `hqq`, with other choices where the method leaves one.
 
-What the two chapters before this one specify departs from the authors' code in four ways. The option ``recipe`` of
-`hqq.quantize` takes the authors' way, so that codes can be compared with those of the package ``hqq``:
+The two chapters before this one depart from the authors' code in four ways. The option ``recipe`` of `hqq.quantize`
+follows the authors, so that codes can be compared with those of the package ``hqq``:
 
 ==================== ============================ ===================================================================
 choice               ruled                        the package ``hqq``

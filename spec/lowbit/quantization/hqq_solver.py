@@ -1,9 +1,9 @@
 r"""The solver of HQQ: which zero serves a group best, found without any data.
 
-Rounding to a grid that spans a group from its least to its largest weight lets two outliers decide where all the others
-are rounded to. HQQ (half-quadratic quantisation) keeps the step of the grid, its scale, and moves its zero until the
-weights lie closer to it, counted in a norm with :math:`p < 1`, which gives many small errors more weight than a few
-large ones. It needs no calibration inputs, only the weights.
+With a grid that spans a group from its least to its largest weight, two outliers decide how all the others are rounded.
+HQQ (half-quadratic quantisation) keeps the step of the grid, its scale, and moves its zero until the weights lie closer
+to it, counted in a norm with :math:`p < 1`, which gives many small errors more weight than a few large ones. It needs
+no calibration inputs, only the weights.
 
 **The problem.** For each group, with fixed scale s,
 
@@ -20,16 +20,16 @@ form and alternate:
     z &\leftarrow \mathrm{mean}_k\bigl(q_k - (w_k - w_{e,k}) / s\bigr), \qquad \beta \leftarrow \kappa \beta,
 
 with :math:`p = 0.7`, :math:`\beta = 10`, :math:`\kappa = 1.01` and 20 steps. The mean of :math:`|d|` over the whole
-tensor is watched, that of the last step's zeros included: when it no longer falls the solver stops, and the zeros that
-gave the least are kept.
+tensor is monitored, including that of the last step's zeros: when it no longer falls, the solver stops, and the zeros
+with the least mean are kept.
 
-**What the shrinking does.** It leaves nothing of an error up to :math:`\beta^{-1/(2-p)}`, which is 0.17 for the
-numbers above. The weights of language models are a tenth of that and less, and then :math:`w_e = 0` throughout: the
-step is :math:`z \leftarrow \mathrm{mean}(q - w/s)`, the zero of least *squares* for the codes at hand, and *p* never
-matters. Only where errors exceed the threshold does the norm come in; the solver is not blind to the unit in which
-weights are measured. The figure shows both: the same weights at two sizes.
+**What the shrinking does.** It removes any error up to :math:`\beta^{-1/(2-p)}`, which is 0.17 for the numbers above.
+The weights of language models are a tenth of that and less, and then :math:`w_e = 0` throughout: the step is :math:`z
+\leftarrow \mathrm{mean}(q - w/s)`, the zero of least *squares* for the codes at hand, and *p* never matters. The norm
+matters only where errors exceed the threshold; so the result depends on the unit in which weights are measured. The
+figure shows both: the same weights at two sizes.
 
-A smaller error of the weights is not yet a smaller error of the layer. On SmolLM2-135M (stored in 4 bits and quantised
+A smaller error of the weights need not be a smaller error of the layer. On SmolLM2-135M (stored in 4 bits and quantised
 again along axis 1, groups of 64) the layers' squared error on 2048 tokens, against rounding to the nearest, was smaller
 in 9, 19 and 20 of 21 matrices at 2, 3 and 4 bits (`bench/experiments/gptq.py` measures single layers). At 4 bits the
 perplexity of 2048 tokens of another text was 47.9, where rounding to the nearest gave 56.0 (``lowbit perplexity --bits
@@ -37,7 +37,7 @@ perplexity of 2048 tokens of another text was 47.9, where rounding to the neares
 
 .. plot:: figures/hqq_convergence.py
 
-Here the weights come as *blocks*, g × G: each column is a group, along whichever axis it was taken (see `hqq`).
+Here the weights come as *blocks*, g × G: each column is a group, whatever its axis (see `hqq`).
 
 Source: HQQ (Badri and Shaji, 2023), as used by MoE offloading §3.3; errata H.
 """

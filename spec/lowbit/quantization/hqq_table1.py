@@ -21,8 +21,8 @@ of the model and from the formula, and lists printed minus computed. Nothing is 
   to seventy: 3.5 bits each. Counted so (`stored`), 3-bit rows fall in line: attention at 3 bits is within 0.01, and
   every row with quantised experts, of 4, 3 or 2 bits, is printed 0.50 to 0.56 larger than computed.
 
-A surplus that does not change with the bits of the experts is not a matter of bits per weight; what it is, the paper
-does not say, and neither do we.
+A surplus that does not change with the bits of the experts is not a matter of bits per weight; the paper does not
+explain it, and neither do we.
 
 Source: MoE offloading §4.2, Table 1; errata M6, M7. The shape of the model: Mixtral-8x7B (arXiv 2401.04088), Table 1.
 """

@@ -1,7 +1,7 @@
 r"""Memory: the size of a quantised matrix, and of a whole model.
 
-When one token is made at a time, every weight is read once, so the bytes of a model decide both where it fits and how
-fast it can be. This chapter counts them.
+When tokens are generated one at a time, every weight is read once per token, so the bytes of a model decide both where
+it fits and how fast it can be. This chapter counts them.
 
 **One matrix.** Codes of :math:`b` bits for an :math:`N \times M` matrix, and for each of its M columns a float32 scale
 and a zero that is stored like a code, make
@@ -16,18 +16,18 @@ so a weight costs :math:`b + (32 + b)/g` bits; with a real minimum instead of an
 
 .. plot:: figures/memory.py
 
-**A whole model.** What GPTQ quantises is the linear layers of the blocks. The embedding, the output head and the norms
-stay float32 here. `ROWS_OF_TABLE_3` has the numbers that the paper measured, and `table_3` sets ours beside them.
+**A whole model.** GPTQ quantises the linear layers of the blocks. The embedding, the output head and the norms stay
+float32 here. `ROWS_OF_TABLE_3` has the paper's measurements, and `table_3` sets ours beside them.
 
-**What differs.** The paper measured what a process took while it made 128 tokens, not a model. Counted as above, the
-float32 models are 25705, 49652 and 124088 MiB, and the paper has 850, 1060 and 1526 MiB more (3.3, 2.1 and 1.2 %). Keys
-and values of 128 tokens in float32 are 128, 200 and 390 MiB of that; the rest is not told apart.
+**What differs.** The paper measured the memory of a process while it generated 128 tokens, not of a model. Counted as
+above, the float32 models are 25705, 49652 and 124088 MiB, and the paper has 850, 1060 and 1526 MiB more (3.3, 2.1 and
+1.2 %). Keys and values of 128 tokens in float32 are 128, 200 and 390 MiB of that; the rest cannot be attributed.
 
 With 4 bits it has 4508, 8756 and 19164 MiB more than the formula, with 3 bits 4544, 8130 and 17018. So the printed
-reductions, 3.0 to 3.4 times and 3.3 to 4.0 times, are about half of what the sizes of the weights allow, 6.0 to 6.9
-and 7.3 to 8.8. The excess is five to thirteen times that of the float32 run, so it belongs to the quantised run; yet
-for one model it is within 13 % the same for both widths, though the packed weights differ by 31 %, so it is in no
-proportion to them. It comes to 4.4 to 5.7 bits for each parameter. The paper does not say what it is. Nothing here is
+reductions, 3.0 to 3.4 times and 3.3 to 4.0 times, are about half of what the sizes of the weights allow, 6.0 to 6.9 and
+7.3 to 8.8. The excess is five to thirteen times that of the float32 run, so it belongs to the quantised run; yet for
+one model it is the same within 13 % for both widths, though the packed weights differ by 31 %, so it is not
+proportional to them. It amounts to 4.4 to 5.7 bits per parameter. The paper does not say what it is. Nothing here is
 fitted to explain it.
 
 Source: QIGen §3 (the size of a matrix), §4, table 3; figure 1; H. Touvron and others, LLaMA, 2023, table 2 (shapes).

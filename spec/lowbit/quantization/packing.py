@@ -1,18 +1,18 @@
 r"""Packing: how codes of 2, 3, 4 or 8 bits lie in 32-bit words.
 
-A low-bit weight is stored as a small unsigned integer, its *code*. Memory has no 3-bit cells, so the codes of a
-column are laid end to end in a stream of bits, and the stream is cut into 32-bit *words*. Reading fewer bytes is
-the whole point of low-bit inference, and nearly every wrong kernel is wrong first about which bit comes where;
-so the specification begins here, and here everything is exact.
+A low-bit weight is stored as a small unsigned integer, its *code*. Memory has no 3-bit cells, so the codes of a column
+are laid end to end in a stream of bits, and the stream is cut into 32-bit *words*. Reading fewer bytes is the whole
+point of low-bit inference, and nearly every wrong kernel first goes wrong about the position of a bit. So the
+specification begins here, and everything here is exact.
 
-**The layout.** A matrix of codes is :math:`K \times N`. Each *column* is a stream of its own: code :math:`k` of a
-column with :math:`b` bits a code takes the bits
+**The layout.** A matrix of codes is :math:`K \times N`. Each *column* is a stream of its own: with :math:`b` bits per
+code, code :math:`k` of a column takes the bits
 
 .. math:: b k,\; b k + 1,\; \dots,\; b k + b - 1
 
 of the stream, least significant bit first, and bit :math:`p` of the stream is bit :math:`p \bmod 32` of word
-:math:`\lfloor p / 32 \rfloor`. The words of all columns form a matrix of :math:`bK/32 \times N`, so that one row
-of words holds neighbouring columns side by side: a vector register loads the same few rows of many columns.
+:math:`\lfloor p / 32 \rfloor`. The words of all columns form a matrix of :math:`bK/32 \times N`, so a row of words
+holds neighbouring columns side by side, and a vector register loads the same few rows of many columns.
 
 ===== ============== ============== =======================================
 bits  codes a unit   words a unit   remark
@@ -23,8 +23,8 @@ bits  codes a unit   words a unit   remark
 8     4              1
 ===== ============== ============== =======================================
 
-A *unit* is the shortest run of codes that fills whole words. A column holds whole units only: a number of rows that
-is not a multiple is refused rather than padded, because the owner of the matrix decides about padding.
+A *unit* is the shortest run of codes that fills whole words. A column holds whole units only: a number of rows that is
+not a multiple of a unit is refused rather than padded, because padding is a decision for the owner of the matrix.
 
 Source: QIGen §3 (data format); errata Q4 (the shape of the word matrix) and Q10 (the 3-bit stream).
 """

@@ -1,18 +1,18 @@
 """Quantising in other processes.
 
-A process opens the model itself, and reads the blocks that it is given.
+A process opens the model itself and reads the blocks assigned to it.
 
 **Rounding to the nearest and HQQ** need the weights alone, so blocks are quantised in any order. A process makes the
-part of a block: tensors and notes, those that `lowbit.rewriting.quantizing` makes in order. Where it sees the folder of
-the result, whose name nobody can guess, it writes the part there; a machine without that folder sends the tensors.
+part of a block: the tensors and notes that `lowbit.rewriting.quantizing` makes in order. If it sees the folder of the
+result, whose name is unguessable, it writes the part there; a machine without that folder sends the tensors.
 
-**GPTQ** calibrates a block on what the quantised blocks before it give, so blocks come one after the other, and a task
-is a *group*: the matrices of a block that share their inputs, such as query, key and value, or gate and up of an
-expert. The process that was started reads the text: it runs a block on it, sends the inputs of each group, gets the
-codes, and runs the quantised block for the next one. Hessian, its factor and codes are the work of the task.
+**GPTQ** calibrates a block on the output of the quantised blocks before it, so blocks are made one after another, and a
+task is a *group*: the matrices of a block that share their inputs, such as query, key and value, or gate and up of an
+expert. The main process reads the text: it runs a block on it, sends the inputs of each group, receives the codes, and
+runs the quantised block for the next one. The task computes the Hessian, its factor and the codes.
 
-The process that was started notes what is finished, so the journal has one writer, and an interrupted job is resumed as
-any other.
+Only the main process records what is finished, so the journal has one writer, and an interrupted job resumes like any
+other.
 """
 
 from collections import deque

@@ -1,8 +1,8 @@
 r"""Blocks of GGUF: codes with scales and zeros as Q4_0, Q4_1, Q5_0 and Q8_0, and back.
 
-A block is 32 neighbours along K with a scale of its own, so a group becomes one or more blocks with equal scales. Its
-length has to be a multiple of 32. The zero of a group has no place in most types; they hold *levels*,
-:math:`\ell = q - z`, whose range decides which type holds a matrix exactly:
+A block is 32 neighbours along K with its own scale, so a group becomes one or more blocks with equal scales. Its length
+must be a multiple of 32. Most types cannot store the zero of a group; they hold *levels*, :math:`\ell = q - z`, whose
+range decides which type holds a matrix exactly:
 
 ===== ============================ =================================================================================
 type  levels                       holds

@@ -1,7 +1,7 @@
 """Changed attention: a model whose queries, keys or values are rewritten, written as a directory of floats.
 
-A `Changed` source is read like the one that it was made from, and its blocks come out changed. `write_floats` writes
-any source as a directory of floats.
+A `Changed` source is read like its original, but returns changed blocks. `write_floats` writes any source as a
+directory of floats.
 """
 
 from collections.abc import Callable, Mapping

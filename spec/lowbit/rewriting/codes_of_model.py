@@ -1,4 +1,4 @@
-"""The codes of a model as a whole: what the configuration of a directory says of them."""
+"""The codes of a model as a whole, for the configuration of a directory."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

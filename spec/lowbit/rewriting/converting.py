@@ -1,11 +1,10 @@
 """Converting a model: the same numbers in another layout, block by block.
 
-Codes, scales and zeros stay what they are, and only their places change. What a layout has no place for is refused, and
-the message says which number of which matrix would be lost. To round the numbers anew is what
-`lowbit.rewriting.quantizing` does.
+Codes, scales and zeros stay the same; only their places change. What a layout cannot hold is refused, and the message
+says which number of which matrix would be lost. To round the numbers anew, use `lowbit.rewriting.quantizing`.
 
-A first pass over the codes finds what the configuration of a directory has to say (`lowbit.rewriting.codes_of_model`).
-A second one packs and writes.
+A first pass over the codes collects the configuration of a directory (`lowbit.rewriting.codes_of_model`). A second pass
+packs and writes.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,9 +1,9 @@
 """The tokenizer of a directory as metadata of GGUF.
 
 It becomes a vocabulary and, where it starts from bytes, a list of merges and the name of a pre-tokenizer, if the file's
-format has a name for its rules. Where it starts from characters, the order of the merges becomes a score of each token.
-`ToGGUF.check` reads them back and compares. Rows of the embedding without a token get one that no text has, marked as
-unused, as llama.cpp's converter does it.
+format has a name for its rules. Where it starts from characters, the order of the merges becomes a score for each
+token. `ToGGUF.check` reads them back and compares. Rows of the embedding without a token get one that occurs in no
+text, marked as unused, as in llama.cpp's converter.
 
 Source: the GGUF specification of the ggml project; `lowbit.formats.gguf.tokenizer`.
 """

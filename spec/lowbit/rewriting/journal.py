@@ -1,15 +1,15 @@
-"""Journals: a directory or file that is written part by part, and gets its name when all of it is there.
+"""Journals: a directory or file that is written part by part, and gets its name when it is complete.
 
-Quantising a model takes minutes to hours. Its parts are written into a folder beside the destination, whose name nobody
-can guess. Each finished part is a file, and the journal, a file of that folder, holds its digest. A process that is
-killed leaves the folder. The same command then takes it up: parts whose digest still holds are kept, and the others are
+Quantising a model takes minutes to hours. Its parts are written into a folder with an unguessable name beside the
+destination. Each finished part is a file, and the journal, a file in that folder, holds its digest. A killed process
+leaves the folder. The same command then continues it: parts whose digest still matches are kept, and the others are
 made again. A folder of another command, for the same destination, is removed. While a process works in a folder it
 holds a lock on it (``flock``), so two processes never share one.
 
-When all parts are there, everything is written out to the disk and the folder is renamed to the destination, or one
-file of it is and the rest is removed. So under the final name there is the whole of it or nothing.
+When all parts are complete, everything is flushed to disk and the folder is renamed to the destination, or one of its
+files is and the rest is removed. So under the final name there is everything or nothing.
 
-**Trust.** A folder is taken up only if it belongs to this user and no other user can write to it.
+**Trust.** A folder is continued only if it belongs to this user and no other user can write to it.
 """
 
 import errno

@@ -12,9 +12,9 @@ gguf               llama.cpp                      up to 4 bits, 8 symmetric ones
 floats             transformers, vLLM             no codes: the numbers themselves, for ``lowbit convert``
 ================== ============================== =================================================================
 
-All but ``gguf``, which is one file, are directories. A layout says which formats of `lowbit.tensor_formats` its
-tensors have, what they are called, and what ``quantization_config`` says of them. The reader,
-`lowbit.formats.checkpoint`, knows many more layouts.
+All but ``gguf``, which is one file, are directories. A layout defines the formats (`lowbit.tensor_formats`) of its
+tensors, their names, and their ``quantization_config``. The reader, `lowbit.formats.checkpoint`, knows many more
+layouts.
 
 Source: the chapters of `lowbit.tensor_formats` name the owners; transformers, ``utils/quantization_config.py``.
 """

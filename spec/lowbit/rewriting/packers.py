@@ -1,8 +1,8 @@
 """Packers: the arrays of a format from a coded matrix, and back.
 
-A packer refuses what its format cannot hold, and says which number that is; nothing is rounded here. Both directions
-are the inverse of the `decode` of the format's chapter in `lowbit.tensor_formats`, and `stored_of` compares the numbers
-before it gives out an array.
+A packer refuses what its format cannot hold, and names the number; nothing is rounded here. Packing is the inverse of
+`decode` in the format's chapter in `lowbit.tensor_formats`, and `stored_of` compares the numbers before it returns an
+array.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,9 +1,9 @@
 """Pooling a model: fewer key-value heads, by the operation of `lowbit.attention.pooling`.
 
-The cache of a model with G key-value heads takes G/H of that with H. The new model has to be trained a little further
-before it is of use; this is where such training starts.
+The cache of a model with G key-value heads takes G/H of that with H. The new model must be trained a little further
+before it is of use; such training starts from here.
 
-The gain of a norm of each head is shared by all heads, so it stays. A norm of all heads together has a gain for each
+The gain of a per-head norm is shared by all heads, so it stays. A norm of all heads together has a gain for each
 channel of each head, and its mean square is one of all heads: no gain makes the norm of pooled heads the mean of normed
 heads, so such a model is refused.
 

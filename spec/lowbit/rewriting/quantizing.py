@@ -1,7 +1,7 @@
 """Quantising a model into a directory or a file, block by block.
 
-A request says how. One that does not fit the model is refused before any weight is read, and `quantize` carries the
-others out. Matrices of the blocks become codes, routers excepted. Embedding, head, norms and biases stay as they are.
+A request says how. One that does not fit the model is refused before any weight is read; `quantize` carries out the
+others. Matrices of the blocks become codes, except for routers. Embedding, head, norms and biases stay unchanged.
 """
 
 from collections.abc import Callable, Iterator, Mapping

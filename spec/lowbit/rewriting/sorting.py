@@ -1,13 +1,13 @@
 r"""Sorting a model: K-sort's order of key channels, built into the weights.
 
-The columns of queries and keys move, with their biases and gains, so that the channels of each key head stand in
+The columns of queries and keys move, with their biases and gains, so that the channels of each key head are in
 ascending order of size (`lowbit.attention.ksort`). A cache in Block Floating Point then stores keys with smaller
 errors, and nothing has to be sorted while the model runs.
 
-**The rotation.** A model file says by a number which frequency a *pair* of channels has, and by convention which
-channels are a pair: in half-split channels, c and :math:`c + d_h/2` with frequency c. K-sort's order keeps neither. So
-each block of a sorted model has a vector ``key_order``, by which the rotation finds its pairs (errata B1). The model
-has a type of its own, because a tool that ignores the vector would give wrong text without an error.
+**The rotation.** A model file gives the frequency of a *pair* of channels by a number, and the channels of a pair by
+convention: in half-split channels, c and :math:`c + d_h/2` with frequency c. K-sort's order keeps neither. So each
+block of a sorted model has a vector ``key_order``, by which the rotation finds its pairs (errata B1). The model has a
+type of its own, because a tool that ignores the vector would give wrong text without an error.
 
 **Norms of heads.** A norm of each head has one gain for all heads. There the heads of a layer share one order, by the
 root mean square of the sizes of a channel in all of them.

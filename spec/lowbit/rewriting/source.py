@@ -1,9 +1,9 @@
-"""Sources: a model that is rewritten, one block after another, with all that is needed beside the matrices.
+"""Sources: a model to rewrite, one block after another, with everything needed besides the matrices.
 
 A GGUF file or a checkpoint directory is opened, and its blocks are read one at a time. Vectors, embedding and head stay
 floats. Those of a directory keep their type; those of a file that is dequantised get the smallest of float16, bfloat16
 and float32 that holds them exactly, so nothing is rounded. Configuration and tokenizer of a directory are copied, and
-those of a GGUF file are written as ``transformers`` has them. What such files cannot say of a model is refused.
+those of a GGUF file are written as ``transformers`` has them. A model that such files cannot describe is refused.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from lowbit.system.json_files import MOST_CONFIG_BYTES, parsed, read_bytes, read
 from lowbit.text import quoted
 
 KINDS = {
-    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "smollm3", "olmo2", "phi3")},
+    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "smollm3", "granite", "olmo2", "phi3")},
     "gemma3": "gemma3_text",
     "gpt-oss": "gpt_oss",
 }
@@ -330,6 +330,9 @@ class File(Source):
             found |= {"rope_local_base_freq": config.local_rope_base}
         if self.architecture.scaled_scores:
             found[DIVISOR] = config.head_dim if config.score_scale is None else round(config.score_scale**-2)
+        for name, key in self.architecture.factors.items():
+            factor = getattr(config, name)
+            found[key] = config.head_dim**-0.5 if factor is None else factor  # None is the usual factor of scores
         if self.architecture.capped:
             found |= dict(zip(CAPS, (config.score_cap, config.logit_cap), strict=True))
         return found

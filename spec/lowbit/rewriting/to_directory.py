@@ -1,4 +1,4 @@
-"""Writing a checkpoint directory: one shard for each block, and one for what lies around the blocks.
+"""Writing a checkpoint directory: one shard for each block, and one for everything outside the blocks.
 
 Floats have the smallest of float16, bfloat16 and float32 that holds a tensor exactly. The configuration of a directory
 without codes says float32, so a tool that follows it rounds nothing.
@@ -85,8 +85,8 @@ class ToDirectory(Target):
         checkpoint = open_checkpoint(path)
         return checkpoint, read_tokenizer(checkpoint)
 
-    def as_held(self, config: LlamaConfig) -> LlamaConfig:
-        return config
+    def as_held(self, source: Source) -> LlamaConfig:
+        return source.config
 
 
 def commit_floats(journal: Journal, source: Source, number: int, layer: LayerWeights) -> None:

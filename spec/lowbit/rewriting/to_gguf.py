@@ -1,7 +1,7 @@
 """Writing a file of GGUF: metadata, then tensors, as `lowbit.formats.gguf` reads them.
 
-The parts in the journal hold the tensors under their names and types, as bytes. When all are there, the file is put
-together from them one tensor at a time, so for a while the disk holds both.
+The parts in the journal hold the tensors under their names and types, as bytes. When they are complete, the file is
+assembled from them one tensor at a time, so for a while the disk holds both.
 
 - **Rows** of query and key projections of a ``llama`` get the channels of each rotary pair side by side.
 - **Vectors** are float32, and gains are those that multiply.
@@ -52,7 +52,7 @@ from lowbit.rewriting.writing import Packed, Target, shards_of
 from lowbit.tensor_formats.stored import Stored
 
 KINDS = {
-    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "smollm3", "olmo2", "phi3")},
+    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "smollm3", "granite", "olmo2", "phi3")},
     **{"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"},
 }
 """The architecture of GGUF of each ``model_type``."""
@@ -81,7 +81,7 @@ class ToGGUF(Target):
             read, words = file.config, read_tokenizer(file)
         except FormatError as error:
             raise _loses(source, str(error)) from error
-        held = self.as_held(config)
+        held = self.as_held(source)
         if factors_of(source):  # a tensor, which `finish` compares
             read = replace(read, rope_scaling=held.rope_scaling)
         if lost := differing(read, held):
@@ -128,15 +128,10 @@ class ToGGUF(Target):
         check_model(file)
         return LoadedFile(file), read_tokenizer(file)
 
-    def as_held(self, config: LlamaConfig) -> LlamaConfig:
-        held = replace(
-            config,
-            rope_base=in_float32(config.rope_base),
-            rms_epsilon=in_float32(config.rms_epsilon),
-            local_rope_base=in_float32(config.local_rope_base),
-            score_cap=in_float32(config.score_cap),
-            logit_cap=in_float32(config.logit_cap),
-        )
+    def as_held(self, source: Source) -> LlamaConfig:
+        config, own = source.config, architecture_of(source).numbers
+        names = {"rope_base", "rms_epsilon", "local_rope_base", "score_cap", "logit_cap", *own}
+        held = replace(config, **{name: in_float32(getattr(config, name)) for name in names})
         if (scaling := config.rope_scaling) is None:
             return held
         return replace(held, rope_scaling=Scaling(tuple(map(in_float32, scaling.factors)), scaling.magnitude))

@@ -1,12 +1,12 @@
 """Writing a model: its parts in the order in which they are committed, and the final check.
 
-There is one part for each block and one for what lies around the blocks; each is a safetensors file in the folder of
-the journal. With each part the journal notes the digest of every matrix and vector *as it is meant*, in float32.
+There is one part for each block and one for everything outside the blocks; each is a safetensors file in the folder of
+the journal. With each part the journal records the digest of every matrix and vector *as intended*, in float32.
 `finish` lets the target write what is missing, loads all of it as a user would, and compares the digests. Only then
 does the result get its name.
 
-A *target* is what is written: a directory (`lowbit.rewriting.to_directory`), whose shards are the parts, or a file of
-GGUF (`lowbit.rewriting.to_gguf`), which is put together from the parts in the end.
+A *target* is what is written: a directory (`lowbit.rewriting.to_directory`), whose shards are the parts, or a GGUF file
+(`lowbit.rewriting.to_gguf`), which is assembled from the parts at the end.
 """
 
 import shutil
@@ -115,8 +115,8 @@ class Target(ABC):
         """The result as a user loads it."""
 
     @abstractmethod
-    def as_held(self, config: LlamaConfig) -> LlamaConfig:
-        """A shape of a model in the types in which the target holds its numbers."""
+    def as_held(self, source: Source) -> LlamaConfig:
+        """The shape of a model in the types in which the target holds its numbers."""
 
 
 def shard_of(number: int, layers: int) -> str:
@@ -288,7 +288,7 @@ def _same(where: str, found: Mapping[str, str], noted: Mapping[str, Any]) -> Non
 
 
 def _compare_words(loaded: Loaded, tokenizer: Tokenizer, target: Target, source: Source) -> None:
-    if loaded.config != target.as_held(source.config):
+    if loaded.config != target.as_held(source):
         raise _other("shape of the model", "another one", "that of the source")
     if not tokenizer.can_replace(source.tokenizer):
         raise _other("tokenizer", "another one", "that of the source")

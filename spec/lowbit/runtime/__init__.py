@@ -1,10 +1,10 @@
 """Running a model: one way from a file to tokens, for any model and any backend.
 
 `load` takes a GGUF file, a checkpoint directory or weights in memory, and a backend, and returns a `LanguageModel`. It
-generates tokens, gives logits and measures perplexity, and its account says what was run. It does not matter whether
-the backend multiplies one matrix at a time or runs whole models on a device.
+generates tokens, computes logits and measures perplexity, and its account says what was run. The backend may multiply
+one matrix at a time or run whole models on a device.
 
-`inspect` says what a file holds, and reads no weights.
+`inspect` describes a file without reading weights.
 """
 
 from lowbit.formats.fetch import Report

@@ -1,8 +1,7 @@
 """Two models on one backend and one text (`lowbit.model.comparison`): open both, check that they can be compared.
 
-Two models can be compared where they make the same tokens of the text. Both are run layer by layer with the formulas of
-the specification in float64 between their products, so that nothing differs but the weights, and so that the stream
-behind each block can be seen.
+Two models can be compared if they tokenise the text identically. Both run layer by layer with the specification's
+float64 formulas between their products, so that only the weights differ and the stream after each block is visible.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,12 +1,12 @@
 """The elementwise operations of a decoder on a backend.
 
 A fast backend computes more than linear layers. `on_backend` takes from it the norms, activations, rotations and
-attention that it declares for a model; the formulas compute the others, and `Steps.names` says which operations the
-backend took. Nothing is substituted silently.
+attention that it declares for a model; the formulas compute the others, and `Steps.names` lists the backend's
+operations. Nothing is substituted silently.
 
-With elementwise operations on a backend every value of the decoder is float32: what the backend computes, with the
-bounds that its operations promise, and what is left to the formulas, rounded once. So the logits differ in their last
-digits from those of the formulas, and where two tokens are nearly as likely, another one may be chosen.
+With elementwise operations on a backend every value of the decoder is float32: the backend's results, with the bounds
+that its operations promise, and the results of formulas, rounded once. So the logits differ in their last digits from
+those of the formulas, and where two tokens are almost equally likely, another one may be chosen.
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -1,10 +1,9 @@
-"""Evaluating models on a text in other processes, a window a task.
+"""Evaluating models on a text in other processes, one window per task.
 
-Windows need nothing of one another. A process that has one opens the models itself, quantises them if that is asked
-for, and keeps them for its next window. The process that was started opens no weights: it makes the windows of the
-text, keeps the result of each as it comes (`lowbit.system.records`), and adds them up in the order of the text. So
-whatever the order in which they came, the sums are those of `lowbit.model.perplexity` and `lowbit.model.comparison` to
-the bit, on processors and libraries of one kind.
+Windows are independent. A process with a window opens the models itself, quantises them if requested, and keeps them
+for its next window. The main process opens no weights: it cuts the text into windows, stores each result as it arrives
+(`lowbit.system.records`), and adds them up in the order of the text. So whatever the order of arrival, the sums are
+those of `lowbit.model.perplexity` and `lowbit.model.comparison` to the bit, on processors and libraries of one kind.
 """
 
 import hashlib

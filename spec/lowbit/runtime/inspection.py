@@ -1,8 +1,9 @@
-"""What a model file holds, read from headers: its shape, its bytes by part and storage type, and how it is quantised.
+"""What a model file contains, read from headers: its shape, its bytes by part and storage type, and how it is
+quantised.
 
-No weights are read, so a file of any size takes a moment. The one exception are a few zeros of GPTQ checkpoints, whose
-version shows in them (`lowbit.formats.checkpoint.gptq_version`). Models that lowbit cannot run are described as well,
-with the sentence by which the reader refuses them. Only a file that is damaged is an error.
+No weights are read, so a file of any size takes a moment. The one exception is a few zeros of GPTQ checkpoints, which
+reveal the version (`lowbit.formats.checkpoint.gptq_version`). Models that lowbit cannot run are described as well, with
+the error of the reader that refuses them. Only a file that is damaged is an error.
 
 Tensors are sorted into *parts* by their names, which differ between GGUF and checkpoints and little beyond that.
 """

@@ -1,8 +1,8 @@
 """Linear layers on a backend, and a list of the matrices that the backend cannot multiply by.
 
-A backend that does not declare 8 bits cannot multiply by an 8-bit head. If another kernel did it without a word,
-measurements of the backend would be wrong. So such a matrix is dequantised to float32 and multiplied by numpy, and
-`BackendLinears.float_matrices` says how many matrices that were and why.
+A backend that does not declare 8 bits cannot multiply by an 8-bit head. If another kernel did it silently, measurements
+of the backend would be wrong. So such a matrix is dequantised to float32 and multiplied by numpy, and
+`BackendLinears.float_matrices` counts these matrices and says why.
 
 **The contract** is the caller's choice: ``float32``, by `linear.qgemv` and `linear.qgemm`, or ``integer``, by
 `linear.qgemm_bfp` of activations that are cast to Block Floating Point first (the chapter `integer` says what that

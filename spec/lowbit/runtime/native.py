@@ -1,4 +1,4 @@
-"""What a backend would multiply by natively, and what it would not, from its declaration and the headers of a model.
+"""Which matrices a backend would multiply by natively, from its declaration and the headers of a model.
 
 `lowbit.runtime.linears` gives each matrix to the backend as it is stored, if the backend declares the product. Any
 other matrix is dequantised to float32 first, which takes 4 bytes for each weight, and is multiplied by numpy, or in

@@ -1,4 +1,4 @@
-"""How a model is run: what may be asked for, and which backends it applies to."""
+"""How a model is run: the options, and the backends to which each applies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Put a model on a backend: the whole model, or one layer at a time.
 
-Compiling the step of a model takes seconds. A backend that keeps compiled steps between processes is asked for one by
-the digests of what the model's files hold, so a model that ran before starts without reading its weights.
+Compiling the step of a model takes seconds. A backend that keeps compiled steps between processes finds them by digests
+of the model's files, so a model that ran before starts without reading its weights.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Models on disk: a GGUF file or a checkpoint directory, opened, and quantised where a plan asks for it.
 
-A GGUF file is read into memory, all of it when a weight is first asked for. Of a checkpoint directory only the
-description is read at first, because it may be larger than memory. Its blocks are read one at a time; if they are to be
-quantised, they are quantised one at a time and kept in the cache folder.
+A GGUF file is read into memory as a whole when the first weight is needed. Of a checkpoint directory only the
+description is read at first, because the weights may be larger than memory. Its blocks are read one at a time; if they
+are to be quantised, they are quantised one at a time and kept in the cache folder.
 """
 
 import os

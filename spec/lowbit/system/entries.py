@@ -1,12 +1,12 @@
-"""Entry points: backends and commands of other packages, of which a broken one breaks nothing else.
+"""Entry points: backends and commands of other packages, each isolated from the failure of others.
 
 A package adds backends and commands by entry points (`lowbit.backends`, `lowbit.commands`). It is imported only when
 one of them is asked for by name, and any exception of its import, `SystemExit` included, becomes an error that names
 the entry.
 
-To find the entries, the lists of all installed packages are read, also those of unrelated packages. Python's own reader
-opens any file with the name of a list, and waits for ever if that is a pipe. Here a list is read only if it is a
-regular file of bounded size.
+To find the entries, the lists of all installed packages are read, including unrelated ones. Python's own reader opens
+any file with the name of a list, and waits for ever if that is a pipe. Here a list is read only if it is a regular file
+of bounded size.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Child processes: starting Python without importing from the current folder, and how one ended.
 
-``python -m`` and ``python -c`` put the current folder first on the path of imports, so that a file ``pip.py`` or
-``ctypes.py`` lying there would run in place of the real module. Python's flag ``-P`` turns that off, and the
-environment variable ``PYTHONSAFEPATH`` does the same for the interpreters that the child starts. ``-I`` would also drop
+``python -m`` and ``python -c`` put the current folder first on the path of imports, so a file ``pip.py`` or
+``ctypes.py`` there would run in place of the real module. Python's flag ``-P`` turns that off, and the environment
+variable ``PYTHONSAFEPATH`` does the same for the interpreters that the child starts. ``-I`` would also drop
 ``PYTHONPATH`` and the user's own site-packages, in which backends may be installed. So a child gets that flag, or one
 of its parts, only if this process was started with it.
 

@@ -1,9 +1,9 @@
 """Ctrl-C while a device works: it takes effect between two layers or two tokens, not during a call to the device.
 
-Python raises `KeyboardInterrupt` between any two of its instructions, also between the call that allocates memory of a
-device and the assignment that records it. Such memory could neither be used nor freed. So while a model is on a device,
-an interrupt is only noted, and raised at the next point at which the records are complete: after a layer, or between
-two tokens. A second interrupt is raised at once, in case no such point comes.
+Python raises `KeyboardInterrupt` between any two instructions, even between the call that allocates device memory and
+the assignment that records it. Such memory could neither be used nor freed. So while a model is on a device, an
+interrupt is only noted, and raised at the next point at which the records are complete: after a layer, or between two
+tokens. A second interrupt is raised at once, in case no such point comes.
 """
 
 import signal

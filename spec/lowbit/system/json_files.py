@@ -1,9 +1,9 @@
 """JSON files of checkpoints and test vectors: read with limits, and field by field.
 
-A JSON file is small beside the weights that it describes, but it can harm a reader: a gigabyte of brackets, nesting ten
-thousand levels deep, a number of a million digits, one key with two values. Such files are refused with an error of one
-line, before they are parsed where that is possible. The result is an object whose fields are read by name and kind;
-``null`` and an absent field are the same, as they are to the programs that write these files.
+A JSON file is small compared with the weights that it describes, but it can harm a reader: a gigabyte of brackets,
+nesting ten thousand levels deep, a number of a million digits, one key with two values. Such files are refused with a
+one-line error, if possible before they are parsed. The result is an object whose fields are read by name and kind;
+``null`` and an absent field are the same, as in the programs that write these files.
 
 Source: RFC 8259.
 """

@@ -1,4 +1,4 @@
-"""Memory: how much this process can still have, checked before a large allocation.
+"""Memory: how much this process can still allocate, checked before a large allocation.
 
 A file can claim a tensor of any size, and a sparse file of a terabyte takes no space on a disk. An allocation that is
 too large does not always fail: Linux grants memory that it does not have, and ends this process, or another one, when

@@ -1,10 +1,10 @@
 """Tasks on the machines of a Ray cluster.
 
-Every machine has the same version of lowbit, and finds the files that a task reads under the same path. Results come to
-this process through Ray's object store. A task asks for as many processors as leave none idle: one, or more where there
-are fewer tasks than processors, but no more than the smallest machine has.
+Every machine needs the same version of lowbit, and the files that a task reads under the same path. Results come to
+this process through Ray's object store. A task requests enough processors to leave none idle: one, or more if there are
+fewer tasks than processors, but no more than the smallest machine has.
 
-Ray itself does a task again whose worker or machine is lost, and makes a result again that was lost before it arrived.
+Ray itself repeats a task whose worker or machine is lost, and recomputes a result that is lost before it arrives.
 
 Source: the documentation of Ray, on tasks and their fault tolerance.
 """

@@ -1,7 +1,7 @@
-"""Records: which parts of a long job are finished, in a JSON file by which the same job is resumed.
+"""Records: which parts of a long job are finished, in a JSON file from which the same job resumes.
 
-A record holds the *call*, which is all that determines the results, and what was noted of each finished part. The file
-is written whole each time, so a process that is killed leaves the record from before its last part.
+A record holds the *call*, which is everything that determines the results, and notes on each finished part. The file is
+rewritten whole each time, so a killed process leaves the record from before its last part.
 """
 
 import json

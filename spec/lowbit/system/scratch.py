@@ -1,6 +1,6 @@
 """Workplaces: temporary folders, and the removal of those whose process was killed.
 
-A file that takes long to make is made in a folder beside its destination, the *workplace*, and renamed when it is
+A file that takes a long time is made in a folder beside its destination, the *workplace*, and renamed when it is
 complete. A process that fails or is interrupted removes its workplace; one that is killed cannot. So a process holds a
 lock on its workplace (``flock``), which the system releases whenever the process ends. A workplace that is not locked
 is abandoned: the next process that works in the folder takes what it can use from it and removes the rest. A locked one

@@ -3,20 +3,20 @@
 **Where.** Everything is kept in one folder, `cache_folder`: the user's cache folder for lowbit, or the one that the
 environment variable ``LOWBIT_CACHE`` names. `make_folder` creates it and its parents so that only this user can enter.
 
-**Writing.** `write_whole` and `written` create a file under a temporary name that nobody can guess, in the folder of
-the file, and rename it when all of it is written. So a reader sees the old file or the new one, an interrupt leaves
-nothing, and a symbolic link that somebody placed under the name is replaced, not followed.
+**Writing.** `write_whole` and `written` create a file under an unguessable temporary name in its folder, and rename it
+when it is complete. So a reader sees the old file or the new one, an interrupt leaves nothing, and a symbolic link that
+somebody placed under the name is replaced, not followed.
 
 **Trust.** A published file is compared with the digest that lowbit's source states. What lowbit has made itself,
-compiled code and quantised weights, cannot be checked in that way: a user who may write the file may write its digest
-too. So it is kept only where no other user can write. `own_folder` creates such a folder with mode 0700 and refuses any
-other: the folder and each folder above it must belong to this user or to root, and no other user may be able to replace
-any of them. A folder that others can write to is refused and not repaired, since they may have written to it already.
-In such a folder `opened_own` opens only plain files of this user or of root that no other user can write to: a file may
-have been placed there while the folder was open to others, and the target of a link can be changed by its owner at any
-time. `kept_code` keeps a digest beside each compiled file and compares it before every use, so that a damaged file is
-made again. Two processes that make the same file at the same time may leave the file of one and the digest of the
-other; then the next use makes it once more.
+compiled code and quantised weights, cannot be checked in that way: a user who can write the file can also write its
+digest. So it is kept only where no other user can write. `own_folder` creates such a folder with mode 0700 and refuses
+any other: the folder and each folder above it must belong to this user or to root, and no other user may be able to
+replace any of them. A folder that others can write to is refused and not repaired, since they may have written to it
+already. In such a folder `opened_own` opens only plain files of this user or of root that no other user can write to: a
+file may have been placed there while the folder was open to others, and the target of a link can be changed by its
+owner at any time. `kept_code` keeps a digest beside each compiled file and compares it before every use, so that a
+damaged file is made again. Two processes that make the same file at the same time may leave the file of one and the
+digest of the other; then the next use makes it once more.
 """
 
 import errno

@@ -1,12 +1,13 @@
-"""Tasks: a long job in parts that run side by side, on several processes or machines.
+"""Tasks: a long job in parts that run in parallel, on several processes or machines.
 
 The parts of a job are *items*, and one function does the *work* on each of them. An executor calls it elsewhere and
-gives the results as they come, in any order. The caller keeps a result, on disk for example, and asks for the next one.
+yields the results as they arrive, in any order. The caller stores a result, for example on disk, and requests the next
+one.
 
-- **What is lost is done again.** If a process or machine ends, so do the tasks on it; they begin anew on another. A
-  task that is lost again and again while nothing else finishes ends the job.
+- **What is lost is repeated.** If a process or machine ends, so do its tasks; they start again on another. A task that
+  is lost repeatedly while nothing else finishes ends the job.
 - **A bounded number is under way**, so a caller that is slow to keep results does not let them pile up in memory.
-- **An error of a task is an error of the job.** No further task is begun, and what was kept stays.
+- **An error of a task is an error of the job.** No further task starts, and stored results remain.
 
 The work gets an item and the number of threads that it may use; its result must depend on the item alone.
 """

@@ -1,8 +1,8 @@
-"""Threads: the same work on several matrices at a time.
+"""Threads: the same work on several matrices in parallel.
 
 numpy releases the interpreter's lock while it computes, so threads can use all processors to quantise many matrices or
-to draw them at random. The work on each item is independent of the others, so the results depend on neither the number
-of threads nor their order.
+to fill them with random numbers. The work on each item is independent of the others, so the results depend on neither
+the number of threads nor their order.
 
 >>> side_by_side(abs, [3, -2, 1], threads=2)
 [3, 2, 1]

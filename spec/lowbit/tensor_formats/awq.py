@@ -5,17 +5,16 @@ and scales of runs of ``group_size`` rows:
 
 .. math:: w_{kn} = s_{gn}\,(q_{kn} - z_{gn}), \qquad g = \lfloor k / \mathrm{group\_size} \rfloor .
 
-**gemm.** The matrix is K × N, and a word holds 8 *columns*. From its lowest nibble up these are columns
-0, 2, 4, 6, 1, 3, 5, 7, so that a kernel that masks the even and the odd bytes of a word finds neighbours side by side.
-Zeros are packed in the same order.
+**gemm.** The matrix is K × N, and a word holds 8 *columns*. From its lowest nibble up these are columns 0, 2, 4, 6, 1,
+3, 5, 7, so that a kernel that masks the even and the odd bytes of a word gets neighbouring columns. Zeros are packed in
+the same order.
 
 **gemv.** The matrix is N × K, and a word holds 8 *rows* in their order, the first in its lowest nibble. Zeros are
-packed along the groups in the same way. Their arrays are wider than they need be: the groups of a column are padded as
-if K were a multiple of 1024, and scales are padded alike. What lies in the padding means nothing. So a last group that
-is shorter than the others has a place here; in *gemm* ``group_size`` divides K. AutoAWQ itself writes only groups that
-divide K.
+packed along the groups in the same way. Their arrays are wider than necessary: the groups of a column are padded as if
+K were a multiple of 1024, and so are the scales. The padding has no meaning. So the last group may be shorter than the
+others; in *gemm* ``group_size`` divides K. AutoAWQ itself writes only groups that divide K.
 
-Zeros are stored as they are, in both.
+Both store zeros unchanged.
 
 Source: AutoAWQ ``awq/modules/linear/gemm.py``, ``gemv.py`` and ``awq/utils/packing_utils.py``.
 """

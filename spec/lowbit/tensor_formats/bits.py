@@ -1,4 +1,4 @@
-"""Bits: how codes of a few bits are cut out of wider integers, for the formats of this folder."""
+"""Bits: how codes of a few bits are extracted from wider integers, for the formats of this folder."""
 
 from collections.abc import Sequence
 

@@ -1,16 +1,16 @@
 r"""bitsandbytes: NF4 and FP4, tables of 16 numbers scaled by the largest magnitude of each block.
 
 The layout of QLoRA's checkpoints. The matrix is N × K, row by row, and is cut into blocks of ``blocksize`` elements
-whatever row they belong to; the last block may be short. An element of block :math:`i` is :math:`t_q\, a_i`: a number
-of a table, times the block's *absmax*. Byte :math:`j` of ``weight`` holds element :math:`2j` in its **high** half and
-element :math:`2j + 1` in its low half, against the custom of all other formats here.
+regardless of rows; the last block may be short. An element of block :math:`i` is :math:`t_q\, a_i`: a number of a
+table, times the block's *absmax*. Byte :math:`j` of ``weight`` holds element :math:`2j` in its **high** half and
+element :math:`2j + 1` in its low half, unlike all other formats here.
 
 **Tables.** NF4 has quantiles of the normal distribution, in ascending order. FP4 has a sign, two bits of exponent and
 one of mantissa, in an order of its own: codes 0 to 7 are 0, 1/16, 8, 12, 4, 6, 2 and 3 twelfths, and codes 8 to 15 are
-the same with a minus. It is not ``float4_e2m1fn``, neither in its numbers nor in their order. Both tables are float32.
+the same with a minus. It differs from ``float4_e2m1fn`` in its numbers and in their order. Both tables are float32.
 
-**Double quantisation** stores each absmax in 8 bits. The mean of them all, ``nested_offset``, is subtracted first, and
-what is left is cut into blocks of 256, each with a scale in ``nested_absmax`` and codes into a map of 256 numbers:
+**Double quantisation** stores each absmax in 8 bits. Their mean, ``nested_offset``, is subtracted first, and the rest
+is cut into blocks of 256, each with a scale in ``nested_absmax`` and codes into a map of 256 numbers:
 
 .. math:: a_i = \mathrm{fl}\bigl(\mathrm{fl}(\mathrm{map}[c_i]\; \mathrm{nested\_absmax}_{\lfloor i / 256 \rfloor})
    + \mathrm{nested\_offset}\bigr),
@@ -19,9 +19,9 @@ where fl rounds to float32, because bitsandbytes computes the product, then the 
 of the checkpoint; `dynamic_map` is what bitsandbytes writes. Checkpoints also hold ``quant_map``, the table of 16,
 which no dequantising kernel reads, and keep ``nested_offset`` and ``blocksize`` in the JSON of ``quant_state``.
 
-**Casts** compute in float32. With :math:`m = \max |x|` of a block, *absmax* is *m*, and the code is that of the number
-of the table nearest to :math:`x \cdot (1/m)`; of two equally near ones the lower. Blocks of zeros have the absmax 0.
-Tools differ in two choices, and a call keeps to one:
+**Casts** compute in float32. With :math:`m = \max |x|` of a block, *absmax* is *m*, and the code belongs to the number
+of the table nearest to :math:`x \cdot (1/m)`, or to the lower of two equally near ones. Blocks of zeros have the absmax
+0. Tools differ in two choices, and a call makes the same one throughout:
 
 - *The short last block.* CUDA treats it like all others. The CPU's code divides, :math:`x / m`, with *m* at least
   :math:`10^{-38}`, and stores that.
@@ -34,7 +34,7 @@ Tools differ in two choices, and a call keeps to one:
 
 - *The mean* is a float32 sum over *n* blocks and a quotient, and PyTorch adds in an order that depends on the processor
   and the number of threads. Every order has at most :math:`n + 1` roundings and absmax is never negative, so any number
-  within :math:`\gamma_{n+1}` times the exact mean is right, and all else is exact for the mean that a cast stored.
+  within :math:`\gamma_{n+1}` times the exact mean is right, and everything else is exact for the stored mean.
 - *Codes.* CUDA takes the nearest number, and of two equally near ones the even code. The CPU's code rounds the quotient
   to one of 65536 equal steps from -1 to 1 and takes the number nearest to that step, the lower of two. Near 0, where
   the map is finer than the steps, its code may be five places away: 0 becomes 131. Its compiler may contract the

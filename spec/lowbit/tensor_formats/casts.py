@@ -1,7 +1,7 @@
 """What casts to several formats share: quotients in float32, roundings to integers and to float16, and named choices.
 
-Kernels of the field compute a cast in float32. A block of zeros has the scale 0 and codes of 0, so a quotient by 0 is 0
-here. Numbers so small that a quotient is infinite are refused: an infinity times 0 is no code.
+Kernels in use compute a cast in float32. A block of zeros has the scale 0 and codes of 0, so a quotient by 0 is 0 here.
+Numbers so small that a quotient is infinite are refused: infinity times 0 is not a code.
 """
 
 from collections.abc import Callable, Mapping

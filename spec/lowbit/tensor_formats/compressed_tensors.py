@@ -12,11 +12,11 @@ significant bit first, as one stream a row; the last word may be used in part. *
 same way along N, one stream for each group. **ct-int** holds an integer in each byte (``int-quantized``, and
 ``naive-quantized`` for fewer than 8 bits).
 
-**Scales** have the type of the model. In bfloat16 these formats have the names above; of models in float16 they are
+**Scales** have the type of the model. In bfloat16 these formats have the names above; for models in float16 they are
 ``ct-pack-f16``, ``ct-pack-asym-f16`` and ``ct-int-f16``.
 
-**Casts** are those of models in bfloat16: they compute in that type, each step is rounded to it, and the formats with
-float16 scales have none. With the largest and the least number of a group and 0, *max* and *min*:
+**Casts** are defined for models in bfloat16: they compute in that type, and each step is rounded to it; the formats
+with float16 scales have no cast. With the largest and the least number of a group and 0, *max* and *min*:
 
 =============== ================================================= =====================================================
 step            symmetric                                         with zeros

@@ -1,7 +1,7 @@
-r"""Numbers as they are: float16, bfloat16 and float32.
+r"""Plain numbers: float16, bfloat16 and float32.
 
 Most key-value caches are stored in the type in which the model computes, and so are the layers that a quantised model
-leaves alone. A row holds the K numbers of a token, or of an output, and there is nothing else:
+does not quantise. A row holds the K numbers of a token, or of an output, and nothing else:
 
 .. math:: w_{kn} = P_{nk}.
 

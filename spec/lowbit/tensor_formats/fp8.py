@@ -16,7 +16,8 @@ each token. **Key-value caches** also store each token in a row: ``fp8-tensor`` 
 
 .. math:: d = m / 448, \qquad P = \mathrm{round}(x / d),
 
-to nearest, ties to even; numbers beyond 448 saturate. Kernels differ in two choices, and a call keeps to one:
+to nearest, ties to even; numbers beyond 448 saturate. Kernels differ in two choices, and a call makes the same one
+throughout:
 
 - *Quotient.* vLLM and compressed-tensors divide by *d* for tokens, vLLM and DeepGEMM multiply by :math:`1/d` for a
   tensor and for blocks; torchao multiplies by :math:`448/m`.

@@ -1,4 +1,4 @@
-"""What the formats of GGUF share: their owner, and fields that several blocks have."""
+"""What the formats of GGUF share: their owner, and the fields of several blocks."""
 
 from typing import Any
 

@@ -2,7 +2,7 @@ r"""GGUF's basic blocks of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 
 ggml cuts each row into blocks of 32 numbers with a float16 scale *d* and codes of 4, 5 or 8 bits. The types that end in
 0 are symmetric, :math:`w = d\,(q - 2^{b-1})`; those that end in 1 have a minimum *m*, :math:`w = d\,q + m`. Q8_0 has
-signed codes and neither.
+signed codes, with neither shift nor minimum.
 
 **Nibbles.** Byte :math:`i` of ``qs`` holds element :math:`i` in its low half and element :math:`i + 16` in its high
 half: neighbours in a byte are 16 elements apart. The fifth bits of Q5_0 and Q5_1 lie in ``qh``, a 32-bit word whose bit

@@ -20,7 +20,7 @@ MXFP4    :math:`2^{e - 2}`            :math:`x / 2^{e - 2}`          nearest flo
 may be negative, and :math:`x_m` itself gets the lowest code exactly. The inverse is that of the float32 scale; only
 then is *d* rounded to float16 (Q8_K keeps float32). A block of zeros has the scale 0.
 
-**Where kernels differ**, each is right, and a call keeps to one:
+**Where kernels differ**, every choice is right, and a call makes the same one throughout:
 
 - *Quotient* of Q8_0 and Q8_1. ggml's reference multiplies by :math:`1/d`, its AVX code by :math:`127/\max|x|`, and its
   CUDA code divides by *d*.
@@ -34,9 +34,9 @@ then is *d* rounded to float16 (Q8_K keeps float32). A block of zeros has the sc
 **IQ4_NL** fits its scale to the codes, in the chapter `gguf_fit`: llama.cpp casts key-value caches to it. **Other
 types** have no `encode`, because their definition has none. The K-quants, IQ4_XS and the other IQ types are only
 written to files, and a writer chooses scales by its own search for a small error: one search in llama.cpp's reference,
-others where the importance of each number is given. A writer of such a type promises what every reader relies on: its
-bytes are a valid matrix, and the numbers that they stand for are those of the table (`formats.dequantize`). How near
-these come to the numbers that were given is not a part of the format.
+others where the importance of each number is given. Readers of such a type rely only on this: its bytes are a valid
+matrix, and they stand for the numbers of the table (`formats.dequantize`). How close these are to the given numbers is
+not part of the format.
 
 Source: ggml, ``ggml-quants.c`` (``quantize_row_*_ref``), ``quants.c`` of ``ggml-cpu/arch/x86`` and ``arm``,
 ``ggml-cuda/quantize.cu`` (``quantize_q8_1``).

@@ -1,22 +1,22 @@
 r"""How ggml casts numbers to IQ4_NL: the scale that fits the codes best.
 
-The other casts of ggml take the scale from the largest number of a block. Here the scale is the one of least weighted
-squares. With the codes' numbers :math:`q_i` of the table, and each number's square as its weight, that is
+The other casts of ggml take the scale from the largest number of a block. Here the scale minimises weighted squares.
+With the codes' numbers :math:`q_i` of the table, and each number's square as its weight, that is
 
 .. math:: d = \frac{\sum_i x_i^2\, q_i\, x_i}{\sum_i x_i^2\, q_i^2},
 
-where both sums are added in order, in float32. A code is that of the number of the table nearest to :math:`x_i` times
-an inverse scale, and the higher of two equally near ones. :math:`x_m` is the number of largest magnitude, the first of
-several. A block in which that magnitude is below :math:`10^{-15}` has the scale 0.
+where both sums are added in order, in float32. A code belongs to the number of the table nearest to :math:`x_i` times
+an inverse scale, or to the higher of two equally near ones. :math:`x_m` is the number of largest magnitude, the first
+of several. A block in which that magnitude is below :math:`10^{-15}` has the scale 0.
 
 **Two casts**, both ggml's own:
 
-- *One fit* (``quantize_row_iq4_nl_ref``), of activations and in tests. The codes come from the inverse of
-  :math:`x_m / {-127}`, and *d* fits them. They stay as they are.
+- *One fit* (``quantize_row_iq4_nl_ref``), of activations and in tests. The codes come from the inverse of :math:`x_m /
+  {-127}`, and *d* fits them. They are final.
 - *Search* (``quantize_iq4_nl`` without an importance matrix), of files. It fits the codes from the inverse of
   :math:`x_m / 127`, then those from :math:`(t - 127) / x_m` for :math:`t = -7 … 7`. A candidate replaces the best so
-  far where its :math:`(\sum x^2 q x)^2 / \sum x^2 q^2` is larger: the reduction of the squared error. At last the
-  codes are chosen again, by the inverse of the best *d*, before that is rounded to float16.
+  far where its :math:`(\sum x^2 q x)^2 / \sum x^2 q^2` is larger: the reduction of the squared error. Finally the codes
+  are chosen again, by the inverse of the best *d*, before *d* is rounded to float16.
 
 **Contraction.** A compiler may round each product and sum of the fit once or twice, as it may in the chapter
 `gguf_encode`.

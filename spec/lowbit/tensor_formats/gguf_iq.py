@@ -24,8 +24,8 @@ other seven.
 **The scale of IQ1_M** has no place of its own. Its four nibbles are the high nibbles of the four 16-bit words of
 ``scales``, the lowest first; below them lie four scales of 3 bits.
 
-The grids are data of ggml. They are taken from the package ``gguf`` when they are first needed, and their digests are
-compared with those below, so that another version cannot change a number unnoticed.
+The grids are ggml's data. They are taken from the package ``gguf`` when first needed, and their digests are compared
+with those below, so that another version cannot change a number unnoticed.
 
 Source: ggml, ``ggml-common.h`` and ``ggml-quants.c`` (``dequantize_row_iq1_s`` to ``dequantize_row_iq3_s``).
 """

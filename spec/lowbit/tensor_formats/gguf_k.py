@@ -1,7 +1,8 @@
-r"""GGUF's K-quants: Q2_K to Q6_K, blocks of 256 with scales that are quantised themselves.
+r"""GGUF's K-quants: Q2_K to Q6_K, blocks of 256 with quantised scales.
 
-A block of 256 numbers is cut into sub-blocks of 16 or 32, each with a scale of 4, 6 or 8 bits, and a float16 number *d*
-scales these scales. Q2_K, Q4_K and Q5_K also have a minimum for each sub-block and a float16 number for the minima:
+A block of 256 numbers is cut into sub-blocks of 16 or 32. Sub-block :math:`j` has a scale :math:`s_j` of 4, 6 or 8
+bits, which a float16 number *d* of the block multiplies. Q2_K, Q4_K and Q5_K also have a minimum :math:`m_j` for each
+sub-block and a float16 number :math:`d_{\min}` for the minima. A code :math:`q` of :math:`b` bits stands for
 
 .. math:: w = d\, s_j\, q - d_{\min}\, m_j, \qquad\text{or, for Q3_K and Q6_K,}\qquad w = d\, s_j\,(q - 2^{b-1}).
 
@@ -16,18 +17,20 @@ Q6_K   16 of 16     8 bits, two's           none
                     complement
 ====== ============ ======================= ==================
 
-**Codes** lie in planes (`lowbit.tensor_formats.bits.planes`): of 32 bytes of ``qs``, the lowest bits of all bytes are
-the first 32 codes, the next bits the next 32. In Q6_K a run of ``ql`` is 64 bytes. The bits above lie in planes over 32
-bytes of ``qh`` (in Q3_K ``hmask``, whose bit *means* a third bit of the code: where it is 0, 4 is subtracted).
+**Codes** lie in planes (`lowbit.tensor_formats.bits.planes`): in each run of 32 bytes of ``qs``, the lowest bits of the
+bytes are 32 codes, the next bits the next 32. So in Q4_K, byte :math:`32 r + i` holds element :math:`64 r + i` in its
+low half and element :math:`64 r + 32 + i` in its high half. In Q6_K a run of ``ql`` is 64 bytes. Higher bits lie in
+planes over 32 bytes of ``qh`` (in Q3_K ``hmask``, whose bit is a third bit of the code: where it is 0, 4 is
+subtracted).
 
 **The 12 bytes of scales** are packed in two ways. In Q4_K and Q5_K, bytes 0 to 3 hold scales 0 to 3 and bytes 4 to 7
-minima 0 to 3, in their low 6 bits. Byte :math:`8 + i` holds the low nibbles of scale :math:`4 + i` (low half) and
-minimum :math:`4 + i` (high half), whose two high bits are those that bytes :math:`i` and :math:`4 + i` have left. In
-Q3_K, bytes 0 to 7 are the low nibbles of the 16 scales, and bytes 8 to 11 their high bits, both in planes.
+minima 0 to 3, in their low 6 bits. Byte :math:`8 + i` holds the low four bits of scale :math:`4 + i` (low half) and of
+minimum :math:`4 + i` (high half); their two high bits are the top two bits of byte :math:`i` and of byte :math:`4 + i`.
+In Q3_K, bytes 0 to 7 are the low nibbles of the 16 scales, and bytes 8 to 11 their high bits, both in planes.
 
-Which scales a writer chooses is a search for a small error, ``make_qkx2_quants`` in llama.cpp's reference and another
-where an importance matrix is given. The search is not a part of the format, so there is no `encode`; a writer promises
-a valid matrix, whose numbers the table defines, as the chapter `gguf_encode` says.
+A writer chooses scales by a search for a small error: ``make_qkx2_quants`` in llama.cpp's reference, and another where
+an importance matrix is given. The search is not part of the format, so there is no `encode`; a writer promises a valid
+matrix, whose numbers the table defines (`gguf_encode`).
 
 Source: ggml, ``ggml-common.h`` and ``ggml-quants.c`` (``dequantize_row_q2_K`` to ``dequantize_row_q6_K``).
 """

@@ -1,8 +1,8 @@
 r"""GGUF's types whose codes look up one of 16 numbers: IQ4_NL, IQ4_XS, MXFP4, NVFP4.
 
-A code of four bits is an index into a fixed table, and a weight is the scale times the number that stands there. IQ4_NL
-and IQ4_XS share a table of 16 integers, `NON_LINEAR`, that are closer together near 0. MXFP4 and NVFP4 read a code as a
-float of four bits (``float4_e2m1fn`` of the chapter `floats`).
+A four-bit code is an index into a fixed table, and a weight is the scale times the number at that index. IQ4_NL and
+IQ4_XS share a table of 16 integers, `NON_LINEAR`, which are denser near 0. MXFP4 and NVFP4 read a code as a float of
+four bits (``float4_e2m1fn`` of the chapter `floats`).
 
 ========= ======= ============= =====================================================================
 type      block   run           scale
@@ -14,11 +14,11 @@ NVFP4     64      16            ``float8_e4m3fn``, its sign bit 0; one scale for
 ========= ======= ============= =====================================================================
 
 In each *run* of elements, byte :math:`i` of the codes holds element :math:`i` in its low half and the element half a
-run later in its high half. OCP MX and NVIDIA's NVFP4 put neighbours into a byte instead.
+run later in its high half. OCP MX and NVIDIA's NVFP4 put neighbours into one byte instead.
 
 **Doubled tables.** ggml keeps the 16 floats as integers, twice their value, and halves the scale. The products are the
 same. It reads the scale byte 255 of MXFP4, a NaN in the standard, as :math:`2^{128}`, ignores the sign bit of a scale
-of NVFP4, and reads its pattern 127, a NaN, as 0. Its writers make none of them, and lowbit refuses them.
+of NVFP4, and reads its pattern 127, a NaN, as 0. Its writers produce none of these, and lowbit refuses them.
 
 **IQ4_XS has no cast.** Its scales are found by a search over all runs of a block, which is the writer's own, as for the
 K-quants (`gguf_encode`).

@@ -17,7 +17,7 @@ first is the whole part of :math:`3 f`, the next that of 3 times the rest. In by
 :math:`\lfloor 3\,(3^n\,\mathrm{byte} \bmod 256) / 256 \rfloor`. Every byte can be decoded, including those that no
 writer makes. The last 16 elements lie four to a byte, in ``qh``.
 
-Numbers are cast to TQ1_0 and TQ2_0 as the chapter `gguf_encode` says.
+The chapter `gguf_encode` defines the casts to TQ1_0 and TQ2_0.
 
 Source: ggml, ``ggml-common.h`` and ``ggml-quants.c`` (``dequantize_row_q1_0``, ``_q2_0``, ``_tq1_0``, ``_tq2_0``).
 """

@@ -5,16 +5,16 @@ The layout of AutoGPTQ, of its successor GPTQModel, and of most quantised checkp
 .. math:: w_{kn} = s_{gn}\,(q_{kn} - z_{gn}), \qquad g = \mathrm{g\_idx}[k],
 
 with codes :math:`q` and zeros :math:`z` of *b* bits, and a group index for each row of K. With act-order the rows of a
-group are scattered over the matrix, and ``g_idx`` is the only place that says so.
+group are scattered over the matrix, and only ``g_idx`` says where.
 
 **Codes.** Word :math:`i` of a column of ``qweight`` holds rows :math:`\tfrac{32}{b} i` and following, the first in its
 lowest bits. With 3 bits a column is one stream of bits, as in the chapter `packing`. ``qzeros`` packs the zeros of a
 group in the same way, along N.
 
-**Two versions.** Version 2 stores the zero itself. Version 1 stores it less one, and what a stored zero of all ones
-means (15 in 4 bits) is not agreed upon: adding one gives 16 in wider arithmetic, and 0 in *b* bits. AutoGPTQ's
-quantiser has no zero of 16. Its packer turns a zero of 0 into -1, whose ones also fill the zeros of the following
-columns in the same word; GPTQModel's conversion from version 2 borrows from the next column instead. The kernels:
+**Two versions.** Version 2 stores the zero itself. Version 1 stores the zero minus one, and there is no agreement on a
+stored zero of all ones (15 in 4 bits): adding one gives 16 in wider arithmetic, and 0 in *b* bits. AutoGPTQ's quantiser
+has no zero of 16. Its packer turns a zero of 0 into -1, whose ones also fill the zeros of the following columns in the
+same word; GPTQModel's conversion from version 2 borrows from the next column instead. The kernels:
 
 ================================================================ ==================================================
 adds in wider arithmetic: 16                                     adds in *b* bits: 0
@@ -25,12 +25,12 @@ AutoGPTQ's Triton kernels, its conversion to Marlin, and         AutoGPTQ's ``ql
 3 bits                                                           3 bits
 ================================================================ ==================================================
 
-So there are two formats, and a kernel declares the one that it reads: ``gptq-v1`` with 16, which is what most kernels
-do and what checkpoints with a zero of 16 need, and ``gptq-v1-wrapped`` with 0. They differ in these zeros only. Two
-kernels read neither: AutoGPTQ's CUDA kernel for 8 bits keeps only four bits of the sum, and GPTQModel adds one to whole
-words of 2, 4 or 8 bits, so that a stored 15 carries into the zero of the next column.
+So there are two formats, and a kernel declares the one that it reads: ``gptq-v1`` with 16, which most kernels use and
+checkpoints with a zero of 16 need, and ``gptq-v1-wrapped`` with 0. They differ only in these zeros. Two kernels read
+neither: AutoGPTQ's CUDA kernel for 8 bits keeps only four bits of the sum, and GPTQModel adds one to whole words of 2,
+4 or 8 bits, so that a stored 15 carries into the zero of the next column.
 
-**Scales** are float16 in most checkpoints. Of models in bfloat16, AutoRound writes codes of 4 and 8 bits with bfloat16
+**Scales** are float16 in most checkpoints. For models in bfloat16, AutoRound writes codes of 4 and 8 bits with bfloat16
 scales, which are formats of their own: ``gptq-v1-bf16`` and ``gptq-v2-bf16``.
 
 Source: AutoGPTQ ``qlinear_cuda.py``, ``qlinear_cuda_old.py``, ``triton_utils/dequant.py``, ``q4_matrix.cu``,

@@ -1,4 +1,4 @@
-r"""HQQ: codes of 8, 4, 3, 2 or 1 bits of a matrix that was reshaped into groups.
+r"""HQQ: codes of 8, 4, 3, 2 or 1 bits for a matrix that was reshaped into groups.
 
 HQQ reshapes the matrix N × K, row by row, before it does anything else. Along *axis 1* each row of the new matrix is a
 group, along *axis 0* each column is one:
@@ -24,15 +24,15 @@ Codes may also be viewed as floats; view them as integers first.
 **Computing in float16**, as hqq does by default, rounds twice: :math:`\mathrm{fl}(s\,\mathrm{fl}(q - z))`. A kernel
 whose result is float16 may do the same.
 
-**Quantised scales and zeros** (``-meta``) are what Mixtral was published with, so that groups of 16 can be afforded.
-Scales are 8-bit codes in groups of ``scale_group``, reshaped along axis 0 whatever the axis of the weights: with M
-groups, number *f* belongs to group *f* mod M. Zeros are 8-bit codes, too, in a single group. Each group has a float16
-scale and a float16 zero of its own:
+**Quantised scales and zeros** (``-meta``) are the form in which Mixtral was published; they make groups of 16
+affordable. Scales are 8-bit codes in groups of ``scale_group``, reshaped along axis 0 whatever the axis of the weights:
+with M groups, number *f* belongs to group *f* mod M. Zeros are 8-bit codes, too, in a single group. Each group has a
+float16 scale and a float16 zero of its own:
 
 .. math:: s_f = s'_{f \bmod M}\,(q'_f - z'_{f \bmod M}), \qquad z_f = s''\,(q''_f - z'').
 
-Later versions of hqq read such files and write none. The product :math:`s z` may need more bits than float64 has; it is
-rounded there, far below any bound.
+Later versions of hqq read such files but do not write them. The product :math:`s z` may need more bits than float64
+has; it is rounded there, far below any bound.
 
 Source: hqq ``core/bitpack.py`` (BitPack) and ``core/quantize.py`` (Quantizer.quantize, Quantizer.dequantize).
 """

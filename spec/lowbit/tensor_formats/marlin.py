@@ -1,4 +1,4 @@
-r"""Marlin: 4-bit codes in the order in which tensor cores take them.
+r"""Marlin: 4-bit codes in the order in which tensor cores read them.
 
 Each thread of a warp loads the codes that it multiplies as one vector, so Marlin stores codes thread by thread. This is
 the layout of AutoGPTQ's and GPTQModel's checkpoints in the format *marlin*. vLLM repacks symmetric GPTQ into it when it
@@ -14,7 +14,7 @@ one group for all rows each run of 32 columns has another order: places 0 to 7 h
 16, 17, 24 and 25, the next eight those of 2, 3, 10, 11 and so on. The number of groups decides: a matrix of 128 rows in
 groups of 128 has the second order.
 
-Marlin's kernel wants K in multiples of 128 and N in multiples of 256; the layout itself needs 16 and 64.
+Marlin's kernel requires K in multiples of 128 and N in multiples of 256; the layout itself requires 16 and 64.
 
 Source: IST-DASLab/marlin ``marlin/__init__.py`` (_get_perms, Layer.pack); vLLM ``marlin_utils.py``
 (marlin_permute_scales).

@@ -21,11 +21,10 @@ mxint8       int8 of 1/64 each        127/64                       0
 .. math:: X = 2^{\lfloor \log_2 m \rfloor - e_{max}}, \qquad P_i = \mathrm{round}(V_i / X),
 
 where numbers beyond the largest element saturate, and rounding is to nearest, ties to even. The standard leaves two
-choices open. For a block of zeros we take the least scale. The result of a conversion of NaN is left to the
-implementation there; here it is refused.
+choices open. For a block of zeros we take the least scale. The standard leaves the conversion of NaN to the
+implementation; here NaN is refused.
 
-**The scale rounded up** is the other choice of the field, and conforms as well: with the largest element
-:math:`P_{max}`,
+**The scale rounded up** is the other choice in use, and also conforms: with the largest element :math:`P_{max}`,
 
 .. math:: X = 2^{\lceil \log_2 (m / P_{max}) \rceil},
 
@@ -36,15 +35,15 @@ quotient :math:`m / P_{max}`.
 
 .. math:: X = 2^{\lfloor \log_2 \mathrm{round}_b(m) \rfloor - e_{max}} .
 
-torchao's ``EVEN`` takes for *b* the mantissa of the element; so does compressed-tensors, but for MXFP8, where it takes
-that of MXFP4, 1 bit. **The exponent rounded up**, torchao's ``CEIL``, is the last,
-:math:`X = 2^{\lceil \log_2 m \rceil - e_{max}}`. Each of these is right, and a call keeps to one.
+torchao's ``EVEN`` takes for *b* the mantissa of the element; so does compressed-tensors, except for MXFP8, where it
+takes that of MXFP4, 1 bit. **The exponent rounded up**, torchao's ``CEIL``, is the last, :math:`X = 2^{\lceil \log_2 m
+\rceil - e_{max}}`. Each of these is right, and a call makes the same choice throughout.
 
 ``mxint8`` uses -127 to 127, so that negation stays exact; a stored -128 is valid and means -2.
 
-**Layout.** The standard says nothing of memory. The one here is that of compressed-tensors and of the GPUs' libraries:
-a row of N holds its elements along K and apart from them its scales; two codes of 4 bits share a byte, the first in the
-low half; four codes of 6 bits share three bytes, little-endian.
+**Layout.** The standard does not define a memory layout. This one is that of compressed-tensors and of the GPU
+libraries: a row of N holds its elements along K and apart from them its scales; two codes of 4 bits share a byte, the
+first in the low half; four codes of 6 bits share three bytes, little-endian.
 
 Source: OCP Microscaling Formats (MX) Specification 1.0, §5.1 to §5.3, §6.1, §6.3; the layout as in compressed-tensors,
 ``mxfp4``, ``mxfp6`` and ``mxfp8``; torchao, ``mx_tensor.py`` (``to_mx``); compressed-tensors, ``mxfp_utils.py``

@@ -4,7 +4,7 @@ NVIDIA's format has two levels of scale, because a scale of ``float8_e4m3fn`` ha
 elements along K, and one float32 number for the whole tensor. Elements are ``float4_e2m1fn``, two to a byte, the first
 in the low half.
 
-Two owners store the number for the tensor the other way round:
+Two owners store the number for the tensor in opposite ways:
 
 =================== ======================== =================================================================
 format              field                    value
@@ -13,10 +13,10 @@ nvfp4               ``weight_scale_2``       :math:`P \cdot s_{block} \cdot s_2`
 nvfp4-pack          ``weight_global_scale``  :math:`P \cdot s_{block} / g`
 =================== ======================== =================================================================
 
-The quotient of the second is no float64 in general; it is rounded there, far below any bound.
+The quotient of the second is not a float64 in general; it is rounded to float64, far below any bound.
 
-**Computing in float32**, as both owners do, rounds the scale of a block first, and then the element times it. A kernel
-may do the same, for a result of any type.
+**Computing in float32**, as both owners do, rounds the scale of a block first, and then its product with the element. A
+kernel may do the same for a result of any type.
 
 **Casts** compute in float32 from the largest magnitudes: *a* of the tensor and :math:`m_b` of each block.
 

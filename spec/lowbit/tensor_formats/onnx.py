@@ -1,4 +1,4 @@
-r"""ONNX Runtime's MatMulNBits: codes of each column in blobs, with zeros of as many bits.
+r"""ONNX Runtime's MatMulNBits: codes of each column in blobs, with zeros of the same width.
 
 The operator ``com.microsoft.MatMulNBits`` multiplies by a matrix that is stored N × K. Each row is cut into blocks of
 ``block_size`` elements, the last of which is padded, and an element is
@@ -7,7 +7,7 @@ The operator ``com.microsoft.MatMulNBits`` multiplies by a matrix that is stored
 
 **Codes** of a block form a *blob* of bytes, the first element in the lowest bits. Zeros are packed in the same way
 along the blocks of a row, and each row starts a new byte. Without the input ``zero_points`` every zero is
-:math:`2^{b-1}`, which is a format of its own here. What lies in the padding of blocks and zeros means nothing.
+:math:`2^{b-1}`, which is a format of its own here. The padding of blocks and zeros has no meaning.
 
 **Casts** compute in float32, from the largest and the least number of each block and 0, *max* and *min*; the short last
 block has fewer numbers. Roundings are to nearest, ties away from 0, and codes stay within 0 and :math:`2^b - 1`.
@@ -23,7 +23,8 @@ code            :math:`\mathrm{round}(x \cdot (1/s) + z)`               the same
 :math:`x_m` is *max* or *min*, whichever is larger in magnitude, and *min* if both are equal. A block of zeros has the
 scale 0 and codes of *z*. A compiler may turn the code's product and sum into one operation with a single rounding.
 
-The operator also takes zeros as floats, scales as float16 or bfloat16, and an index of groups, which are not here.
+The operator also accepts zeros as floats, scales as float16 or bfloat16, and an index of groups, which are not covered
+here.
 
 Source: ONNX Runtime ContribOperators (com.microsoft.MatMulNBits) and its kernel for CPUs; MLAS, ``q4_dq.cpp``
 (BlockwiseQuantizer).

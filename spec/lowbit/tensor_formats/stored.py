@@ -1,17 +1,17 @@
 r"""Stored matrices: a value with a format, and turning it into numbers.
 
-A `Stored` is a matrix as a file holds it: the name of a format, the sizes, the options, and the arrays. Its
-construction checks all of them, so a kernel never sees bytes that its format does not allow.
+A `Stored` is a matrix as a file holds it: the name of a format, the sizes, the options, and the arrays. Its constructor
+checks all of them, so a kernel never sees bytes that its format does not allow.
 
 **Dequantising** gives each number in a floating-point type of the caller's choice. The exact number is rounded once, or
-to float32 first and from there to a type of 16 bits, since both are what dequantising kernels do; which of the two is
-the kernel's choice, the same for all of a call. Where the owner of a format applies scale and zero in steps and rounds
-each, its chapter says so, and that is a third choice: in float32 for any result, in 16 bits for a result of that type.
+first to float32 and from there to a 16-bit type, since dequantising kernels do both; the choice is the kernel's, and
+the same throughout a call. Where the owner of a format applies scale and zero in steps and rounds each, its chapter
+says so, and that is a third choice: in float32 for any result, in 16 bits for a result of that type.
 
 **Quantising** is the way back, for formats whose owner says how numbers become codes: casts of activations, and the
 simple casts of weights. The result is exact, byte for byte: ggml computes in float32, and so does the reference. Where
-kernels of the field differ, in ties or in the inverse of a scale, the format names their choices, and a kernel makes
-one of them in all of a call.
+kernels in use differ, in ties or in the inverse of a scale, the format names their choices, and a kernel makes the same
+one throughout a call.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,19 +1,19 @@
 r"""Formats as tables: what the bytes of a stored matrix mean.
 
-Every tool that quantises a model writes small codes, scales and perhaps zeros, and each lays them out in its own way.
-A kernel is right for one of these layouts and wrong for the next. This chapter defines what a *format* is, so that each
-of them takes about a page: a table of its *fields* and one function, `decode`, from fields to exact numbers. Whatever a
-backend may be asked to do with a format follows from these two: to dequantise it, to multiply by it, and the cases and
-the mistakes by which the conformance suite tests that.
+Every tool that quantises a model writes small codes, scales and perhaps zeros, and each lays them out in its own way. A
+kernel is right for one of these layouts and wrong for the next. This chapter defines what a *format* is, so that each
+takes about a page: a table of its *fields* and one function, `decode`, from fields to exact numbers. Everything that a
+backend does with a format follows from these two: dequantising it, multiplying by it, and the cases and mistakes by
+which the conformance suite tests that.
 
 **A stored matrix** holds :math:`K \times N` numbers :math:`W`, as in ``y = x W``: K is the dimension of the sum.
 Checkpoints of PyTorch and GGUF store the transposed matrix, N × K; each table says which sizes its fields have.
 
 **A field** has a name, a dtype and a shape. Sizes are written in K, N, the number of groups G and the options of the
-format, for example ``K*bits/32``. A quotient with one stroke must be whole, one with two is rounded up: ``K*bits//32``
+format, for example ``K*bits/32``. A quotient with one slash must be whole, one with two is rounded up: ``K*bits//32``
 is the number of words that hold K codes, the last perhaps in part. Sizes are computed from left to right. A dtype is
 one of numpy's integers, or a float of the chapter `floats`. Numbers of fewer than 8 bits are packed into wider
-integers, and `decode` says how. NaN and infinity are refused wherever a field is of floats.
+integers, and `decode` says how. NaN and infinity are refused in every float field.
 
 **A block format** has a single field, of bytes. A row of K numbers is cut into blocks, and each block is a short record
 with fields of its own, for example a scale and 16 bytes of codes.
@@ -22,7 +22,7 @@ with fields of its own, for example a scale and 16 bytes of codes.
 rounding errors differ accordingly. So `decode` gives a weight in two parts, the *product* that depends on the code and
 the *offset* that does not. Both are exact in float64 unless a chapter says otherwise.
 
-**Sources.** Each format names its owner, and traps name where they were met.
+**Sources.** Each format names its owner, and each trap names where it was found.
 """
 
 import re

@@ -1,4 +1,4 @@
-r"""torchao: int4 weights as PyTorch's tinygemm kernels take them, on CUDA and on CPUs.
+r"""torchao: int4 weights for PyTorch's tinygemm kernels, on CUDA and on CPUs.
 
 Codes of 4 bits are packed in the order of one kernel's loads, and scales and zeros lie side by side. A zero is a
 *number*, not a code: it is the weight that code 8 stands for,
