@@ -55,7 +55,8 @@ def _mebibytes(size: int) -> str:
 
 def available_bytes() -> int | None:
     """Bytes that this process can still have; None where the system does not say."""
-    found = [*_of_machine(), *_of_control_groups(), *_of_address_space()]
+    found = [*_of_machine(), *_of_address_space()]
+    found += _of_control_groups(enough=min(found, default=None))
     return max(0, min(found)) if found else None
 
 
@@ -65,8 +66,12 @@ def _of_machine() -> Iterator[int]:
         yield int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * KIB
 
 
-def _of_control_groups() -> Iterator[int]:
-    """The rest of the limit of each control group, with the pages of files that it can drop."""
+def _of_control_groups(enough: int | None) -> Iterator[int]:
+    """The rest of the limit of each control group, with the pages of files that it can drop.
+
+    Args:
+        enough: of a group that leaves more than this, those pages are not counted, since that takes long.
+    """
     with suppress(OSError):
         for line in os.fsdecode((PROC / "self/cgroup").read_bytes()).split("\n")[:-1]:  # names are bytes
             _, kinds, path = line.split(":", 2)
@@ -80,8 +85,8 @@ def _of_control_groups() -> Iterator[int]:
             for folder in (own, *own.parents):
                 if folder.is_relative_to(base):
                     with suppress(OSError, ValueError):  # not there, or "max"
-                        used = int((folder / usage).read_text()) - _droppable(folder)
-                        yield int((folder / limit).read_text()) - used
+                        left = int((folder / limit).read_text()) - int((folder / usage).read_text())
+                        yield left if enough is not None and left > enough else left + _droppable(folder)
 
 
 def _droppable(folder: Path) -> int:
