@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.constants import GGUF_DEFAULT_ALIGNMENT
 from safetensors import safe_open
 
 from lowbit.arrays import F32, U8, Array
@@ -38,6 +37,7 @@ from lowbit.formats.gguf.reader import (
     read_layer,
 )
 from lowbit.formats.gguf.tokenizer import read_tokenizer
+from lowbit.formats.gguf.types import DEFAULT_ALIGNMENT, TensorType
 from lowbit.formats.known_file import KnownFile
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.model.config import LlamaConfig, differing
@@ -151,7 +151,7 @@ def _claimed(config: LlamaConfig) -> dict[str, TensorInfo]:
     """As much of a table of tensors as the reader looks at for the shape of a model."""
     shapes = {EMBEDDING: (config.vocabulary, config.hidden)}
     shapes |= {f"blk.{number}.attn_output.weight": (config.hidden, config.hidden) for number in range(config.layers)}
-    return {name: TensorInfo(name, shape, GGMLQuantizationType.F32, 0, 0) for name, shape in shapes.items()}
+    return {name: TensorInfo(name, shape, TensorType.F32, 0, 0) for name, shape in shapes.items()}
 
 
 def factors_of(source: Source) -> dict[str, F32]:
@@ -245,9 +245,9 @@ def _write(path: Path, values: Mapping[str, Value], parts: list[Path]) -> None:
         writer.write_ti_data_to_file()
     with path.open("ab") as stream:  # the package's own way does not see every error of a full disk
         for _, rows in _tensors(parts):
-            stream.write(bytes(-stream.tell() % GGUF_DEFAULT_ALIGNMENT))
+            stream.write(bytes(-stream.tell() % DEFAULT_ALIGNMENT))
             stream.write(rows.data)
-        stream.write(bytes(-stream.tell() % GGUF_DEFAULT_ALIGNMENT))
+        stream.write(bytes(-stream.tell() % DEFAULT_ALIGNMENT))
 
 
 # **Metadata.**

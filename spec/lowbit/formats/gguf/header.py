@@ -18,7 +18,7 @@ elements. Each of these lengths is a claim of the file. A reader that allocates 
 an exabyte after one flipped bit. So each claim is compared with the bytes that are left before anything is read, and
 time and memory stay in proportion to the size of the file.
 
-Source: the GGUF specification of the ggml project; types and block sizes are the ``gguf`` package's.
+Source: the GGUF specification of the ggml project.
 """
 
 import struct
@@ -30,11 +30,11 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
 
 from lowbit.arrays import Array
 from lowbit.contract.checks import spoken
 from lowbit.errors import FormatError
+from lowbit.formats.gguf.types import BLOCKS, DEFAULT_ALIGNMENT, TensorType, ValueType
 from lowbit.text import quoted
 
 MAGIC = b"GGUF"
@@ -54,17 +54,17 @@ Value = bool | int | float | str | list[str] | Array
 """A metadata value; an array of numbers is a numpy array, an array of strings a list."""
 
 SCALARS = {
-    GGUFValueType.UINT8: "<u1",
-    GGUFValueType.INT8: "<i1",
-    GGUFValueType.UINT16: "<u2",
-    GGUFValueType.INT16: "<i2",
-    GGUFValueType.UINT32: "<u4",
-    GGUFValueType.INT32: "<i4",
-    GGUFValueType.FLOAT32: "<f4",
-    GGUFValueType.BOOL: "?",
-    GGUFValueType.UINT64: "<u8",
-    GGUFValueType.INT64: "<i8",
-    GGUFValueType.FLOAT64: "<f8",
+    ValueType.UINT8: "<u1",
+    ValueType.INT8: "<i1",
+    ValueType.UINT16: "<u2",
+    ValueType.INT16: "<i2",
+    ValueType.UINT32: "<u4",
+    ValueType.INT32: "<i4",
+    ValueType.FLOAT32: "<f4",
+    ValueType.BOOL: "?",
+    ValueType.UINT64: "<u8",
+    ValueType.INT64: "<i8",
+    ValueType.FLOAT64: "<f8",
 }
 
 
@@ -82,7 +82,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]
-    type: GGMLQuantizationType
+    type: TensorType
     offset: int
     nbytes: int
 
@@ -129,7 +129,7 @@ def walk(stream: BinaryIO, size: int, file: str) -> Header:
             raise FormatError(file, "tensor name", quoted(name), "a name that is not used before")
         if offset % alignment != 0:
             raise FormatError(file, f"offset of tensor {quoted(name)}", offset, f"a multiple of {alignment}")
-        block, block_bytes = GGML_QUANT_SIZES[kind]
+        block, block_bytes = BLOCKS[kind]
         nbytes = int(np.prod(shape, dtype=object)) // block * block_bytes
         if start + offset + nbytes > size:
             given = f"{offset} with {nbytes} bytes of data"
@@ -142,7 +142,7 @@ def walk(stream: BinaryIO, size: int, file: str) -> Header:
 # **Tensors.** Shape and type first; whether the data lie inside the file is known once the header has ended.
 
 
-def _tensor_claim(cursor: "_Cursor", number: int) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+def _tensor_claim(cursor: "_Cursor", number: int) -> tuple[str, tuple[int, ...], TensorType, int]:
     """Name, shape (outermost first), type and offset as the file gives them; sizes fit the type."""
     name = cursor.string(f"name of tensor {number}", MAX_NAME_BYTES)
     who = f"tensor {quoted(name)}"
@@ -157,10 +157,10 @@ def _tensor_claim(cursor: "_Cursor", number: int) -> tuple[str, tuple[int, ...],
             given = f"{size}, {elements} elements so far"
             raise FormatError(cursor.file, f"dimension {axis} of {who}", given, f"1 to {MAX_ELEMENTS} elements")
     raw = cursor.number("<I", f"type of {who}")
-    if raw not in set(GGMLQuantizationType):
+    if raw not in set(TensorType):
         raise FormatError(cursor.file, f"type of {who}", raw, "a type that the gguf package knows")
-    kind = GGMLQuantizationType(raw)
-    block = GGML_QUANT_SIZES[kind][0]
+    kind = TensorType(raw)
+    block = BLOCKS[kind][0]
     if sizes[0] % block != 0:
         allowed = f"a multiple of {block}, a block of {kind.name}"
         raise FormatError(cursor.file, f"dimension 0 of {who}", sizes[0], allowed)
@@ -168,7 +168,7 @@ def _tensor_claim(cursor: "_Cursor", number: int) -> tuple[str, tuple[int, ...],
 
 
 def _alignment(metadata: Mapping[str, Value], file: str) -> int:
-    alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is int and alignment in ALIGNMENTS:
         return alignment
     raise FormatError(file, "general.alignment", quoted(str(alignment)), spoken(ALIGNMENTS))
@@ -241,17 +241,17 @@ class _Cursor:
     def value(self, field: str) -> Value:
         """A metadata value of any type, with its type before it."""
         kind = self._value_type(field)
-        if kind == GGUFValueType.STRING:
+        if kind == ValueType.STRING:
             return self.string(field)
-        if kind == GGUFValueType.ARRAY:
+        if kind == ValueType.ARRAY:
             return self._array(field)
         return self._numbers(kind, 1, field)[0].item()  # type: ignore[no-any-return]  # numpy types item() as Any
 
     def _array(self, field: str) -> Value:
         kind = self._value_type(f"element type of {field}")
-        if kind == GGUFValueType.ARRAY:
+        if kind == ValueType.ARRAY:
             raise FormatError(self.file, f"element type of {field}", "an array", "numbers or strings")
-        if kind == GGUFValueType.STRING:
+        if kind == ValueType.STRING:
             count = self.length(f"length of {field}", least_bytes=8)
             return self._strings(count, field)
         count = self.length(f"length of {field}", least_bytes=np.dtype(SCALARS[kind]).itemsize)
@@ -270,18 +270,18 @@ class _Cursor:
                 found.append(self.string(f"element {len(found)} of {field}"))
         return found
 
-    def _numbers(self, kind: GGUFValueType, count: int, field: str) -> Array:
+    def _numbers(self, kind: ValueType, count: int, field: str) -> Array:
         dtype = np.dtype(SCALARS[kind])
         data = self.take(count * dtype.itemsize, field)
-        if kind == GGUFValueType.BOOL and max(data, default=0) > 1:
+        if kind == ValueType.BOOL and max(data, default=0) > 1:
             raise FormatError(self.file, field, max(data), "0 or 1 for a boolean")
         return np.frombuffer(data, dtype)
 
-    def _value_type(self, field: str) -> GGUFValueType:
+    def _value_type(self, field: str) -> ValueType:
         raw = self.number("<I", f"type of {field}")
-        if raw not in set(GGUFValueType):
-            raise FormatError(self.file, f"type of {field}", raw, f"0 to {max(GGUFValueType)}")
-        return GGUFValueType(raw)
+        if raw not in set(ValueType):
+            raise FormatError(self.file, f"type of {field}", raw, f"0 to {max(ValueType)}")
+        return ValueType(raw)
 
     def expect(self, field: str, given: object, allowed: tuple[object, ...]) -> None:
         """Refuse a value that is not one of the allowed ones."""

@@ -30,25 +30,24 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import quants
-from gguf.constants import GGMLQuantizationType
 
 from lowbit.arrays import F32, U8
 from lowbit.contract.operation import Parameters
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.header import TensorInfo
+from lowbit.formats.gguf.types import TensorType
 from lowbit.model.matrices import Matrix
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import Codes, pack
 from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.text import quoted
 
-Q4_0, Q4_1, Q8_0 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
+Q4_0, Q4_1, Q8_0 = TensorType.Q4_0, TensorType.Q4_1, TensorType.Q8_0
 
 GROUP_SIZE = 32
 CODE_BITS = {Q4_0: 4, Q4_1: 4, Q8_0: 8}
 CODE_ZERO = {Q4_0: 8, Q8_0: 128}
-OF_16_BITS = {GGMLQuantizationType.F16: "float16", GGMLQuantizationType.BF16: "bfloat16"}
+OF_16_BITS = {TensorType.F16: "float16", TensorType.BF16: "bfloat16"}
 """Types of floats that stay as they are, and their formats."""
 
 
@@ -90,7 +89,7 @@ def choices_of(info: TensorInfo) -> Parameters | None:
         convention = "minimum" if info.type == Q4_1 else "zero_point"
         grouping = {"group_size": GROUP_SIZE, "convention": convention, "scale_dtype": "float16"}
         return {"bits": CODE_BITS[info.type], **grouping}
-    name = "float32" if info.type == GGMLQuantizationType.F32 else format_of(info)
+    name = "float32" if info.type == TensorType.F32 else format_of(info)
     return None if name is None else {"format": name, "rows": info.shape[-1], "columns": info.shape[-2]}
 
 
@@ -115,14 +114,21 @@ def floats(rows: U8, info: TensorInfo, file: str) -> F32:
     Raises:
         FormatError: a type that the package does not decode, or weights that are not finite.
     """
+    weights = rows.view("<f4") if info.type == TensorType.F32 else _decoded(rows, info, file)
+    _check_finite(weights, info, file)
+    return np.ascontiguousarray(weights, np.float32)
+
+
+def _decoded(rows: U8, info: TensorInfo, file: str) -> F32:
+    from gguf import GGMLQuantizationType, quants  # it takes a while to import, and few files need it
+
     try:
-        with np.errstate(all="ignore"):  # what overflows is refused below, by name
-            weights = quants.dequantize(rows, info.type)
+        with np.errstate(all="ignore"):  # what overflows is refused by name
+            weights: F32 = quants.dequantize(rows, GGMLQuantizationType(info.type))
     except NotImplementedError as error:
         kind = info.type.name
         raise FormatError(file, f"type of tensor {quoted(info.name)}", kind, "a type that gguf dequantises") from error
-    _check_finite(weights, info, file)
-    return np.ascontiguousarray(weights, np.float32)
+    return weights
 
 
 def affine_grouping(rows: U8, info: TensorInfo, file: str) -> QuantizedMatrix | None:

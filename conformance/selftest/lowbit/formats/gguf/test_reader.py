@@ -90,7 +90,11 @@ def test_the_header_agrees_with_the_gguf_package(tiny: tuple[Path, Published]) -
     for tensor in reader.tensors:
         info = header.tensors[tensor.name]
         assert info.shape == tuple(reversed(tensor.shape.tolist()))
-        assert (info.type, info.offset, info.nbytes) == (tensor.tensor_type, tensor.data_offset, tensor.n_bytes)
+        assert (info.type.value, info.offset, info.nbytes) == (
+            tensor.tensor_type.value,
+            tensor.data_offset,
+            tensor.n_bytes,
+        )
 
 
 def test_defaults_of_absent_metadata(tmp_path: Path) -> None:

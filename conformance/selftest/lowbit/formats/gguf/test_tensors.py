@@ -9,6 +9,7 @@ from lowbit.arrays import U8
 from lowbit.errors import FormatError
 from lowbit.formats.gguf.header import TensorInfo
 from lowbit.formats.gguf.tensors import matrix
+from lowbit.formats.gguf.types import TensorType
 from lowbit.model.matrices import select_columns, to_float
 from lowbit.quantization.affine import QuantizedMatrix, dequantize
 from lowbit.tensor_formats.stored import Stored
@@ -35,7 +36,7 @@ def random_blocks(kind: Kind, seed: int) -> U8:
 
 def info_of(kind: Kind, rows: U8) -> TensorInfo:
     block, size = GGML_QUANT_SIZES[kind]
-    return TensorInfo("t", (len(rows), rows.shape[1] // size * block), kind, 0, rows.nbytes)
+    return TensorInfo("t", (len(rows), rows.shape[1] // size * block), TensorType(kind), 0, rows.nbytes)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -77,7 +78,7 @@ def test_other_types_stay_as_they_are_stored(kind: str) -> None:
     code = GGMLQuantizationType[kind]
     block, size = GGML_QUANT_SIZES[code]
     rows = np.random.default_rng(1).integers(0, 60, (6, 2 * size), np.uint8)  # no float16 is infinite or NaN
-    result = matrix(rows.reshape(-1), TensorInfo("t", (6, 2 * block), code, 0, rows.nbytes), "f")
+    result = matrix(rows.reshape(-1), TensorInfo("t", (6, 2 * block), TensorType(code), 0, rows.nbytes), "f")
     assert isinstance(result, Stored)
     assert (result.format.removeprefix("gguf-"), result.rows, result.columns) == (kind.lower(), 2 * block, 6)
     np.testing.assert_array_equal(result.tensors[0], rows)
@@ -86,7 +87,7 @@ def test_other_types_stay_as_they_are_stored(kind: str) -> None:
 def test_columns_of_stored_blocks_can_be_chosen() -> None:
     """As the order of rotated channels asks for."""
     rows = np.random.default_rng(1).integers(0, 60, (6, 144), np.uint8)
-    result = matrix(rows.reshape(-1), TensorInfo("t", (6, 256), Kind.Q4_K, 0, rows.nbytes), "f")
+    result = matrix(rows.reshape(-1), TensorInfo("t", (6, 256), TensorType(Kind.Q4_K), 0, rows.nbytes), "f")
     chosen = select_columns(result, np.array([5, 0, 2]))
     np.testing.assert_array_equal(to_float(chosen), to_float(result)[:, [5, 0, 2]])
 
@@ -97,7 +98,7 @@ def test_plain_floats(kind: str) -> None:
     code = GGMLQuantizationType[kind]
     weights = np.random.default_rng(2).standard_normal((3, 8)).astype(np.float16 if kind == "F16" else np.float32)
     stored = quants.quantize(weights, code).view(np.uint8)
-    result = to_float(matrix(stored.reshape(-1), TensorInfo("t", (3, 8), code, 0, stored.nbytes), "f"))
+    result = to_float(matrix(stored.reshape(-1), TensorInfo("t", (3, 8), TensorType(code), 0, stored.nbytes), "f"))
     np.testing.assert_array_equal(result, quants.dequantize(stored, code).reshape(3, 8).T)
 
 
@@ -108,11 +109,11 @@ def test_weights_that_are_not_finite_are_refused(kind: Kind) -> None:
     rows = np.full((1, size), 0xFF, np.uint8)
     block, block_bytes = GGML_QUANT_SIZES[kind]
     with pytest.raises(FormatError, match=r"tensor 't' is nan"):
-        matrix(rows.reshape(-1), TensorInfo("t", (1, size // block_bytes * block), kind, 0, size), "f")
+        matrix(rows.reshape(-1), TensorInfo("t", (1, size // block_bytes * block), TensorType(kind), 0, size), "f")
 
 
 def test_a_type_that_the_package_does_not_decode_is_named() -> None:
     """Integers are known to the package and not decoded by it."""
     size = GGML_QUANT_SIZES[Kind.I8][1]
     with pytest.raises(FormatError, match="I8"):
-        matrix(np.zeros(256 * size, np.uint8), TensorInfo("t", (1, 256), Kind.I8, 0, size), "f")
+        matrix(np.zeros(256 * size, np.uint8), TensorInfo("t", (1, 256), TensorType(Kind.I8), 0, size), "f")
