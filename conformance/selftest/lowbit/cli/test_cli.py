@@ -32,7 +32,7 @@ LOWBIT = [sys.executable, "-m", "lowbit"]
 
 @pytest.fixture(scope="module")
 def commands() -> Iterator[CommandLine]:
-    with command_line("lowbit.cli.model", "lowbit_conformance.cli.conformance") as running:
+    with command_line("lowbit.cli.generate", "lowbit_conformance.cli.conformance") as running:
         yield running
 
 

@@ -112,7 +112,7 @@ def fewer(strangers: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def commands() -> Iterator[CommandLine]:
-    with command_line("lowbit.cli.profiles", "lowbit.cli.backends", "lowbit.cli.model") as running:
+    with command_line("lowbit.cli.profiles", "lowbit.cli.backends", "lowbit.cli.generate") as running:
         yield running
 
 

@@ -144,11 +144,11 @@ def test_a_terabyte_of_a_checkpoint(tmp_path: Path) -> None:
 
 FAILING = """
 import sys
-from lowbit.cli import main, model
+from lowbit.cli import logits, main
 import numpy as np
 def fail(path, *more, **options):
     {statement}
-model.opened = fail
+logits.opened = fail
 sys.argv = ["lowbit", "logits", "--model", "x", "--prompt", "y"]
 main()
 """

@@ -34,7 +34,7 @@ def is_clean(text: str, lines: bool = True) -> bool:
 
 @pytest.fixture(scope="module")
 def commands() -> Iterator[CommandLine]:
-    with command_line("lowbit.cli.model", "lowbit_numpy") as running:
+    with command_line("lowbit.cli.generate", "lowbit_numpy") as running:
         yield running
 
 
