@@ -11,12 +11,12 @@ SCHEMA_FILE = Path(__file__).parent / "schema" / "report.schema.json"
 
 
 def write_json(report: Report, path: Path) -> None:
-    """Write the report as JSON; the file is whole or is not there."""
+    """Write the report as JSON, to a complete file or none."""
     write_whole(path, (text_of(report) + "\n").encode())
 
 
 def text_of(report: Report) -> str:
-    """The document as text, with a line for each case, so that two reports can be compared line by line."""
+    """The document as text with one line per case, so that two reports can be compared line by line."""
     lines = ",\n".join(f'  "{key}": {_value(value)}' for key, value in as_json(report).items())
     return f"{{\n{lines}\n}}"
 

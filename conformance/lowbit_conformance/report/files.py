@@ -9,11 +9,11 @@ DEVICES = Path("/dev")  # root may write there, and would replace /dev/stdout
 
 
 def check_writable(argument: str, path: Path) -> None:
-    """Refuse a path that cannot be written to, before the work whose result shall go there.
+    """Refuse a path that cannot be written to, before the work starts.
 
     Raises:
-        ArgumentError: its folder does not exist or is not writable, or the path is a folder, a device or a pipe, which
-            a file would replace.
+        ArgumentError: its folder does not exist or is not writable, or the path is a folder, or a device or pipe that a
+            file would replace.
     """
     replaceable = path.is_file() or not path.exists()
     if not path.parent.is_dir() or not replaceable or not os.access(path.parent, os.W_OK) or DEVICES in path.parents:

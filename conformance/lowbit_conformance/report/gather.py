@@ -38,8 +38,8 @@ def report_of(tally: Tally, target: Sequence[str], settings: Mapping[str, Any], 
 
     Args:
         tally: its verdicts.
-        target: the arguments by which the command line named the backend.
-        settings: how it was asked.
+        target: the command-line arguments that named the backend.
+        settings: the options of the run.
         started: when it began, with a time zone.
     """
     seconds = round((datetime.now(UTC) - started).total_seconds(), 3)
@@ -51,13 +51,13 @@ def report_of(tally: Tally, target: Sequence[str], settings: Mapping[str, Any], 
 
 
 def suite() -> Suite:
-    """The version of lowbit and a sum over the files that decide what a verdict means."""
+    """The version of lowbit and a checksum of the files that determine what a verdict means."""
     folders = [Path(file).parent for module in (lowbit, lowbit_conformance) if (file := module.__file__)]
     return Suite(lowbit.__version__, _sum_of(folders))
 
 
 def machine() -> Machine:
-    """This machine, as far as it says."""
+    """What is known about this machine."""
     try:
         with warnings.catch_warnings(action="ignore"):  # where there is no /proc/cpuinfo
             microarchitecture = str(importlib.import_module("archspec.cpu").host().name)
@@ -102,7 +102,7 @@ def build_of(tally: Tally, target: Sequence[str]) -> Build:
 
 
 def _files_of_module(name: str) -> list[Path]:
-    """The folders or the one file of the package that a module belongs to; none if it is not found as files."""
+    """The folders or the single file of the package that a module belongs to; empty if it has no files."""
     found = PathFinder.find_spec(name.partition(".")[0], [*sys.path, os.getcwd()])
     if found is None:
         return []
@@ -111,7 +111,7 @@ def _files_of_module(name: str) -> list[Path]:
 
 
 def _sum_of(places: Iterable[Path]) -> str:
-    """One sum over files and over all files of folders; empty if there are none, or more than is quick to read."""
+    """One checksum of files and of all files in folders; empty if there are none, or too many to read quickly."""
     total, count, size = hashlib.sha256(), 0, 0
     for name, path in _files(places):
         count, size = count + 1, size + path.stat().st_size
@@ -122,7 +122,7 @@ def _sum_of(places: Iterable[Path]) -> str:
 
 
 def _files(places: Iterable[Path]) -> Iterator[tuple[str, Path]]:
-    """Files with the names under which they count: those below their folder, so that its place does not matter."""
+    """Files with their names in the checksum: paths relative to their folder, so that its location does not matter."""
     for place in places:
         if place.is_file():
             yield place.name, place

@@ -29,11 +29,11 @@ BUDGETS = {
     "integer": "γ_D · Σ (s 2^e |D| + |o| 2^e |S|), with the exact integers D and S of each segment",
     "direct": "γ_D · Σ|t|, the sum of the magnitudes of the terms as the specification writes them",
 }
-"""How the bound of each form is put together, apart from underflow and the reference's own rounding."""
+"""The formula of the bound of each form, without the terms for underflow and for the reference's own rounding."""
 
 
 def check_available() -> None:
-    """Refuse to begin what could not be written in the end.
+    """Check, before the run, that the page can be written.
 
     Raises:
         UnavailableError: jinja2 is not installed.
@@ -43,12 +43,12 @@ def check_available() -> None:
 
 
 def write_html(report: Report, path: Path) -> None:
-    """Write the report as one HTML page; the file is whole or is not there."""
+    """Write the report as one HTML page, to a complete file or none."""
     write_whole(path, as_html(report).encode())
 
 
 def as_html(report: Report) -> str:
-    """The page of a report.
+    """A report as an HTML page.
 
     Raises:
         UnavailableError: jinja2 is not installed.
@@ -78,18 +78,18 @@ def as_html(report: Report) -> str:
 
 
 def _by_operation(lines: list[Line]) -> list[list[Line]]:
-    """The lines of each operation that has widths."""
+    """The lines of each operation that has bit widths."""
     wide = [line for line in lines if set(line.cells) != {None}]
     return [list(group) for _, group in groupby(wide, key=lambda line: line.operation)]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much of its error bound an operation used at most, and where the bound comes from.
+    """The largest fraction of its error bound that an operation used, and where the bound comes from.
 
     Attributes:
-        row: the operation's counts and worst share.
-        form: what the backend declares that it sums, and in which format; empty if it is not known.
+        row: the operation's counts and largest fraction.
+        form: the declared form of the sums and their format; empty if unknown.
         formula: the bound of that form.
     """
 
@@ -106,7 +106,7 @@ class Budget:
 
 
 def _missing(verdicts: list[Verdict]) -> list[tuple[str, int]]:
-    """What is not declared and how many cases that leaves out."""
+    """What is not declared, and how many cases that leaves out."""
     return sorted(Counter(verdict.message for verdict in verdicts if verdict.outcome == "not declared").items())
 
 

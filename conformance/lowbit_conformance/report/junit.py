@@ -15,14 +15,14 @@ from lowbit_conformance.suite.tally import Row, Verdict
 
 
 def write_junit(report: Report, path: Path) -> None:
-    """Write the report as JUnit XML; the file is whole or is not there."""
+    """Write the report as JUnit XML, to a complete file or none."""
     root = as_xml(report)
     ElementTree.indent(root)
     write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n")
 
 
 def as_xml(report: Report) -> Element:
-    """The element ``testsuites`` of a report."""
+    """The element ``testsuites`` for a report."""
     total = report.tally.total()
     root = Element("testsuites", {"name": f"lowbit conformance of {report.build.name}"} | _counts(total))
     root.set("time", f"{report.seconds:.3f}")
@@ -43,7 +43,7 @@ def as_xml(report: Report) -> Element:
 
 
 def _add_certificates(root: Element, report: Report) -> None:
-    """A suite of the profiles, beside the cases that it rests on: it counts for itself."""
+    """Add a suite for the profiles; its counts are separate from those of the cases."""
     certificates = report.tally.certificates
     refused = sum(not certificate.certified for certificate in certificates)
     counts = {"tests": str(len(certificates)), "failures": str(refused), "errors": "0"}

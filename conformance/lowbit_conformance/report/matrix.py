@@ -10,12 +10,12 @@ State = Literal["passed", "failed", "partly declared", "not declared"]
 
 COLUMN, OTHER, NONE = "column", "other", ""
 GROUPS = ("32", "64", "128", COLUMN, OTHER, NONE)
-"""The kinds of group, in the order of the lines: the usual sizes, one group a column, any other size, no groups."""
+"""The kinds of group in the order of the lines: usual sizes, one group per column, any other size, no groups."""
 
 
 @dataclass
 class Cell:
-    """The cases of one operation, width and kind of group."""
+    """The counts of cases for one operation, width and kind of group."""
 
     passed: int = 0
     declared: int = 0
@@ -47,9 +47,9 @@ class Line:
     """A line of the matrix.
 
     Attributes:
-        operation: its id.
-        groups: one of `GROUPS`, or several of them in words once lines are folded.
-        cells: by width; the width is None for cases that have none.
+        operation: the operation's id.
+        groups: one of `GROUPS`, or several of them in words after lines were merged.
+        cells: by width; the key is None for cases without a width.
     """
 
     operation: str
@@ -77,7 +77,7 @@ def width_of(parameters: Mapping[str, object]) -> int | None:
 
 
 def matrix(verdicts: Iterable[Verdict]) -> list[Line]:
-    """All lines, by operation and then in the order of `GROUPS`; every line of an operation has the same widths."""
+    """All lines, by operation and then in the order of `GROUPS`; all lines of an operation have the same widths."""
     lines: dict[tuple[str, str], Line] = {}
     widths: dict[str, set[int | None]] = {}
     for verdict in verdicts:
@@ -94,7 +94,7 @@ def matrix(verdicts: Iterable[Verdict]) -> list[Line]:
 
 
 def folded(lines: Iterable[Line]) -> list[Line]:
-    """Lines of one operation that say the same are one, as long as none of them has a failure to point at."""
+    """Merge lines of one operation that have equal cells, unless one of them contains a failure."""
     shown: list[Line] = []
     for line in lines:
         alike = next((each for each in shown if _alike(each, line)), None)

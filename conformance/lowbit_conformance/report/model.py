@@ -24,7 +24,7 @@ SCHEMA = "lowbit-report/1"
 
 @dataclass(frozen=True)
 class Suite:
-    """What judged.
+    """The suite that judged.
 
     Attributes:
         version: of lowbit.
@@ -37,16 +37,16 @@ class Suite:
 
 @dataclass(frozen=True)
 class Build:
-    """What was judged.
+    """The backend that was judged.
 
     Attributes:
         name: of the backend.
-        target: the arguments by which the command line names it: ``("numpy",)``, ``("--library", "libmine.so")``.
-        distribution: the installed package that offers it; empty if none does.
+        target: the command-line arguments that name it: ``("numpy",)``, ``("--library", "libmine.so")``.
+        distribution: the installed package that provides it; empty if there is none.
         version: of that package.
         sha256: of the backend's own files; empty if they cannot be found.
-        details: what it says of itself: compiler, instruction set, threads.
-        claims: what it declares, as `tally.claims_of` puts it.
+        details: what it reports about itself: compiler, instruction set, threads.
+        claims: what it declares, as `tally.claims_of` returns it.
     """
 
     name: str
@@ -60,11 +60,11 @@ class Build:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it ran.
+    """The machine it ran on.
 
     Attributes:
         cpu: the processor's name.
-        microarchitecture: as archspec calls it; empty where archspec is not installed.
+        microarchitecture: archspec's name for it; empty if archspec is not installed.
         cores: logical cores that the run may use.
         system: operating system, its version and the instruction set.
         python: implementation and version.
@@ -79,13 +79,13 @@ class Machine:
     numpy: str
 
 
-LEAST_COMMON = 5  # failures from which something common is told
+LEAST_COMMON = 5  # least number of failures for a common parameter to be named
 MOST_VALUES = 2  # of one parameter
 
 
 @dataclass(frozen=True)
 class FailureGroup:
-    """Failures of one clause or habit with one verdict, in the order of the run: the first stands for the others."""
+    """Failures of one clause or habit with one verdict, in the order of the run; the first is shown in full."""
 
     clause: str
     verdict: str
@@ -94,8 +94,7 @@ class FailureGroup:
 
     @property
     def common(self) -> str:
-        """What the cases that failed have in common while every case of the clause that differs in it passed, in words;
-        empty if there is nothing.
+        """The parameters shared by all failed cases, where every case with another value passed, in words; or empty.
 
         >>> cases = [Verdict(f"a.b/C1/t/{n}-s0", "failed", parameters={"bits": 3, "rows": n}) for n in range(5)]
         >>> right = [Verdict("a.b/C1/t/9-s0", "passed", parameters={"bits": 4, "rows": 2})]
@@ -118,12 +117,12 @@ class Report:
     """One run.
 
     Attributes:
-        suite, build, machine: see there.
-        settings: how it was asked: seeds, first_seed, ops, profiles, case, quick, model.
+        suite, build, machine: see these classes.
+        settings: the options of the run: seeds, first_seed, ops, profiles, case, quick, model.
         started: when, in UTC, ISO 8601.
         seconds: how long it took.
         tally: the verdicts.
-        theorems: what is known of the backend's kernels by proofs that are no part of this run.
+        theorems: what proofs outside this run show about the backend's kernels.
     """
 
     suite: Suite
@@ -137,7 +136,7 @@ class Report:
 
     @property
     def proved(self) -> str:
-        """In words, how many theorems of each kind hold by certificates; empty if nothing is known."""
+        """The number of theorems of each kind that certificates prove, in words; empty if there are none."""
         kinds: dict[str, list[bool]] = {}
         for each in self.theorems:
             kinds.setdefault(each.theorem.partition("/")[0], []).append(each.holds)
@@ -145,7 +144,7 @@ class Report:
 
     @property
     def id(self) -> str:
-        """Sixteen hexadecimal digits that follow from suite, build, processor and results, and from nothing else."""
+        """Sixteen hexadecimal digits that depend only on the suite, the build, the processor and the results."""
         build = asdict(self.build)
         del build["target"]  # a path of one machine
         results = sorted([verdict.id, verdict.outcome, verdict.verdict] for verdict in self.tally.verdicts)
@@ -154,7 +153,7 @@ class Report:
 
     @property
     def selection(self) -> str:
-        """Which part of the specification was asked for, in words; empty if all of it was."""
+        """The requested part of the specification, in words; empty if all of it was requested."""
         if self.settings.get("case"):
             return "one case"
         only = [*(self.settings.get("ops") or ()), *(self.settings.get("profiles") or ())]
@@ -179,7 +178,7 @@ class Report:
         return found
 
     def reproduce(self, verdict: Verdict) -> str:
-        """The line that runs this case alone, or the whole suite again if no case is known."""
+        """The command that runs this case alone, or the whole suite if no case is known."""
         words = ["lowbit", "conformance", *self.build.target]
         if "/" in verdict.id:
             words += ["--case", verdict.id]
@@ -189,7 +188,7 @@ class Report:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report as the document of ``report.schema.json``: every case is in one of its last three lists."""
+    """The report as a document of ``report.schema.json``; every case is in one of its last three lists."""
     tally = report.tally
     total = tally.total()
     return {

@@ -43,7 +43,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def _undeclared(rows: Iterable[Row]) -> str:
-    """The operations of which nothing is declared, in a sentence; empty if there are none."""
+    """A sentence that lists the operations without any declaration; empty if there are none."""
     names = [row.operation for row in rows if not row.declared]
     return f"not declared, and so not tested: {', '.join(names)}" if names else ""
 
@@ -71,7 +71,7 @@ def _table_of(line: Line) -> Callable[[list[Line], dict[str, Row]], Table]:
 
 
 def _matrix_by_width(lines: list[Line], rows: dict[str, Row]) -> Table:
-    """Operations with widths: a line for each kind of group, a column for each width."""
+    """Operations with bit widths: a line for each kind of group, a column for each width."""
     widths = sorted({bits for line in lines for bits in line.cells if bits is not None})
     columns: list[int | None] = [*widths, *([None] if any(None in line.cells for line in lines) else [])]
     table = _table("operation")
@@ -94,7 +94,7 @@ def _matrix_by_width(lines: list[Line], rows: dict[str, Row]) -> Table:
 
 
 def _list_of_widths(lines: list[Line], rows: dict[str, Row]) -> Table:
-    """Operations with other widths than the specification's own, as formats have them: a line for each width."""
+    """Operations with widths that formats add to the specification's own: a line for each width."""
     table = _table("operation")
     table.add_column("width", justify="right", no_wrap=True)
     table.add_column("cases", justify="right", no_wrap=True)
@@ -115,7 +115,7 @@ def _bits(count: int) -> str:
 
 
 def _matrix_of_others(lines: list[Line], rows: dict[str, Row]) -> Table:
-    """Operations without widths, a line each."""
+    """Operations without bit widths, one line each."""
     table = _table("operation")
     table.add_column("cases", justify="right", no_wrap=True)
     table.add_column("of bound", justify="right", no_wrap=True)
@@ -125,12 +125,12 @@ def _matrix_of_others(lines: list[Line], rows: dict[str, Row]) -> Table:
 
 
 def _kinds(groups: str) -> str:
-    """The kinds of group of a line, in as few words as the column has room for."""
+    """The kinds of group of a line, short enough for the column."""
     return "any" if groups == "32, 64, 128, column, other" else groups or "–"
 
 
 def shown(cell: Cell) -> Text:
-    """A cell in a mark and numbers; empty where nothing is specified.
+    """A cell as a mark and numbers; empty where nothing is specified.
 
     >>> [str(shown(Cell(*counts))) for counts in ((12, 12, 12), (9, 12, 12), (8, 8, 12), (0, 0, 12), (0, 0, 0))]
     ['✓ 12', '✗ 3/12', '◐ 8/12', '–', '']
@@ -150,7 +150,7 @@ def shown(cell: Cell) -> Text:
 
 
 def _show_failures(report: Report, group: FailureGroup, console: Console) -> None:
-    """The first failure of a kind in full, and how many more there are."""
+    """Print the first failure of each kind in full, and how many more there are."""
     first, others = group.failures[0], len(group.failures) - 1
     more = f"  and {others} more like it" if others else ""
     console.print()
@@ -161,7 +161,7 @@ def _show_failures(report: Report, group: FailureGroup, console: Console) -> Non
     paragraphs += [group.common]
     for text in _wrapped(paragraphs):
         console.print(Text(text), soft_wrap=True)
-    console.print(Text("  " + report.reproduce(first), style="cyan"), soft_wrap=True)  # one line, to be copied
+    console.print(Text("  " + report.reproduce(first), style="cyan"), soft_wrap=True)  # one line, easy to copy
 
 
 def _wrapped(paragraphs: Iterable[str]) -> Iterable[str]:
@@ -171,7 +171,7 @@ def _wrapped(paragraphs: Iterable[str]) -> Iterable[str]:
 
 
 def _show_verdict(report: Report, console: Console) -> None:
-    """The three counts together, what was left out, the id and the verdict."""
+    """Print the three counts, what was left out, the id and the verdict."""
     total, verdict = report.tally.total(), report.tally.verdict
     console.print()
     of = " of what was asked for" if report.selection else ""
