@@ -10,6 +10,6 @@ def module_names() -> list[str]:
 
 
 def load_suite() -> None:
-    """Import all of them, so that `lowbit_conformance.suite.marking.MARKS` is complete."""
+    """Import all test modules, so that `lowbit_conformance.suite.marking.MARKS` is complete."""
     for name in module_names():
         importlib.import_module(name)

@@ -19,12 +19,12 @@ from lowbit_conformance.suite.marking import Settings, checks, grid
 
 
 def choices(case: MatrixCase) -> dict[str, Any]:
-    """How the case asks for a matrix."""
+    """The options of the case."""
     return {name: getattr(case, name) for name in ("bits", "group_size", "convention", "scale_dtype")}
 
 
 def quantize(backend: Remote, weights: F32, case: MatrixCase) -> QuantizedMatrix:
-    """A matrix from the backend, of the form that the case asks for."""
+    """A matrix from the backend, in the form that the case requires."""
     __tracebackhide__ = True
     given = backend.run("affine.quantize", weights, **choices(case))
     matrix = assert_kind("the result", given, QuantizedMatrix)
@@ -43,7 +43,7 @@ def expected(weights: F32, case: MatrixCase) -> QuantizedMatrix:
 
 
 def assert_quantized(backend: Remote, case: MatrixCase, weights: F32) -> QuantizedMatrix:
-    """The backend's matrix, which is the reference's."""
+    """The backend's matrix, which must equal the reference's."""
     __tracebackhide__ = True
     given = quantize(backend, weights, case)
     assert_same_matrix(given, expected(weights, case), weights)
@@ -51,9 +51,9 @@ def assert_quantized(backend: Remote, case: MatrixCase, weights: F32) -> Quantiz
 
 
 def assert_same_matrix(given: QuantizedMatrix, wanted: QuantizedMatrix, weights: F32) -> None:
-    """Scales, zeros and codes are equal to the bit; scales first, since wrong scales explain wrong codes.
+    """Scales, zeros and codes are bit-identical; scales are compared first, since wrong scales explain wrong codes.
 
-    A minimum that is a zero may have either sign where its group holds both: which of the two is the least is not said.
+    A zero minimum may have either sign if its group has zeros of both signs: which one is the least is not specified.
     """
     __tracebackhide__ = True
     assert_exact("scales", given.scales, wanted.scales)
@@ -68,7 +68,7 @@ def assert_same_matrix(given: QuantizedMatrix, wanted: QuantizedMatrix, weights:
     assert_exact("codes", unpack(given.words, given.bits), unpack(wanted.words, wanted.bits))
 
 
-# Deeper and wider than a kernel takes at once.
+# More rows and columns than a kernel processes at once.
 LARGE = ((1536, 40, 128), (96, 1100, 32))
 
 
@@ -119,10 +119,10 @@ def special_weights(case: MatrixCase) -> F32:
     """Weights of one kind, K × N."""
     rng = case.generator()
     shape = (case.rows, case.columns)
-    if case.variant.startswith("ties"):  # range 2^b − 1, so the scale is 1 and every half is a tie
+    if case.variant.startswith("ties"):  # range 2^b − 1, so that the scale is 1 and every half is a tie
         weights = rng.integers(0, 2 ** (case.bits + 1) - 1, shape) / 2
         weights[:: case.group_size], weights[1 :: case.group_size] = 0, 2**case.bits - 1
-        if "odd" in case.variant:  # exact too, but not times a reciprocal
+        if "odd" in case.variant:  # also exact, but not with a reciprocal
             weights *= rng.choice((3, 5, 7, 11), case.columns) / 64
     elif case.variant == "positive":
         weights = rng.uniform(1, 2, shape)
@@ -131,7 +131,7 @@ def special_weights(case: MatrixCase) -> F32:
     elif case.variant == "up-to-zero":  # the range ends at zero itself
         weights = -rng.uniform(0, 2, shape)
         weights[:: case.group_size] = 0
-    elif case.variant == "some-constant":  # every third column has no range, below zero, at zero or above it
+    elif case.variant == "some-constant":  # every third column is constant: below zero, zero or above it
         weights = rng.normal(size=shape)
         weights[:, ::3] = np.resize((-1.5, 0, 2.5), weights[:, ::3].shape[1])
     elif case.variant == "tiny":
@@ -145,7 +145,7 @@ def special_weights(case: MatrixCase) -> F32:
 
 @checks("affine.quantize/C3", lambda clause, settings: edges(clause, ("constant", "zero")))
 def test_quantize_constant_groups(backend: Remote, case: MatrixCase) -> None:
-    """A constant column comes back exactly under minimum; zeros come back as zeros under both conventions."""
+    """A constant column is restored exactly under minimum; zeros are restored as zeros under both conventions."""
     row = np.arange(case.columns) - 7 if case.variant == "constant" else np.zeros(case.columns)
     weights = np.ascontiguousarray(np.broadcast_to(row, (case.rows, case.columns)), np.float32)
     given = assert_quantized(backend, case, weights)
@@ -156,7 +156,7 @@ def test_quantize_constant_groups(backend: Remote, case: MatrixCase) -> None:
 
 @checks("affine.quantize/C4", lambda clause, settings: systematic(clause))
 def test_quantize_groups_are_runs_of_rows(backend: Remote, case: MatrixCase) -> None:
-    """Weights that lie on the points of a lattice of powers of two come back exactly, group by group.
+    """Weights on the points of a lattice of powers of two are restored exactly, group by group.
 
     This needs no reference: the first two rows of a group span its range, so the scale is known beforehand.
     """
@@ -197,7 +197,7 @@ def of_convention(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 @checks(("affine.dequantize/C1", "affine.dequantize/C2"), of_convention)
 def test_dequantize(backend: Remote, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
-    """Random codes, scales and zeros, and a model's own, give the reference's float32 weights."""
+    """Random codes, scales and zeros, and those of a model, give the reference's float32 weights."""
     matrix = model_matrices[case.variant] if case.tier == "model" else inputs.random(case)[1]
     if case.variant == "subnormal-weights":
         matrix.scales[...] *= np.float32(2.0**-130)
@@ -211,7 +211,8 @@ WIDENED = [(bits, 2 * unit, 9, 2 * unit - 1, "minimum", "float16") for bits, uni
 
 @checks("affine.dequantize/C3", grid(MatrixCase, "edge", ["float16-limits"], *WIDENED))
 def test_dequantize_widens_first(backend: Remote, case: MatrixCase) -> None:
-    """Scales and minima at the ends of float16, subnormal ones too, are widened before they are multiplied."""
+    """Scales and minima at the ends of the range of float16, including subnormals, are widened before
+    multiplication."""
     _, matrix = inputs.random(case)
     matrix.scales[...] = np.resize(np.array([65504, 2**-24, 2**-14], np.float16), matrix.scales.shape)
     matrix.zeros[...] = np.resize(np.array([-65504, 2**-24, 0, -(2**-14)], np.float16), matrix.zeros.shape)

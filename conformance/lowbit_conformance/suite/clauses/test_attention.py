@@ -42,7 +42,7 @@ def rows(*variants: str) -> Callable[[str, Settings], Iterator[RowsCase]]:
 
 @checks("attention.softmax/C1", rows("masked", "far-below"))
 def test_one_score_takes_all(backend: Remote, case: RowsCase) -> None:
-    """One finite score among −∞, or one 200 above the others, has a share of exactly 1."""
+    """One finite score among −∞, or a score 200 above the others, has a probability of exactly 1."""
     rng = case.generator()
     scores = np.full((case.rows, case.columns), -np.inf if case.variant == "masked" else -200.0, np.float32)
     winners = rng.integers(0, case.columns, case.rows)
@@ -56,10 +56,10 @@ def test_one_score_takes_all(backend: Remote, case: RowsCase) -> None:
 
 @checks("attention.softmax/C2", rows("small", "plain", "huge", "with-masked", "far-from-0"))
 def test_shares_within_the_bound(backend: Remote, case: RowsCase, record_property: Record) -> None:
-    """Flat, plain and saturated rows, far from zero too, stay within the bound."""
+    """Flat, ordinary and saturated rows, some far from zero, stay within the bound."""
     rng, scale = case.generator(), {"small": 0.01, "huge": 3e4}.get(case.variant, 3.0)
     scores = (rng.normal(size=(case.rows, case.columns)) * scale).astype(np.float32)
-    if case.variant == "far-from-0":  # and near to one another, so that all have a share
+    if case.variant == "far-from-0":  # and close together, so that no probability vanishes
         scores += np.float32(2e4) * (1 - 2 * rng.integers(0, 2, (case.rows, 1)).astype(np.float32))
     if case.variant == "with-masked":
         scores[:, 1::2] = -np.inf
@@ -68,7 +68,7 @@ def test_shares_within_the_bound(backend: Remote, case: RowsCase, record_propert
 
 @checks("attention.softmax/C3", rows("equal"))
 def test_equal_scores_have_equal_shares(backend: Remote, case: RowsCase) -> None:
-    """All scores of a row equal: one share; another row of other scores changes nothing."""
+    """Equal scores of a row have equal probabilities, which do not depend on the scores of other rows."""
     scores = np.repeat(case.generator().normal(size=(case.rows, 1)), case.columns, axis=1).astype(np.float32)
     given = run_bounded(backend, case, scores.shape, scores)
     assert_same_bits(given, np.repeat(given[:, :1], case.columns, axis=1), "equal scores of one row")
@@ -86,7 +86,7 @@ SOFTMAX_MISTAKES: dict[str, Callable[[F32], Any]] = {
 
 @checks("attention.softmax/H8", grid(RowsCase, "edge", SOFTMAX_MISTAKES, (2, 5)))
 def test_softmax_refuses(backend: Remote, case: RowsCase) -> None:
-    """NaN, +∞ and a row of nothing but −∞ raise ArgumentError."""
+    """NaN, +∞ and a row of −∞ only raise ArgumentError."""
     scores = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
     with refuses():
         backend.run("attention.softmax", SOFTMAX_MISTAKES[case.variant](scores))
@@ -97,7 +97,7 @@ def test_softmax_refuses(backend: Remote, case: RowsCase) -> None:
 
 @dataclass(frozen=True)
 class AttendCase(Case):
-    """The last T of S tokens, H query heads on G key-value heads of d_h channels; a window of 0 is none."""
+    """The last T of S tokens, H query heads on G key-value heads of d_h channels; a window of 0 means no window."""
 
     tokens: int
     length: int
@@ -120,7 +120,7 @@ class AttendCase(Case):
 
     @property
     def possible(self) -> bool:
-        """The scores of the edge tier have terms of two channels."""
+        """Scores of the edge tier need two channels."""
         return self.head_dim > 1 or self.tier != "edge"
 
     @property
@@ -128,10 +128,10 @@ class AttendCase(Case):
         return self.size or None
 
 
-# Prefill, decode and something between; multi-head, grouped-query and multi-query; with and without a window.
+# Prefill, decoding and between; multi-head, grouped-query and multi-query; with and without a window.
 SHAPES = ((1, 1, 1, 1, 2), (5, 5, 4, 4, 8), (4, 9, 6, 2, 16), (1, 33, 9, 3, 64), (7, 7, 4, 1, 32), (3, 20, 8, 2, 10))
 WINDOWS = (0, 1, 4)
-# A long context, a long prompt, many heads: more than a kernel takes at once; the last number is a window.
+# A long context, a long prompt, many heads: more than a kernel processes at once; the last number is a window.
 LARGE = (
     (1, 300, 4, 2, 64, 0),
     (1, 300, 4, 2, 64, 100),
@@ -170,14 +170,14 @@ def attended(backend: Remote, case: AttendCase, *arrays: F32) -> F32:
 
 
 def seen(case: AttendCase, token: int) -> range:
-    """The tokens that token number `token` of the T sees."""
+    """The tokens that token `token` of the T attends to."""
     end = case.length - case.tokens + token + 1
     return range(0 if case.window is None else max(0, end - case.window), end)
 
 
 @checks("attention.attend/C1", lambda clause, settings: shapes(clause, settings, (1,)))
 def test_one_token_is_its_value(backend: Remote, case: AttendCase) -> None:
-    """With a window of 1 each token takes its own value, by the head of its group, to the bit."""
+    """With a window of 1 the result of each token is its own value in the head of its group, bit-identical."""
     queries, keys, values = inputs(case)
     given = attended(backend, case, queries, keys, values)
     own = values[:, case.length - case.tokens :]
@@ -187,17 +187,17 @@ def test_one_token_is_its_value(backend: Remote, case: AttendCase) -> None:
 
 @checks("attention.attend/C2", shapes)
 def test_one_score_above_all(backend: Remote, case: AttendCase) -> None:
-    """For each head one token that it may see has a score far above all others; its value comes back to the bit.
+    """For each head one visible token has a score far above all others; the result is its value, bit-identical.
 
-    A query head that reads another key-value head, a token too many or too few, or a wrong scale shows.
+    This detects a query head that reads the wrong key-value head, a token too many or too few, and a wrong scale.
     """
     arrays, expected, won = one_above_all(case, 1000 * np.sqrt(case.head_dim))
     assert_equal_values(attended(backend, case, *arrays)[won], expected[won])
 
 
 def one_above_all(case: AttendCase, height: float) -> tuple[tuple[F32, F32, F32], F64, Array]:
-    """Inputs in which one key of each head is `height` in one channel, and all others are 0; the results of its value;
-    and T × H: which tokens see it."""
+    """Inputs in which one key of each head is `height` in one channel and all others are 0; the results that equal its
+    value; and a mask, T × H, of the tokens that see it."""
     queries, keys, values = inputs(case)
     queries[...], keys[...] = 0, 0
     group = case.heads // case.kv_heads
@@ -218,12 +218,12 @@ def test_attention_within_the_bound(backend: Remote, case: AttendCase, record_pr
 
 @checks("attention.attend/C4", shapes)
 def test_what_is_not_seen_changes_nothing(backend: Remote, case: AttendCase) -> None:
-    """Other keys and values where the first token does not look: its result keeps its bits."""
+    """Different keys and values outside the view of the first token do not change the bits of its result."""
     assert_sees_no_more(attended, backend, case)
 
 
 def assert_sees_no_more(attended: Callable[..., F32], backend: Remote, case: AttendCase) -> F32:
-    """Other keys and values where the first token does not look change no bit of its result, which is returned."""
+    """Different keys and values outside the view of the first token do not change its result, which is returned."""
     __tracebackhide__ = True
     queries, keys, values = inputs(case)
     first: F32 = attended(backend, case, queries, keys, values)[0]
@@ -242,6 +242,6 @@ ATTEND_MISTAKES: dict[str, Callable[[F32, F32, F32], tuple[F32, F32, F32]]] = {
 
 @checks("attention.attend/H8", grid(AttendCase, "edge", ATTEND_MISTAKES, (2, 5, 4, 2, 6)))
 def test_attend_refuses(backend: Remote, case: AttendCase) -> None:
-    """Heads that do not divide, and more queries than keys, raise ArgumentError."""
+    """Numbers of heads that do not divide, and more queries than keys, raise ArgumentError."""
     with refuses():
         backend.run("attention.attend", *ATTEND_MISTAKES[case.variant](*inputs(case)))

@@ -43,7 +43,7 @@ class BfpCase(Case):
 
     @property
     def format_b(self) -> Format:
-        """Of the second operand of a product."""
+        """The format of the second operand of a product."""
         return self.format
 
     def parameters(self) -> dict[str, object]:
@@ -69,7 +69,7 @@ class MixedCase(BfpCase):
 
 FORMATS = ((32, 4, 8), (64, 4, 8), (32, 8, 8), (128, 8, 8), (1, 4, 8), (3, 5, 6), (16, 2, 3), (7, 12, 8), (20, 25, 10))
 COLUMNS = (1, 3, 31, 32, 33, 64, 100, 128)
-LARGE = ((40, 33), (3, 300))  # more rows, and more columns, than a kernel takes at once
+LARGE = ((40, 33), (3, 300))  # more rows, and more columns, than a kernel processes at once
 STORABLE = tuple(choice for choice in FORMATS if choice[2] <= 8)
 
 
@@ -91,7 +91,7 @@ def shapes(formats: tuple[tuple[int, int, int], ...] = FORMATS) -> Callable[[str
 
 
 def values(case: BfpCase) -> F32:
-    """Numbers of very different magnitudes, some of them zero."""
+    """Numbers of very different magnitudes, and some zeros."""
     rng = case.generator()
     shape = (case.rows, case.columns)
     x = rng.normal(size=shape) * np.exp2(rng.integers(-12, 12, shape)) * rng.integers(0, 5, shape).clip(0, 1)
@@ -102,13 +102,13 @@ def blocks(case: BfpCase) -> Blocks:
     """Any mantissas and any exponents that the format allows."""
     rng, format = case.generator(), case.format
     mantissas = rng.integers(-format.top, format.top + 1, (case.rows, case.columns)).astype(format.dtype)
-    reach = format.reach if case.variant == "far" else min(format.reach, 30)  # sums of products stay inside float32
+    reach = format.reach if case.variant == "far" else min(format.reach, 30)  # sums of products do not overflow float32
     exponents = rng.integers(-reach, reach + 1, (case.rows, format.blocks(case.columns))).astype(np.int16)
     return Blocks(mantissas, exponents, format)
 
 
 def assert_blocks(given: object, wanted: Blocks) -> None:
-    """Exponents first, since a wrong one explains its mantissas."""
+    """Compare exponents first, since a wrong exponent explains wrong mantissas."""
     __tracebackhide__ = True
     mine = assert_kind("the result", given, Blocks)
     assert mine.format == wanted.format, f"WRONG: format is {mine.format}, the specification says {wanted.format}"
@@ -144,7 +144,7 @@ def by_format(*variants: str) -> Callable[[str, Settings], Iterator[BfpCase]]:
 
 @checks("bfp.cast/C2", by_format("power", "below-power", "above-power"))
 def test_exponent_at_powers_of_two(backend: Remote, case: BfpCase) -> None:
-    """The largest magnitude of a block is a power of two, or the float next to one: where logarithms err."""
+    """The largest magnitude of a block is a power of two or the float next to one, where logarithms are inexact."""
     power = np.exp2(np.arange(-20, 20, dtype=np.float32))
     step = {"power": power, "below-power": np.nextafter(power, 0), "above-power": np.nextafter(power, np.inf)}
     x = np.zeros((len(power), case.columns), np.float32)
@@ -160,7 +160,7 @@ def narrow(clause: str, settings: Settings) -> Iterator[BfpCase]:
 
 @checks("bfp.cast/C3", narrow)
 def test_every_mantissa_and_every_tie(backend: Remote, case: BfpCase) -> None:
-    """Beside an element that fixes the exponent, every quarter of a step of either sign: ties go to even, and the top
+    """Beside an element that fixes the exponent, every quarter of a step of both signs: ties round to even, and the top
     saturates. The expected mantissas come from rational arithmetic."""
     top, block = case.format.top, case.block
     quarters = np.arange(-4 * top - 3, 4 * top + 4)
@@ -180,7 +180,7 @@ def test_every_mantissa_and_every_tie(backend: Remote, case: BfpCase) -> None:
 
 @checks("bfp.cast/C4", by_format("huge", "subnormal"))
 def test_exponents_are_clamped(backend: Remote, case: BfpCase) -> None:
-    """Magnitudes beyond what the exponent can say, at both ends."""
+    """Magnitudes outside the range of the exponent, at both ends."""
     scale = 2.0**126 if case.variant == "huge" else 2.0**-149
     x = (case.generator().integers(-3, 4, (case.rows, case.columns)) * scale).astype(np.float32)
     assert_casts(backend, x, case.format)
@@ -188,7 +188,7 @@ def test_exponents_are_clamped(backend: Remote, case: BfpCase) -> None:
 
 @checks("bfp.cast/C5", by_format("zeros"))
 def test_blocks_of_zeros(backend: Remote, case: BfpCase) -> None:
-    """Zeros of either sign in one block, beside blocks that are not zero."""
+    """Zeros of both signs in one block, beside nonzero blocks."""
     x = values(case)
     x[0, : case.block] = 0.0
     x[1, : case.block] = -0.0
@@ -206,7 +206,7 @@ def test_decode_equals_the_reference(backend: Remote, case: BfpCase) -> None:
 
 @checks("bfp.decode/C2", by_format("ends"))
 def test_decode_at_the_ends_of_float32(backend: Remote, case: BfpCase) -> None:
-    """The largest and the least exponents: overflow, subnormals and zeros as one rounding makes them."""
+    """The largest and the least exponents: overflow, subnormals and zeros are those of a single rounding."""
     any_blocks, reach = blocks(case), case.format.reach
     for e in (reach, -reach, max(-reach, -140), max(-reach, -160), min(reach, 120)):  # 2^−160 itself is no float32
         some = Blocks(any_blocks.mantissas, np.full_like(any_blocks.exponents, e), case.format)
@@ -217,7 +217,7 @@ def test_decode_at_the_ends_of_float32(backend: Remote, case: BfpCase) -> None:
 
 
 def stored(backend: Remote, some: Blocks) -> StoredBlocks:
-    """What the backend stores, of the form of these blocks."""
+    """The stored blocks from the backend, in the form of these blocks."""
     __tracebackhide__ = True
     given = assert_kind("the result", backend.run("bfp.store", some), StoredBlocks)
     rows, columns = some.mantissas.shape
@@ -257,7 +257,7 @@ def test_store_refuses(backend: Remote, case: BfpCase) -> None:
 
 @checks("bfp.load/C1", shapes(STORABLE))
 def test_load_is_the_inverse(backend: Remote, case: BfpCase) -> None:
-    """What the reference stored comes back."""
+    """Blocks that the reference stored are restored."""
     given = backend.run("bfp.load", bfp_storage.store(blocks(case)))
     assert_blocks(given, blocks(case))
 
@@ -289,18 +289,18 @@ def test_load_refuses_what_is_never_stored(backend: Remote, case: BfpCase) -> No
 
 
 def two(case: BfpCase) -> tuple[Blocks, Blocks]:
-    """Rows of a and rows of b, one more of them."""
+    """Rows of a and of b, with one more row of b."""
     format, variant = case.format_b, "far" if case.variant == "far" else "b"
     sizes = (case.columns, format.block, format.mantissa, format.exponent)
     return blocks(case), blocks(BfpCase(case.clause, case.tier, variant, case.rows + 1, *sizes, seed=case.seed))
 
 
-# Blocks, and the widths of mantissas and exponents of two operands.
+# Blocks, and the widths of mantissas and exponents of both operands.
 MIXED = ((32, (8, 8), (4, 8)), (128, (8, 8), (5, 6)), (7, (12, 8), (2, 10)), (1, (25, 10), (3, 8)))
 
 
 def products(*variants: str) -> Callable[[str, Settings], Iterator[BfpCase]]:
-    """All shapes, the variants, and operands of different widths, the narrower one first and second."""
+    """All shapes and variants, and operands of different widths, the narrower one first or second."""
 
     def generator(clause: str, settings: Settings) -> Iterator[BfpCase]:
         yield from shapes()(clause, settings)
@@ -342,7 +342,7 @@ def test_dot_adds_exponents(backend: Remote, case: BfpCase) -> None:
 
 @checks("bfp.dot/C3", by_format("one-place"))
 def test_dot_keeps_rows_and_blocks_apart(backend: Remote, case: BfpCase) -> None:
-    """One mantissa of a and all of b: only its row and its block are not zero."""
+    """One mantissa of a and all of b: only the results of its row and its block are nonzero."""
     a, b = two(case)
     b.mantissas.setflags(write=True)
     b.mantissas[...] = 1
@@ -373,7 +373,7 @@ def test_dot_refuses(backend: Remote, case: BfpCase) -> None:
 
 @checks("bfp.total/C1", products("between"))
 def test_total_rounds_once_a_block(backend: Remote, case: BfpCase) -> None:
-    """The float32 sums, block by block, by rational arithmetic rounded once."""
+    """The sums of blocks in order, each rounded once to float32; the expected ones come from rational arithmetic."""
     sums = between(case) if case.variant == "between" else bfp_dot.dot(*two(case))
     given = assert_array("totals", backend.run("bfp.total", sums), np.float32, sums.sums.shape[:2])
     y = Fraction(0)
@@ -384,16 +384,16 @@ def test_total_rounds_once_a_block(backend: Remote, case: BfpCase) -> None:
 
 
 def between(case: BfpCase) -> BlockSums:
-    """Two blocks whose sum lies so near the middle of two float32 numbers that a float64 takes it for the middle."""
+    """Two blocks whose sum is so near the midpoint of two float32 numbers that float64 rounds it to the midpoint."""
     rng, size = case.generator(), (5, 7)
     first, far = rng.integers(2**23, 2**24, size), rng.integers(30, 50, size)
-    second = (2**far + rng.choice((-1, 1), size)) * rng.choice((-1, 1), size)  # half a step and a bit, or less a bit
+    second = (2**far + rng.choice((-1, 1), size)) * rng.choice((-1, 1), size)  # slightly more or less than half a step
     exponents = np.stack([np.zeros(size, np.int64), -1 - far], axis=-1)
     return BlockSums(np.stack([first, second], axis=-1), exponents.astype(np.int32))
 
 
 def rounded(number: Fraction) -> np.float32:
-    """A rational number to the nearest float32, ties to even, without a float64 on the way."""
+    """A rational number rounded to the nearest float32, ties to even, without rounding to float64 first."""
     guess = np.float32(float(number))
     near = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
     return min(near, key=lambda f: (abs(Fraction(float(f)) - number), int(f.view(np.uint32)) & 1))
@@ -401,7 +401,7 @@ def rounded(number: Fraction) -> np.float32:
 
 @checks("bfp.total/C2", by_format("overflow", "underflow"))
 def test_total_at_the_ends(backend: Remote, case: BfpCase) -> None:
-    """Sums beyond float32 become infinite; sums below it become subnormal or zero."""
+    """Sums beyond the range of float32 become infinite; sums below it become subnormal or zero."""
     some = bfp_dot.dot(*two(case))
     exponents = np.full_like(some.exponents, 120 if case.variant == "overflow" else -150)
     sums = BlockSums(some.sums, exponents)

@@ -45,7 +45,7 @@ class RowsCase(Case):
         return f"t{self.tokens}-n{self.columns}"
 
 
-# About whole registers, and the widths of models; one token and many.
+# Around whole registers, and the widths of models; one token and many.
 SHAPES = ((1, 1), (3, 2), (2, 7), (1, 8), (4, 9), (2, 16), (5, 17), (3, 31), (1, 33), (2, 100), (70, 24))
 WIDE = ((3, 576), (2, 1536), (1, 4096), (1, 11008), (1, 28672))
 POWERS = ((2, 1), (3, 2), (2, 4), (5, 8), (4, 16), (70, 32), (3, 64), (2, 256), (3, 1024), (1, 4096), (1, 16384))
@@ -54,7 +54,7 @@ POWERS = ((2, 1), (3, 2), (2, 4), (5, 8), (4, 16), (70, 32), (3, 64), (2, 256), 
 def cases(
     tier: str, variants: tuple[str, ...], shapes: tuple[tuple[int, int], ...], *, drawn: bool = False
 ) -> Generator:
-    """Each variant at every shape, then the first of them at a shape from each seed."""
+    """Each variant at every shape, then the first variant at a shape from each seed."""
 
     def generator(clause: str, settings: Settings) -> Iterator[Case]:
         yield from grid(RowsCase, tier, variants, *shapes)(clause, settings)
@@ -74,14 +74,14 @@ OCTAVES = {"small": -10, "large": 20}
 
 
 def integers(case: RowsCase, sizes: tuple[int, ...]) -> F32:
-    """Integers of these sizes and either sign, each size as often as the next, in no order."""
+    """Integers of these magnitudes and both signs, each magnitude equally often, in random order."""
     rng = case.generator()
     sized = np.resize(sizes, case.columns) * rng.choice((-1, 1), case.shape)
     return rng.permuted(sized, axis=1).astype(np.float32)
 
 
 def gain_of(case: RowsCase) -> F32:
-    """Around 1 and of either sign, as trained ones are."""
+    """Gains around 1 and of both signs, as after training."""
     return case.generator().normal(1, 0.5, case.columns).astype(np.float32)
 
 
@@ -96,20 +96,20 @@ def lattice(case: RowsCase) -> Norm:
 
 @checks("blocks.rms_norm/C1", cases("lattice", ("", "small", "large"), POWERS))
 def test_norm_on_the_lattice(backend: Remote, case: RowsCase) -> None:
-    """Rows whose root is 2 or 4 times a power of two are equal."""
+    """Rows whose root is 2 or 4 times a power of two: the results are equal."""
     assert_on_lattice(backend, case, *lattice(case))
 
 
 @checks("blocks.rms_norm/C2", cases("lattice", ("",), (*SHAPES, *WIDE), drawn=True))
 def test_norm_of_an_exact_sum(backend: Remote, case: RowsCase, record_property: Record) -> None:
-    """Small integers, any n: whatever the order of the sum, all that is left are a few roundings."""
+    """Small integers, any n: in every order of the sum only a few roundings remain."""
     inputs = integers(case, (1, 2, 3)), gain_of(case), 1e-5
     assert_bounded(backend, case, record_property, *inputs, summed_exactly=True)
 
 
 @checks("blocks.rms_norm/C2", cases("exhaustive", ("every-place",), tuple((n, n) for n in range(1, 71))))
 def test_norm_of_every_place(backend: Remote, case: RowsCase, record_property: Record) -> None:
-    """At every width up to 70, rows of ±1 with one ±3, which stands in every place once."""
+    """At every width up to 70, rows of ±1 with one ±3, at each position once."""
     x = integers(case, (1,))
     x[np.arange(case.columns), np.arange(case.columns)] *= 3
     assert_bounded(backend, case, record_property, x, gain_of(case), 1e-6, summed_exactly=True)
@@ -120,7 +120,7 @@ SCALES = {"least-epsilon": 2.0**-64, "epsilon-prevails": 1e-2, "subnormal": 2.0*
 
 
 def random_norm(case: RowsCase) -> Norm:
-    """Activations as they occur, one channel far above the others in `outlier`, some of the rows 0 in `sparse`."""
+    """Typical activations; in `outlier` one channel is far above the others, in `sparse` some rows are 0."""
     rng = case.generator()
     x = rng.normal(size=case.shape) * SCALES.get(case.variant, 1.0)
     if case.variant == "outlier":
@@ -136,7 +136,7 @@ NORMAL = ("outlier", "sparse", "huge", "subnormal", *EPSILONS)
 
 @checks("blocks.rms_norm/C3", chained(PLAIN, grid(RowsCase, "random", NORMAL, *FEW)))
 def test_norm_within_the_bound(backend: Remote, case: RowsCase, record_property: Record) -> None:
-    """Random rows, with an ε that is nothing beside them, as large as they, and all there is."""
+    """Random rows, with an ε that is negligible, comparable or dominant."""
     assert_bounded(backend, case, record_property, *random_norm(case))
 
 
@@ -145,7 +145,7 @@ EDGES = ((3, 1), (4, 9), (5, 33), (3, 100))
 
 @checks("blocks.rms_norm/C4", cases("edge", ("zeros", "negative-zeros", "either-zero"), EDGES))
 def test_norm_of_zeros(backend: Remote, case: RowsCase) -> None:
-    """A row of zeros among others, with the least ε and a usual one, and all rows of zeros."""
+    """A row of zeros among others, and all rows zero, with the least ε and a usual one."""
     x, gain, epsilon = random_norm(case)
     zeros = {"zeros": (0.0,), "negative-zeros": (-0.0,)}.get(case.variant, (0.0, -0.0))
     x[1] = np.resize(zeros, case.columns)
@@ -159,7 +159,7 @@ MANY = ((2, 1), (4, 7), (5, 33), (3, 100), (70, 24), (2, 1536))
 
 @checks("blocks.rms_norm/C5", cases("random", ("",), MANY))
 def test_norm_goes_by_rows(backend: Remote, case: RowsCase) -> None:
-    """The same call gives the same bits, and neither the first row nor the last depends on others."""
+    """The same call gives the same bits, and the first and last rows do not depend on others."""
     x, gain, epsilon = random_norm(case)
     first = run_bounded(backend, case, case.shape, x, gain, epsilon)
     assert_same_bits(first, run_bounded(backend, case, case.shape, x, gain, epsilon), "the same call again")
@@ -172,7 +172,7 @@ def test_norm_goes_by_rows(backend: Remote, case: RowsCase) -> None:
 
 @checks("blocks.rms_norm/C6", cases("edge", tuple(NON_FINITE), EDGES[1:]))
 def test_norm_passes_non_finite_on(backend: Remote, case: RowsCase) -> None:
-    """In each place of row 1 in turn, and in a place of the gain."""
+    """A non-finite number at each position of row 1 in turn, and at a position of the gain."""
     x, gain, epsilon = random_norm(case)
     clean = run_bounded(backend, case, case.shape, x, gain, epsilon)
     for place in (0, case.columns // 2, case.columns - 1):
@@ -180,15 +180,15 @@ def test_norm_passes_non_finite_on(backend: Remote, case: RowsCase) -> None:
         spoilt[1, place] = NON_FINITE[case.variant]
         given = run_bounded(backend, case, case.shape, spoilt, gain, epsilon)
         kept = np.delete(given, 1, axis=0), np.delete(clean, 1, axis=0)
-        assert_same_bits(*kept, "other rows than that which is not finite")
-        assert not np.isfinite(given[1, place]), "WRONG: what is not finite became finite at its place"
+        assert_same_bits(*kept, "rows other than the non-finite one")
+        assert not np.isfinite(given[1, place]), "WRONG: a non-finite number became finite at its place"
         beside = np.delete(given[1], place)
         hidden = np.isfinite(beside) & ((beside != 0) | (case.variant == "nan"))
-        assert not hidden.any(), "WRONG: a row that is not finite has finite elements, and not those of a limit"
+        assert not hidden.any(), "WRONG: a non-finite row has finite elements, which are not those of a limit"
         raised = gain.copy()
         raised[place] = NON_FINITE[case.variant]
         given = run_bounded(backend, case, case.shape, x, raised, epsilon)
-        assert not np.isfinite(given[:, place]).any(), "WRONG: a gain that is not finite left a finite column"
+        assert not np.isfinite(given[:, place]).any(), "WRONG: a non-finite gain left a finite column"
         assert_same_bits(np.delete(given, place, axis=1), np.delete(clean, place, axis=1), "columns beside that gain")
 
 
@@ -202,7 +202,7 @@ LARGE: dict[str, Callable[[F32], F32]] = {
 
 @checks("blocks.rms_norm/C7", cases("edge", tuple(LARGE), ((3, 2), *EDGES[1:], (2, 576))))
 def test_norm_hides_no_overflow(backend: Remote, case: RowsCase) -> None:
-    """Row 1 overflows in float32: it is right, or there is nothing finite in it; the others are right."""
+    """Row 1 overflows in float32: its result is right or has no finite element; the other rows are right."""
     x, gain, epsilon = random_norm(case)
     x[1] = LARGE[case.variant](x[1])
     declared, given = arithmetic(backend, case), run_bounded(backend, case, case.shape, x, gain, epsilon)
@@ -216,7 +216,7 @@ def test_norm_hides_no_overflow(backend: Remote, case: RowsCase) -> None:
 
 
 def gated_lattice(case: RowsCase) -> tuple[F32, F32]:
-    """Gates from 40 to 2000, from −760 to −2000, and a few of 0; integers from 1 to 9 of either sign beside them."""
+    """Gates from 40 to 2000, from −760 to −2000, and a few of 0; integers from 1 to 9 of both signs as up."""
     rng = case.generator()
     sizes = np.where(
         rng.random(case.shape) < 0.6, rng.integers(40, 2001, case.shape), -rng.integers(760, 2001, case.shape)
@@ -228,12 +228,12 @@ def gated_lattice(case: RowsCase) -> tuple[F32, F32]:
 
 @checks(("blocks.geglu/C1", "blocks.swiglu/C1"), cases("lattice", ("",), (*SHAPES, *WIDE), drawn=True))
 def test_gated_on_the_lattice(backend: Remote, case: RowsCase) -> None:
-    """Where the activation is the identity or zero, the result is equal."""
+    """If the activation is the identity or zero, the result is equal."""
     assert_on_lattice(backend, case, *gated_lattice(case))
 
 
 def random_gates(case: RowsCase) -> tuple[F32, F32]:
-    """Nearly linear, curved, and saturated gates; in `deep` all the way down to where e^-a overflows."""
+    """Nearly linear, curved and saturated gates; in `deep` down to where e^-a overflows."""
     rng = case.generator()
     gate, up = rng.normal(size=(2, *case.shape))
     if case.variant == "deep":
@@ -252,7 +252,7 @@ def test_gated_within_the_bound(backend: Remote, case: RowsCase, record_property
 
 @checks(("blocks.geglu/C2", "blocks.swiglu/C2"), cases("exhaustive", ("every-bfloat16",), ((510, 128),)))
 def test_gated_of_every_gate(backend: Remote, case: RowsCase, record_property: Record) -> None:
-    """Every finite gate that bfloat16 has: a row for each sign and exponent, a column for each mantissa."""
+    """Every finite bfloat16 number as gate: a row for each sign and exponent, a column for each mantissa."""
     numbers = np.arange(2**16, dtype=np.uint32) << 16
     finite = numbers.view(np.float32)[np.isfinite(numbers.view(np.float32))]
     up = case.generator().choice((-1, 1), case.shape) * case.generator().uniform(0.5, 1, case.shape)
@@ -270,7 +270,7 @@ UPS = (0.0, -0.0, 1, -3, 2.0**-149, 2.0**-126, 1e-20, 1e9, -1e30, 3.4e38)
 
 @checks(("blocks.geglu/C3", "blocks.swiglu/C3"), cases("edge", tuple(EXTREMES), ((1, 1), (1, 8), (1, 13), (7, 9))))
 def test_gated_of_extremes(backend: Remote, case: RowsCase, record_property: Record) -> None:
-    """Gates at which exponentials overflow, vanish or are 1, with all sizes of up, where their product is finite."""
+    """Gates whose exponentials overflow, vanish or are 1, with up of all magnitudes for which the product is finite."""
     pairs = [(a, b) for a in EXTREMES[case.variant] for b in UPS if abs(a * b) < 3e38]
     for gate, up in in_turn(case.shape, pairs):
         assert_bounded(backend, case, record_property, gate, up)
@@ -284,7 +284,7 @@ def test_gated_goes_by_elements(backend: Remote, case: RowsCase) -> None:
 
 @checks(("blocks.geglu/C5", "blocks.swiglu/C5"), cases("edge", tuple(NON_FINITE), EDGES))
 def test_gated_passes_non_finite_on(backend: Remote, case: RowsCase) -> None:
-    """At the first place, one within and the last, in the gate and in up."""
+    """A non-finite number at the first, a middle and the last place of the gate and of up."""
     inputs = random_gates(case)
     clean = run_bounded(backend, case, case.shape, *inputs)
     for place in (0, clean.size // 2, clean.size - 1):
@@ -292,19 +292,19 @@ def test_gated_passes_non_finite_on(backend: Remote, case: RowsCase) -> None:
             spoilt = [part.copy() for part in inputs]
             spoilt[number].reshape(-1)[place] = NON_FINITE[case.variant]
             given = run_bounded(backend, case, case.shape, *spoilt)
-            assert not np.isfinite(given.reshape(-1)[place]), "WRONG: what is not finite became finite"
+            assert not np.isfinite(given.reshape(-1)[place]), "WRONG: a non-finite number became finite"
             beside = np.delete(given, place), np.delete(clean, place)
-            assert_same_bits(*beside, "elements beside that which is not finite")
+            assert_same_bits(*beside, "elements beside the non-finite one")
 
 
-# **Mistakes** that the range of ε does not tell.
+# **Mistakes** that do not follow from the range of ε.
 
 MISTAKES = {"epsilon-subnormal": 2.0**-127, "epsilon-none": None}
 
 
 @checks("blocks.rms_norm/H8", grid(RowsCase, "edge", MISTAKES, (3, 19)))
 def test_norm_refuses(backend: Remote, case: RowsCase) -> None:
-    """An ε just below its range, or none, raises ArgumentError."""
+    """An ε just below its range, or a missing ε, raises ArgumentError."""
     x, gain, _ = random_norm(case)
     with refuses():
         backend.run("blocks.rms_norm", x, gain, MISTAKES[case.variant])

@@ -32,14 +32,14 @@ class LimitedCase(RowsCase):
 
 MOST = 2.0**32
 LIMITS = (7.0, 0.3, 1.0, 6.98, 20.0)
-"""That of GPT-OSS, and some that are no numbers of float32."""
+"""The limit of GPT-OSS, and some that float32 cannot represent."""
 ENDS = (1 / MOST, MOST)
 
 
 def limited(
     tier: str, variants: Iterable[str], shapes: Iterable[tuple[int, int]], limits: tuple[float, ...] = LIMITS
 ) -> Generator:
-    """Each variant at every shape, the limits taking turns; then a shape from each seed where the tier is random."""
+    """Each variant at every shape with alternating limits; in the random tier also a shape from each seed."""
 
     def generator(clause: str, settings: Settings) -> Iterator[Case]:
         pairs = [(variant, shape) for variant in variants for shape in shapes]
@@ -66,7 +66,7 @@ def every(*variants: str, shapes: tuple[tuple[int, int], ...], limits: tuple[flo
 
 
 def clamped_lattice(case: LimitedCase) -> tuple[F32, F32, float]:
-    """Integers about the limit, a few far from it, and a few of 0; ups on both sides of both limits, and of −1."""
+    """Integers around the limit, a few far from it, and a few zeros; ups on both sides of both limits and of −1."""
     rng, limit = case.generator(), case.limit
     above = np.maximum(24, limit + rng.integers(-9, 10, case.shape))
     gate = np.where(rng.random(case.shape) < 0.7, above, -rng.integers(450, 2001, case.shape))
@@ -78,12 +78,12 @@ def clamped_lattice(case: LimitedCase) -> tuple[F32, F32, float]:
 
 @checks("blocks.clamped_swiglu/C1", limited("lattice", ("",), (*SHAPES, *WIDE), (32.0, 24.0, 100.0)))
 def test_clamped_on_the_lattice(backend: Remote, case: LimitedCase) -> None:
-    """Where the sigmoid is 1 or 0, the result is equal."""
+    """If the sigmoid is 1 or 0, the result is equal."""
     assert_on_lattice(backend, case, *clamped_lattice(case))
 
 
 def random_clamped(case: LimitedCase) -> tuple[F32, F32, float]:
-    """Gates and ups of the size of the limit, a few of them on it; in `deep` gates down to where e^-αa overflows."""
+    """Gates and ups of the size of the limit, a few equal to it; in `deep` gates down to where e^-αa overflows."""
     rng = case.generator()
     gate, up = rng.normal(size=(2, *case.shape)) * {"small": 0.01, "huge": 30.0}.get(case.variant, 4.0)
     if case.variant == "deep":
@@ -113,14 +113,14 @@ FINITE = (510, 128)
 
 
 def every_number() -> F32:
-    """Every finite number that bfloat16 has."""
+    """Every finite bfloat16 number."""
     numbers = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
     return numbers[np.isfinite(numbers)].reshape(FINITE)
 
 
 @checks("blocks.clamped_swiglu/C2", limited("exhaustive", ("every-gate", "every-up"), (FINITE,)))
 def test_clamped_of_every_number(backend: Remote, case: LimitedCase, record_property: Record) -> None:
-    """Every gate of bfloat16 beside ups as they occur, and every up beside such gates."""
+    """Every bfloat16 number as gate with typical ups, and as up with typical gates."""
     other = case.generator().normal(size=case.shape).astype(np.float32)
     gate, up = (every_number(), other) if case.variant == "every-gate" else (other, every_number())
     assert_bounded(backend, case, record_property, gate, up, case.limit)
@@ -130,7 +130,7 @@ def test_clamped_of_every_number(backend: Remote, case: LimitedCase, record_prop
     "blocks.clamped_swiglu/C3", every(*EXTREMES, shapes=((1, 1), (1, 8), (1, 13), (7, 9)), limits=(7.0, 1e5, *ENDS))
 )
 def test_clamped_of_extremes(backend: Remote, case: LimitedCase, record_property: Record) -> None:
-    """Gates at which exponentials overflow, vanish or are 1, with all sizes of up."""
+    """Gates whose exponentials overflow, vanish or are 1, with up of all magnitudes."""
     for gate, up in in_turn(case.shape, [(a, b) for a in EXTREMES[case.variant] for b in UPS]):
         assert_bounded(backend, case, record_property, gate, up, case.limit)
 
@@ -144,7 +144,7 @@ def test_clamped_goes_by_elements(backend: Remote, case: LimitedCase) -> None:
 
 @checks("blocks.clamped_swiglu/C5", every(*NON_FINITE, shapes=EDGES, limits=LIMITS[:2]))
 def test_clamped_non_finite(backend: Remote, case: LimitedCase) -> None:
-    """At the first place, one within and the last, in the gate and in up; an infinity as the limit would be."""
+    """A non-finite number at the first, a middle and the last place of gate and up; infinities act like the limit."""
     gate, up, limit = random_clamped(case)
     clean, number = run_bounded(backend, case, case.shape, gate, up, limit), NON_FINITE[case.variant]
     for place in (0, clean.size // 2, clean.size - 1):
@@ -153,7 +153,7 @@ def test_clamped_non_finite(backend: Remote, case: LimitedCase) -> None:
             part.reshape(-1)[place] = number
             given = run_bounded(backend, case, case.shape, gate, up, limit)
             found, beside = given.reshape(-1)[place], (np.delete(given, place), np.delete(clean, place))
-            assert_same_bits(*beside, "elements beside that which is not finite")
+            assert_same_bits(*beside, "elements beside the non-finite one")
             if np.isnan(number):
                 assert np.isnan(found), f"WRONG: a NaN became {found}"
             elif number < 0 and part is gate:
@@ -171,7 +171,7 @@ CAPS = (30.0, 50.0, 0.7, 15.0, 1.0)
 
 
 def saturated(case: LimitedCase) -> F32:
-    """Numbers of 20 caps and more, and a few zeros of either sign."""
+    """Numbers of at least 20 times the cap, and a few zeros of both signs."""
     rng = case.generator()
     x = rng.choice((-1, 1), case.shape) * rng.uniform(20, 10 ** rng.uniform(1.4, 9, case.shape)) * case.limit
     x = np.where(np.abs(x) < 20 * case.limit, 20 * case.limit, x)
@@ -180,14 +180,14 @@ def saturated(case: LimitedCase) -> F32:
 
 @checks("blocks.soft_cap/C1", limited("lattice", ("",), (*SHAPES, *WIDE), (30.0, 50.0, 2.0, 2.0**-20, 2.0**20)))
 def test_the_cap_itself(backend: Remote, case: LimitedCase) -> None:
-    """Numbers far beyond the cap become the cap, and zeros stay."""
+    """Numbers far beyond the cap become the cap, and zeros stay zero."""
     x = saturated(case)
     given = run_bounded(backend, case, case.shape, x, case.limit)
     assert_equal_values(given, np.sign(x.astype(np.float64)) * case.limit)
 
 
 def random_numbers(case: LimitedCase) -> F32:
-    """Numbers far below the cap, about it and beyond it; in `octaves` as small as 2^-30 of it."""
+    """Numbers far below the cap, near it and beyond it; in `octaves` down to 2^-30 times the cap."""
     rng, sizes = case.generator(), {"small": 1e-3, "beyond": 5.0}
     x = rng.normal(size=case.shape) * case.limit * sizes.get(case.variant, 1.0)
     if case.variant == "octaves":
@@ -203,19 +203,19 @@ NUMBERS = ("small", "beyond", "octaves")
     chained(limited("random", ("",), (*SHAPES, *WIDE), CAPS), every(*NUMBERS, shapes=FEW, limits=(*CAPS, *ENDS))),
 )
 def test_capped_within_the_bound(backend: Remote, case: LimitedCase, record_property: Record) -> None:
-    """Random numbers stay within the bound, which is relative to each of them."""
+    """Random numbers stay within the bound, which is relative to each number."""
     assert_bounded(backend, case, record_property, random_numbers(case), case.limit)
 
 
 @checks("blocks.soft_cap/C2", limited("exhaustive", ("every-bfloat16",) * 3, (FINITE,), (30.0, 1.0, 2.0**-7)))
 def test_capped_of_every_number(backend: Remote, case: LimitedCase, record_property: Record) -> None:
-    """Every finite number that bfloat16 has."""
+    """Every finite bfloat16 number."""
     assert_bounded(backend, case, record_property, every_number(), case.limit)
 
 
 @checks("blocks.soft_cap/C3", every(*EXTREMES, shapes=((1, 1), (1, 8), (1, 13), (7, 9)), limits=(30.0, *ENDS)))
 def test_capped_of_extremes(backend: Remote, case: LimitedCase, record_property: Record) -> None:
-    """Numbers whose quotient by the cap, or whose exponential, overflows or vanishes."""
+    """Numbers for which the quotient by the cap, or its exponential, overflows or vanishes."""
     for (x,) in in_turn(case.shape, [(number,) for number in EXTREMES[case.variant]]):
         assert_bounded(backend, case, record_property, x, case.limit)
 
@@ -228,7 +228,7 @@ def test_capped_goes_by_elements(backend: Remote, case: LimitedCase) -> None:
 
 @checks("blocks.soft_cap/C5", every(*NON_FINITE, shapes=EDGES, limits=(30.0, 2.0)))
 def test_capped_non_finite(backend: Remote, case: LimitedCase) -> None:
-    """At the first place, one within and the last."""
+    """A non-finite number at the first, a middle and the last place."""
     x, number = random_numbers(case), NON_FINITE[case.variant]
     clean = run_bounded(backend, case, case.shape, x, case.limit)
     for place in (0, clean.size // 2, clean.size - 1):
@@ -238,4 +238,4 @@ def test_capped_non_finite(backend: Remote, case: LimitedCase) -> None:
         found = given.reshape(-1)[place]
         right = np.isnan(found) if np.isnan(number) else found == np.copysign(case.limit, number)
         assert right, f"WRONG: {number} became {found}"
-        assert_same_bits(np.delete(given, place), np.delete(clean, place), "elements beside that which is not finite")
+        assert_same_bits(np.delete(given, place), np.delete(clean, place), "elements beside the non-finite one")

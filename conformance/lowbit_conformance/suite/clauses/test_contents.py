@@ -29,7 +29,7 @@ TIER = "exhaustive"
 
 @dataclass(frozen=True)
 class ContentsCase(Case):
-    """A call one of whose arrays has special contents; the variant says which, and what."""
+    """A call in which one array has special contents; the variant names the array and the contents."""
 
     size: int
 
@@ -41,7 +41,7 @@ def normal(rng: np.random.Generator, *shape: int) -> F32:
     return rng.normal(size=shape).astype(np.float32)
 
 
-# **Calls as they occur**: for each operation the arrays that may hold anything, and the arguments made of them.
+# **Typical calls**: for each operation the arrays that may hold any numbers, and the arguments made from them.
 
 Arrays = dict[str, F32]
 Arguments = tuple[Any, ...]
@@ -57,7 +57,7 @@ class Call:
     """One operation.
 
     Attributes:
-        arrays: those that may hold anything, at one size.
+        arrays: the arrays that may hold any numbers, at one size.
         arguments: of the operation, from these arrays; by default the arrays in their order.
     """
 
@@ -165,13 +165,13 @@ LINEAR = (
     )
     | dict.fromkeys(("gptq.targets/C2:weights", "gptq.targets/C2:values", "rope.rotate/C2:x"), ("vast",))
 )
-"""The arrays that may also hold extremes, with those that they may hold."""
+"""The arrays that may also hold extreme values, with the extremes allowed in each."""
 SAME = "as-"
-"""Before the name of another array, which holds the same numbers."""
+"""Prefix for the name of another array that holds the same numbers."""
 
 
 def values_of(case: ContentsCase) -> Arguments:
-    """The arguments, the array that the variant names with the contents that it names."""
+    """The arguments; the array that the variant names has the contents that it names."""
     rng, call = case.generator(), CALLS[case.clause]
     arrays = call.arrays(rng, case.size)
     name, _, kind = case.variant.partition(":")
@@ -191,7 +191,7 @@ def contents_cases(clause: str, settings: Settings) -> Iterator[ContentsCase]:
 
 @checks(CALLS, contents_cases)
 def test_special_contents(backend: Remote, case: ContentsCase, record_property: Record) -> None:
-    """The reference's result, or within the bound; refused where the reference refuses it."""
+    """The result is the reference's or within the bound; calls that the reference refuses are refused."""
     reference, arguments = OPERATIONS[case.operation].reference, values_of(case)
     try:
         given = backend.run(case.operation, *arguments)
@@ -222,7 +222,7 @@ ROUTED = [(tokens, 9, 5, k, 6) for tokens, k in ((9, 1), (9, 2), (1, 5), (40, 1)
 
 @checks("routing.sparse/C1", grid(RoutingCase, TIER, ROUTES, *ROUTED))
 def test_routes(backend: Remote, case: RoutingCase) -> None:
-    """Tokens that all go to one expert, to two, and to all in turn: the sum of exact experts is equal."""
+    """All tokens go to one expert, to two, or to all in turn: the sum of exact experts is equal."""
     rng = case.generator()
     first = np.array([ROUTES[case.variant](token) for token in range(case.tokens)])
     chosen = (first[:, np.newaxis] + np.arange(case.k)).astype(np.int64) % case.experts

@@ -44,7 +44,7 @@ RANGES = {
     "scale-huge": 2.0**119,
     "range-huge": 2.0**126,
 }
-"""The scale that the ranges of all groups have; of the last, the range itself."""
+"""The scale of the range of every group; for the last entry, the range itself."""
 
 ENDS = {
     "ends-at-zero": (-1.0, 0.0),
@@ -58,7 +58,7 @@ ENDS = {
 
 
 def ranged(case: MatrixCase) -> F32:
-    """K × N weights whose groups have the range of the variant, and in every second column half of it."""
+    """K × N weights whose groups have the range of the variant, or half of it in every second column."""
     rng, kind = case.generator(), case.variant
     low, high = ENDS.get(kind, (-0.25, 0.75))
     size = RANGES.get(kind, 1.0) * (2**case.bits - 1 if kind.startswith("scale") else 1)
@@ -88,7 +88,7 @@ def weights_of(case: MatrixCase) -> F32:
 
 @checks("affine.quantize/C2", weights_cases)
 def test_quantised(backend: Remote, case: MatrixCase) -> None:
-    """The reference's scales, zeros and codes, or the refusal of a range that the stored dtype cannot hold."""
+    """The reference's scales, zeros and codes, or refusal of a range that the stored dtype cannot hold."""
     weights = weights_of(case)
     try:
         given = test_affine.quantize(backend, weights, case)
@@ -109,7 +109,7 @@ Change = Callable[[MatrixCase, QuantizedMatrix], QuantizedMatrix]
 
 
 def all_zeros(number: int) -> Change:
-    """Zero-points or minima that are all the same: a code, or as many scales."""
+    """Equal zero-points or minima: a code, or that number of scales."""
 
     def change(case: MatrixCase, matrix: QuantizedMatrix) -> QuantizedMatrix:
         code = min(number, 2**case.bits - 1)
@@ -157,7 +157,7 @@ MATRICES: dict[str, Change] = {
 
 
 def matrix_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """Every kind with every width and convention; where there are activations, each contents of them too."""
+    """Every kind with every width and convention, and with each contents of activations if there are any."""
     wide = clause.startswith("linear.qgemm/")
     for variant, bits, convention in product(MATRICES, BITS, conventions(clause)):
         for rows, groups, columns in ((2, 1, 9), (8, 3, 16)):
@@ -182,7 +182,7 @@ def drawn(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
 
 @checks(("affine.dequantize/C1", "affine.dequantize/C2"), matrix_cases)
 def test_dequantised(backend: Remote, case: MatrixCase) -> None:
-    """Matrices of one code, one scale or one zero, huge and tiny scales give the reference's weights."""
+    """Matrices with a single code, scale or zero, and with huge or tiny scales, give the reference's weights."""
     assert_reference(backend, case, "weights", drawn(case)[1])
 
 
@@ -231,13 +231,13 @@ def real_zero_matrix(case: RealZeroCase) -> tuple[F32, HqqMatrix]:
 
 @checks("hqq.dequantize/C1", real_zeros)
 def test_real_zeros_dequantised(backend: Remote, case: RealZeroCase) -> None:
-    """Zeros outside the codes, equal ones and whole ones give the reference's weights."""
+    """Zeros outside the range of codes, equal zeros and integer zeros give the reference's weights."""
     assert_reference(backend, case, "weights", real_zero_matrix(case)[1])
 
 
 @checks("hqq.qgemv/C2", real_zeros)
 def test_real_zeros_multiplied(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
-    """The same within the bound of the product."""
+    """The products with such matrices stay within the bound."""
     assert_bounded(backend, case, record_property, *real_zero_matrix(case))
 
 
@@ -267,7 +267,7 @@ def test_codes(backend: Remote, case: BlocksCase) -> None:
 
 @checks("hqq.step/C2", solver_cases)
 def test_steps(backend: Remote, case: BlocksCase, record_property: Record) -> None:
-    """The same for a step of the solver, within its bound; weights that are on the grid leave no error."""
+    """A solver step on such inputs stays within its bound; weights on the grid leave no error."""
     weights, scales, zeros = solved(case)
     q = hqq_solver.codes(weights, scales, zeros, case.bits)
     on_grid = (scales * (q - zeros)).astype(np.float32)
@@ -343,13 +343,14 @@ def test_casts(backend: Remote, case: BfpCase) -> None:
 
 @checks("bfp.decode/C1", one_kind)
 def test_decodes(backend: Remote, case: BfpCase) -> None:
-    """Mantissas that are all zero or the largest, exponents that are equal or fall give the reference's values."""
+    """Mantissas that are all zero or all the largest, and equal or descending exponents, give the reference's
+    values."""
     assert_reference(backend, case, "values", special_blocks(case))
 
 
 @checks("bfp.dot/C1", one_kind)
 def test_dots(backend: Remote, case: BfpCase) -> None:
-    """The same against themselves: the reference's sums."""
+    """Products of such blocks with themselves give the reference's sums."""
     some = special_blocks(case)
     given, wanted = test_bfp.dotted(backend, some, some), bfp_dot.dot(some, some)
     assert_exact("sums", given.sums, wanted.sums)
@@ -357,6 +358,6 @@ def test_dots(backend: Remote, case: BfpCase) -> None:
 
 @checks("bfp.total/C1", one_kind)
 def test_totals(backend: Remote, case: BfpCase) -> None:
-    """The same added up."""
+    """Totals of such sums are the reference's."""
     some = special_blocks(case)
     assert_reference(backend, case, "totals", bfp_dot.dot(some, some))

@@ -36,7 +36,7 @@ DEEP_EXPERTS = ("deep-gate", "deep-up", "deep-down")
 
 @checks("routing.gate/C1", grid(RoutingCase, "lattice", DEEP_GATES, *DEEP_LAYERS, (8, 4096, 8, 2, 1)))
 def test_deep_gate_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
-    """A token of few channels, which or whose weights have 19 bits: the logits are equal."""
+    """Tokens with few nonzero channels; these, or the router's weights, have 19 bits: the logits are equal."""
     kind = case.variant.removeprefix("deep-")
     arguments = deep_inputs.gate_lattice(case.generator(), kind, case.tokens, case.hidden, case.experts)
     assert_on_lattice(backend, case, *arguments)
@@ -44,7 +44,7 @@ def test_deep_gate_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
 
 @checks("routing.expert/C1", grid(RoutingCase, "lattice", DEEP_EXPERTS, *DEEP_LAYERS))
 def test_deep_expert_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
-    """Weights of 12 or 13 bits in one of the three matrices, where silu is the identity: the result is equal."""
+    """Weights of 12 or 13 bits in one of the three matrices, and silu is the identity: the result is equal."""
     kind = case.variant.removeprefix("deep-")
     inputs = deep_inputs.expert_lattice(case.generator(), kind, case.tokens, case.hidden, 1, case.inner)
     assert_on_lattice(backend, case, *of_first_expert(*inputs))
@@ -61,14 +61,15 @@ def test_deep_layer_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
 
 
 LEVELS = {"high": 200.0, "low": -200.0, "highest": 1000.0, "lowest": -1000.0}
-"""About which all logits of a token lie: e^88.7 overflows float32, e^709.8 float64, and e^-104 and e^-746 are 0."""
+"""The values around which all logits of a token lie: e^88.7 overflows float32, e^709.8 float64; e^-104 and e^-746 are
+0."""
 
 LEVEL_SHAPES = ((1, 8, 2, 1, 1), (3, 33, 8, 3, 1), (4, 24, 64, 6, 1), (2, 300, 5, 5, 1))
 
 
 @checks("routing.gate/C3", grid(partial(RoutingCase, scores="probabilities"), "edge", LEVELS, *LEVEL_SHAPES))
 def test_probabilities_of_large_logits(backend: Remote, case: RoutingCase, record_property: Record) -> None:
-    """Logits far above or below 0 and near each other: none of the probabilities vanishes or overflows."""
+    """Logits far above or below 0 and close together: no probability vanishes or overflows."""
     rng = case.generator()
     x = rng.normal(size=(case.tokens, case.hidden)) * 0.1
     x[:, 0] = 1
@@ -94,8 +95,8 @@ NEAR = ("falling", "falling-high", "falling-low", "tied")
 
 @checks("attention.softmax/C2", grid(RowsCase, "edge", NEAR, (3, 61), (3, 100), (3, 1025)))
 def test_shares_of_scores_far_apart(backend: Remote, case: RowsCase, record_property: Record) -> None:
-    """Differences of 80 to 110, where exponentials pass through the least normal numbers, about 0 and about ±10⁴; and
-    61 equal scores above all others, whose share half precision does not have."""
+    """Scores around 0 and ±10⁴ with differences of 80 to 110, so that exponentials pass through the least normal
+    numbers; and 61 equal scores above all others, whose probability half precision cannot represent."""
     rng = case.generator()
     if case.variant == "tied":
         scores = np.full((case.rows, case.columns), -300.0)
@@ -113,7 +114,7 @@ FAR = {"low": -2e4, "lower": -2e5, "lowest": -4e9, "least": -1e30, "high": 2e4, 
 
 @checks("attention.softmax/C1", grid(RowsCase, "lattice", FAR, (3, 1), (3, 2), (3, 33), (3, 100), (3, 1025)))
 def test_one_score_takes_all_far_from_zero(backend: Remote, case: RowsCase) -> None:
-    """Scores far below 0 or above it, among −∞, of which one is far above the others: its share is exactly 1."""
+    """Scores far below or above 0 and among −∞, one of them far above the others: its probability is exactly 1."""
     rng, level = case.generator(), FAR[case.variant]
     scores = np.full((case.rows, case.columns), level if level < 0 else level / 2)
     scores[:, ::3] = -np.inf
@@ -128,7 +129,7 @@ def test_one_score_takes_all_far_from_zero(backend: Remote, case: RowsCase) -> N
 
 STEPS = {"rising-low": -2e4, "falling-low": -2e4, "rising-lower": -2e5, "falling-lower": -2e5, "rising-lowest": -4e9}
 STEPS |= {"falling-lowest": -4e9, "rising-high": 2e4, "falling-high": 2e4, "rising-float": -1e27}
-"""By how much the scores of neighbouring tokens differ; with its sign, on which side of 0 all of them lie."""
+"""The difference between scores of neighbouring tokens; its sign is that of all scores."""
 
 LONG = ((1, 1500, 4, 2, 64, 0), (3, 1100, 6, 3, 16, 0), (2, 1100, 4, 1, 32, 600))
 
@@ -145,10 +146,10 @@ def low_scores(clause: str, settings: Settings) -> Iterator[AttendCase]:
 def test_all_scores_far_from_zero(backend: Remote, case: AttendCase) -> None:
     """Every score lies beyond ±10⁴, and each token's scores differ by that much from the next one's.
 
-    They rise from token to token, so that all that come later, and are hidden, have higher scores; or they fall, so
-    that all before the window have. A mask that adds or is a finite number lets one of these through, and a running
-    maximum that begins at a number of its own leaves nothing. The greatest score that is seen is the token's own, or
-    that of the first in its window, and its value comes back to the bit.
+    They rise from token to token, so that later, hidden tokens have higher scores; or they fall, so that tokens before
+    the window do. A mask that adds or sets a finite number lets one of these through, and a running maximum that starts
+    at a finite number loses everything. The greatest visible score is that of the token itself or of the first in its
+    window, and the result is its value, bit-identical.
     """
     queries, keys, values = attend_inputs(case)
     rising = case.variant.startswith("rising")
@@ -171,8 +172,8 @@ MANY_HEADS = ((1, 40, 8, 8, 16), (1, 40, 8, 2, 16), (2, 70, 32, 4, 64), (3, 50, 
 
 @checks("attention.attend/C2", grid(AttendCase, "lattice", ["every-head"], *MANY_HEADS))
 def test_every_head_has_its_own_winner(backend: Remote, case: AttendCase) -> None:
-    """Each query head looks along a channel of its own, along which another token wins: no two heads can be exchanged
-    unseen, not even two of one group."""
+    """Each query head uses a channel of its own, in which a different token wins: an exchange of any two heads is
+    detected, even of two in one group."""
     queries, keys, values = attend_inputs(case)
     queries[...], keys[...] = 0, 0
     winners = case.generator().permutation(case.length - case.tokens + 1)[: case.head_dim]  # all tokens see these
@@ -190,8 +191,8 @@ DEEP = ((1, 1100, 4, 2, 64), (2, 1100, 6, 3, 16), (1, 1025, 2, 1, 128))
 
 @checks("attention.attend/C3", grid(AttendCase, "edge", ("deep-scores", "deep-tied"), *DEEP))
 def test_deep_attention_within_the_bound(backend: Remote, case: AttendCase, record_property: Record) -> None:
-    """Of 1100 tokens two have scores of about 12, whose last bits decide between them; or all have equal scores, and
-    their share is no number of half precision."""
+    """Two of 1100 tokens have scores of about 12, whose last bits decide between them; or all have equal scores, and
+    half precision cannot represent their probability."""
     rng = case.generator()
     queries, keys, values = attend_inputs(case)
     queries[...], keys[...] = 0, 0
@@ -214,8 +215,8 @@ OUTLIERS = ((3, 64), (2, 1536), (2, 4096), (1, 11008))
 
 @checks("blocks.rms_norm/C2", grid(test_blocks.RowsCase, "lattice", ["one-large"], *OUTLIERS))
 def test_norm_of_one_large_number(backend: Remote, case: test_blocks.RowsCase, record_property: Record) -> None:
-    """An odd number of 12 bits and a few of ±1, of which the squares have an exact sum below 2^24: no bit of the large
-    one can be dropped before it is squared."""
+    """An odd 12-bit number and a few ±1, whose squares have an exact sum below 2^24: no bit of the large number may be
+    dropped before squaring."""
     rng = case.generator()
     x = np.zeros(case.shape, np.float32)
     for row in x:
@@ -235,8 +236,8 @@ def pairs(clause: str, settings: Settings) -> Iterator[HeadsCase]:
 
 @checks("pooling.pool/C1", pairs)
 def test_any_two_heads_cancel(backend: Remote, case: HeadsCase) -> None:
-    """Each pair of heads of a group cancels in some channel, so far above the others that these are lost in the sum
-    before the second of them, in part or altogether: any other order of the sum shows."""
+    """Each pair of heads of a group cancels in some channel. They are so large that the other heads are partly or fully
+    lost if added between them, which detects any other order of the sum."""
     rng, members = case.generator(), case.heads // case.groups
     weights = rng.normal(size=(case.rows, case.groups, members, case.head_dim))
     pairs_of = [(i, j) for i in range(members) for j in range(i + 1, members)]

@@ -31,7 +31,7 @@ from lowbit_conformance.suite.marking import Record, Settings, checks, grid
 
 
 def deep_one_hot(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """1024 rows with every width and convention, and the groups in use."""
+    """1024 rows with every width and convention, and common group sizes."""
     vectors = 4 * clause.startswith("linear.qgemm")
     for convention in CONVENTIONS:
         for bits in BITS:
@@ -51,7 +51,7 @@ def test_deep_product_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
 
 @checks(("linear.qgemv/C2", "linear.qgemm/C2"), deep_one_hot)
 def test_deep_one_hot_product(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """One activation of 24 bits in each row, and scales and minima of as many, stay within the bound."""
+    """One 24-bit activation in each row, and scales and minima of as many bits, stay within the bound."""
     x, matrix = deep_inputs.one_hot(case)
     record_property("share", share_of_rows(backend, case, run_rows(backend, x, matrix, case), x, matrix))
 
@@ -73,7 +73,7 @@ def deep_hqq(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]
 
 @checks("hqq.qgemv/C1", deep_hqq("deep-activations", "deep-scales"))
 def test_deep_real_zeros_on_the_lattice(backend: Remote, case: RealZeroCase) -> None:
-    """Two activations, or their scales, of 13 bits and more among 1024 rows: the result equals the reference's."""
+    """Two activations or scales of at least 13 bits among 1024 rows: the result equals the reference's."""
     kind = case.variant.removeprefix("deep-")
     rows, matrix = deep_inputs.hqq_lattice(
         case.generator(), kind, case.bits, case.rows, case.columns, case.group_size, case.axis
@@ -82,7 +82,8 @@ def test_deep_real_zeros_on_the_lattice(backend: Remote, case: RealZeroCase) -> 
 
 
 def two_roundings(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
-    """Scales and zeros in 8 bits with their own in either format, along both axes; deep for the product."""
+    """8-bit scales and zeros whose own scales and zeros are in either format, along both axes; large K for the
+    product."""
     for bits in BITS:
         for dtype in ("float32", "float16"):
             unit = CODES_PER_UNIT[bits]
@@ -102,13 +103,13 @@ def two_roundings_matrix(case: RealZeroCase) -> HqqMatrix:
 
 @checks("hqq.dequantize/C3", two_roundings)
 def test_eight_bit_numbers_round_twice(backend: Remote, case: RealZeroCase) -> None:
-    """Meta groups with zeros of their own, none of them a short number: each of the two roundings shows."""
+    """Meta groups with their own zeros of many bits: each of the two roundings is visible."""
     assert_reference(backend, case, "weights", two_roundings_matrix(case))
 
 
 @checks("hqq.qgemv/C2", two_roundings)
 def test_deep_eight_bit_numbers(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
-    """One activation among 1024 and such a matrix stay within the bound."""
+    """One activation among 1024 times such a matrix stays within the bound."""
     matrix = two_roundings_matrix(case)
     for place in (0, case.rows // 2, case.rows - 1):
         x = np.zeros(case.rows, np.float32)
@@ -121,7 +122,7 @@ def test_deep_eight_bit_numbers(backend: Remote, case: RealZeroCase, record_prop
 
 @checks("gptq.hessian/C1", grid(LayerCase, "lattice", ["deep"], (9, 1024), (33, 2048), (130, 1100)))
 def test_deep_hessian_on_the_lattice(backend: Remote, case: LayerCase) -> None:
-    """Of a thousand inputs one has odd numbers of 12 bits and one of ±1: products of 24 bits, and sums of no more."""
+    """Of a thousand inputs one has odd 12-bit numbers and one has ±1: products have 24 bits, and sums no more."""
     rng = case.generator()
     x = np.zeros((case.columns, case.rows), np.float32)
     x[0], x[-1] = deep_inputs.odd(rng, 2**12, case.rows), rng.choice((-1, 1), case.rows)
@@ -130,7 +131,7 @@ def test_deep_hessian_on_the_lattice(backend: Remote, case: LayerCase) -> None:
 
 @checks("gptq.targets/C1", grid(LayerCase, "lattice", ("deep-weights", "deep-factor"), (64, 9), (1024, 5)))
 def test_deep_targets_on_the_lattice(backend: Remote, case: LayerCase) -> None:
-    """Three rows have errors, and either these or the factor's elements have 15 bits: the targets are equal."""
+    """Three rows have errors; these or the factor's elements have 15 bits: the targets are equal."""
     rng = case.generator()
     size = (case.rows, case.rows)
     fine, coarse = (2**15, 3) if case.variant == "deep-weights" else (3, 2**15)
@@ -148,7 +149,7 @@ def test_deep_targets_on_the_lattice(backend: Remote, case: LayerCase) -> None:
 
 
 def long_blocks(clause: str, settings: Settings) -> Iterator[IntegerCase]:
-    """Blocks whose mantissas sum past 2^15 and 2^16, as far as products with the top code stay below 2^24."""
+    """Blocks whose mantissas sum to more than 2^15 and 2^16, while products with the top code stay below 2^24."""
     for bits in BITS:
         for convention in CONVENTIONS:
             formats = [(512, 8, 8), (32, 12, 8)] if bits == 8 else [(512, 8, 8), (1024, 8, 8), (32, 12, 8), (64, 12, 8)]
@@ -165,9 +166,8 @@ def long_blocks(clause: str, settings: Settings) -> Iterator[IntegerCase]:
 
 @checks("linear.qgemm_bfp/C1", long_blocks)
 def test_deep_integer_product(backend: Remote, case: IntegerCase) -> None:
-    """Long blocks of the largest mantissas of one sign, one mantissa among scales of many bits, and a single block
-    among empty ones, or none, whose exponents are the greatest and the least there are: the result equals the
-    reference's."""
+    """Long blocks of largest mantissas of one sign; one mantissa among scales of many bits; and one block or none among
+    empty blocks with the greatest and least exponents: the result equals the reference's."""
     rng, top, format = case.generator(), 2**case.bits - 1, case.format
     shape, groups = (case.vectors, case.rows), (-(-case.rows // case.group_size), case.columns)
     mantissas = np.zeros(shape, np.int64)
@@ -202,7 +202,7 @@ LONG = ((1024, 4, 8), (512, 8, 8), (2048, 8, 8), (64, 12, 8), (600, 12, 8), (110
 
 @checks("bfp.dot/C1", grid(BfpCase, "edge", ["long-blocks"], *((3, format[0] + 5, *format) for format in LONG)))
 def test_sums_of_long_blocks(backend: Remote, case: BfpCase) -> None:
-    """Largest mantissas of one sign, of the other and of both, and odd sums: every bit of an integer counts."""
+    """Largest mantissas of positive, negative and both signs, and odd sums: every bit of an integer counts."""
     format, shape = case.format, (case.rows, case.columns)
     a, b = np.full(shape, format.top), np.full((case.rows + 1, case.columns), format.top)
     a[1] *= -1

@@ -33,7 +33,7 @@ class EngineCase(ArrangedCase):
 
 
 class Pair:
-    """An engine of the backend, the reference's beside it, and a walk for both."""
+    """An engine of the backend, the reference's engine, and a walk for both."""
 
     def __init__(self, backend: Remote, case: EngineCase, rng: np.random.Generator) -> None:
         self.session = backend.open("offload.engine", case.arrangement)
@@ -41,7 +41,7 @@ class Pair:
         self.walk = Walk(case.arrangement, case.needed, case.guesses, rng)
 
     def step(self) -> None:
-        """One request: the backend answers, then the reference, then the events are compared."""
+        """Make one request to the backend and to the reference, and compare the events."""
         __tracebackhide__ = True
         request = self.walk.next()
         given = self.session.step(request)
@@ -73,7 +73,7 @@ SIZES = (
 
 
 def walks(clause: str, settings: Settings) -> Iterator[EngineCase]:
-    """Short walks, in which a first difference is easy to read, then a longer one from each seed."""
+    """Short walks, in which the first difference is easy to read, then a longer one from each seed."""
     for experts, slots, buffers, needed, guesses, layers in SIZES:
         for memory in MEMORIES:
             yield EngineCase(clause, "lattice", "", layers, experts, slots, buffers, memory, needed, guesses, 8)
@@ -82,7 +82,7 @@ def walks(clause: str, settings: Settings) -> Iterator[EngineCase]:
 
 
 def many_walks(clause: str, settings: Settings) -> Iterator[EngineCase]:
-    """The same, longer ones of every size from each seed and, for each kind of memory, one run that is long."""
+    """The same, longer walks of every size from each seed and, for each kind of memory, one very long run."""
     yield from walks(clause, settings)
     for seed in settings.seeds:
         for other in range(1, len(SIZES)):
@@ -92,7 +92,7 @@ def many_walks(clause: str, settings: Settings) -> Iterator[EngineCase]:
 
 
 def drawn(clause: str, seed: int, number: int) -> EngineCase:
-    """A walk from a seed, of one of the sizes."""
+    """A walk drawn from a seed, with one of the sizes."""
     experts, slots, buffers, needed, guesses, layers = SIZES[number % len(SIZES)]
     sizes = (layers, experts, slots, buffers, MEMORIES[seed % len(MEMORIES)], needed, guesses)
     return EngineCase(clause, "random", "", *sizes, 16, seed=seed)
@@ -100,7 +100,7 @@ def drawn(clause: str, seed: int, number: int) -> EngineCase:
 
 @checks("offload.engine/C1", many_walks)
 def test_every_step_answers_with_the_events_of_the_trace(backend: Remote, case: EngineCase) -> None:
-    """Requests with right and wrong guesses, abandoned passes and prompts, one by one."""
+    """Requests with right and wrong guesses, abandoned passes and prompts: every event is the trace's."""
     with closing(Pair(backend, case, case.generator())) as pair:
         for _ in range(case.steps):
             pair.step()
@@ -114,7 +114,7 @@ def clocks(clause: str, settings: Settings) -> Iterator[EngineCase]:
 
 @checks("offload.engine/C1", clocks)
 def test_what_is_oldest_when_a_clock_goes_round(backend: Remote, case: EngineCase) -> None:
-    """One expert until a counter of this width is about to wrap, then three in turn: every event is the trace's."""
+    """One expert until a counter of this width would wrap, then three in turn: every event is the trace's."""
     with closing(Pair(backend, case, case.generator())) as pair:
         again, before = Request(0, (0,)), case.steps - 2 * STAY
         backend.walk(pair.session, [(again,)], before)
@@ -125,7 +125,7 @@ def test_what_is_oldest_when_a_clock_goes_round(backend: Remote, case: EngineCas
 
 
 MANY = 100_000
-"""Steps: more than 16 bits count."""
+"""Number of steps, more than 16 bits can count."""
 
 
 def many_steps(clause: str, settings: Settings) -> Iterator[EngineCase]:
@@ -135,9 +135,9 @@ def many_steps(clause: str, settings: Settings) -> Iterator[EngineCase]:
 
 @checks("offload.engine/C1", many_steps)
 def test_a_long_run_answers_with_the_events_of_the_trace(backend: Remote, case: EngineCase) -> None:
-    """After a hundred thousand steps, and with more experts than a byte counts, every event is the trace's.
+    """After a hundred thousand steps, and with more experts than a byte can count, every event is the trace's.
 
-    The many steps are the same few again and again, and only those that follow them are compared.
+    The many steps repeat the same few, and only the steps after them are compared.
     """
     with closing(Pair(backend, case, case.generator())) as pair:
         if case.steps == MANY:
@@ -151,7 +151,7 @@ def test_a_long_run_answers_with_the_events_of_the_trace(backend: Remote, case: 
 
 
 def mistakes(clause: str, settings: Settings) -> Iterator[EngineCase]:
-    """Each mistake at the opening; then each that can be made with a request, at the first step and after others."""
+    """Each mistake when the engine is opened; each mistake in a request, at the first step and after others."""
     for variant in WRONG_ARRANGEMENTS:
         yield EngineCase(clause, "edge", f"arrangement-{variant}", 3, 4, 2, 2, "mirror", 2, 1, 0)
     for layers in (1, 2, 3):
@@ -161,7 +161,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[EngineCase]:
 
 @checks("offload.engine/C2", mistakes)
 def test_engine_refuses(backend: Remote, case: EngineCase) -> None:
-    """Each mistake raises ArgumentError, whichever steps were taken before."""
+    """Each mistake raises ArgumentError, whichever steps came before."""
     kind, _, variant = case.variant.partition("-")
     if kind == "arrangement":
         with refuses():
@@ -177,7 +177,7 @@ def test_engine_refuses(backend: Remote, case: EngineCase) -> None:
 
 @checks("offload.engine/C3", walks)
 def test_a_refused_request_changes_nothing(backend: Remote, case: EngineCase) -> None:
-    """With requests that are refused in between, one or two at a time, the others are answered as without them."""
+    """Refused requests in between, one or two at a time, do not change the answers to the others."""
     rng = case.generator()
     with closing(Pair(backend, case, rng)) as pair:
         for _ in range(case.steps):
@@ -189,7 +189,7 @@ def test_a_refused_request_changes_nothing(backend: Remote, case: EngineCase) ->
 
 @checks("offload.engine/C4", walks)
 def test_engines_do_not_disturb_each_other(backend: Remote, case: EngineCase) -> None:
-    """Four engines, two of one arrangement, take steps in random turns; one closes early and one opens late."""
+    """Four engines, two with the same arrangement, take steps in random order; one closes early and one opens late."""
     rng = case.generator()
     larger = EngineCase(case.clause, case.tier, "", 5, 9, 3, 3, case.memory, 3, 3, case.steps)
     pairs = [Pair(backend, kind, rng) for kind in (case, case, larger)]
@@ -206,8 +206,8 @@ def test_engines_do_not_disturb_each_other(backend: Remote, case: EngineCase) ->
 
 @checks("offload.engine/C5", walks)
 def test_an_engine_begins_afresh(backend: Remote, case: EngineCase) -> None:
-    """After an engine that was closed and one that was left open, each in the middle of a pass, the next has nothing
-    cached, nothing staged, and counts from 0."""
+    """After one engine was closed and another left open, each in the middle of a pass, a new engine has nothing cached
+    or staged and counts from 0."""
     rng = case.generator()
     left_open: list[Pair] = []
     for turn in range(4):

@@ -29,7 +29,7 @@ TIER = "exhaustive"
 
 
 def formats(*choices: tuple[int, int, int]) -> Callable[[str, Settings], Iterator[BfpCase]]:
-    """One case a format, with as many columns as it has mantissas and as many rows as it has exponents."""
+    """One case for each format, with a column for each mantissa and a row for each exponent."""
 
     def generator(clause: str, settings: Settings) -> Iterator[BfpCase]:
         for block, mantissa, exponent in choices:
@@ -53,12 +53,12 @@ def all_numbers(case: BfpCase) -> Blocks:
 
 @checks("bfp.decode/C1", formats(*SMALL))
 def test_every_mantissa_with_every_exponent(backend: Remote, case: BfpCase) -> None:
-    """All numbers that a format has."""
+    """All numbers of a format."""
     assert_reference(backend, case, "values", all_numbers(case))
 
 
 def all_places(case: BfpCase) -> Blocks:
-    """For each place of nine mantissas all values there, with −1 everywhere else."""
+    """For each of nine mantissas all values, with −1 everywhere else."""
     format, places = case.format, 9
     values = np.arange(-format.top, format.top + 1)
     mantissas = np.full((places * len(values), places), -1, format.dtype)
@@ -70,7 +70,7 @@ def all_places(case: BfpCase) -> Blocks:
 
 @checks("bfp.store/C1", formats(*STORABLE))
 def test_every_mantissa_in_every_place(backend: Remote, case: BfpCase) -> None:
-    """All mantissas at all positions in the stream, until it begins a byte again, and one past that."""
+    """All mantissas at all bit positions in the stream until a mantissa begins a byte again, and at one more."""
     given = stored(backend, all_places(case))
     assert_exact("mantissas", given.mantissas, bfp_storage.store(all_places(case)).mantissas)
     assert_exact("exponents", given.exponents, bfp_storage.store(all_places(case)).exponents)
@@ -78,13 +78,13 @@ def test_every_mantissa_in_every_place(backend: Remote, case: BfpCase) -> None:
 
 @checks("bfp.load/C1", formats(*STORABLE))
 def test_every_mantissa_from_every_place(backend: Remote, case: BfpCase) -> None:
-    """The same bytes, read."""
+    """The same bytes are decoded correctly."""
     assert_blocks(backend.run("bfp.load", bfp_storage.store(all_places(case))), all_places(case))
 
 
 @checks("bfp.cast/C3", formats(*SMALL))
 def test_every_quarter_of_a_step_at_every_exponent(backend: Remote, case: BfpCase) -> None:
-    """Beside a power of two that fixes the exponent, all quarters of a step of either sign; at every power of two from
+    """Beside a power of two that fixes the exponent, all quarters of a step of both signs, for every power of two from
     the least subnormal number to the largest of float32."""
     quarters = np.arange(-4 * case.format.top - 3, 4 * case.format.top + 4) / 4.0
     if case.block == 1:
@@ -101,7 +101,7 @@ HALF_FORMATS = ((1, 4, 8), (1, 8, 8), (32, 4, 8), (32, 8, 8), (1, 2, 3), (1, 11,
 
 @checks("bfp.cast/C2", grid(BfpCase, TIER, ["all-halves"], *((62, 1024, *choice) for choice in HALF_FORMATS)))
 def test_every_half_precision_number(backend: Remote, case: BfpCase) -> None:
-    """All finite numbers of float16, a block of each its own, or in blocks in random order."""
+    """All finite float16 numbers, each in a block of its own, or in blocks in random order."""
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
     finite = halves[np.isfinite(halves)].astype(np.float32)
     x = finite if case.block == 1 else case.generator().permutation(finite)
@@ -129,7 +129,7 @@ def widths(clause: str, settings: Settings) -> Iterator[RopeCase]:
 
 @checks("rope.rotate/C1", widths)
 def test_every_width_of_a_head(backend: Remote, case: RopeCase) -> None:
-    """Quarter turns of integers at all even widths up to 64: wrong partners and wrong signs show."""
+    """Quarter turns of integers at all even widths up to 64 detect wrong partners and wrong signs."""
     assert_on_lattice(backend, case, *quarter_turns(case))
 
 
@@ -143,7 +143,8 @@ def one_head(clause: str, settings: Settings) -> Iterator[HeadCase]:
 
 @checks("ksort.permutation/C2", one_head)
 def test_every_order_and_every_tie_of_a_few(backend: Remote, case: HeadCase) -> None:
-    """Five different sizes in all orders, or four sizes of three values in all ways; Python's sort is stable."""
+    """Five distinct sizes in all orders, or four sizes with three values in all combinations; Python's sort is
+    stable."""
     channels = range(case.head_dim)
     ways = permutations(channels) if case.variant == "all-orders" else product((0, 1, 2.5), repeat=case.head_dim)
     for sizes in ways:
@@ -153,7 +154,7 @@ def test_every_order_and_every_tie_of_a_few(backend: Remote, case: HeadCase) -> 
 
 @checks("ksort.relabel/C1", grid(HeadCase, TIER, LAYOUTS, (4,)))
 def test_every_order_of_a_layout(backend: Remote, case: HeadCase) -> None:
-    """Two pairs in all orders of their channels."""
+    """Two pairs with all orders of their channels."""
     for order in permutations(range(case.head_dim)):
         layout = LAYOUTS[case.variant](case.head_dim)
         given = backend.run("ksort.relabel", layout, np.array(order, np.int64))
@@ -171,8 +172,8 @@ SHORT = [(length, length, 2 * length, 2, 3 * length, size) for length in (1, 2, 
 
 @checks("attention.attend/C2", grid(AttendCase, TIER, ["all-tokens"], *SHORT))
 def test_every_token_looks_back_at_every_other(backend: Remote, case: AttendCase) -> None:
-    """Up to four tokens, the last T of them asking, with every window: query head h of a group seeks token h, and where
-    it sees that token takes its value, to the bit."""
+    """Up to four tokens with queries from the last T, and every window: query head h of a group prefers token h, and if
+    it sees that token, the result is its value, bit-identical."""
     group = case.heads // case.kv_heads
     rng = case.generator()
     for tokens in range(1, case.length + 1):

@@ -17,13 +17,13 @@ from lowbit_conformance.suite.integer_cases import IntegerCase, of
 from lowbit_conformance.suite.marking import Settings, checks
 
 ROWS = 32
-"""Of the cases of all pairs: a unit of any width, and a block."""
+"""For the cases of all pairs: a unit of any width, and a block."""
 FILLS = {"among-zeros": 0, "among-the-largest": 1, "among-the-least": -1}
-"""The mantissas beside the one that is tried, in parts of the largest; their codes are the largest."""
+"""The mantissas beside the tested one, as fractions of the largest; their codes are the largest."""
 
 
 def pairs(clause: str, settings: Settings) -> Iterator[IntegerCase]:
-    """One case for each width and each filling of the other places."""
+    """One case for each width and each value of the other places."""
     for bits in BITS:
         for fill in FILLS:
             yield of(MatrixCase(clause, TIER, f"all-pairs-{fill}", bits, ROWS, 2**bits, ROWS), 255)
@@ -31,8 +31,7 @@ def pairs(clause: str, settings: Settings) -> Iterator[IntegerCase]:
 
 @checks("linear.qgemm_bfp/C1", pairs)
 def test_every_mantissa_by_every_code(backend: Remote, case: IntegerCase) -> None:
-    """A row of X for each mantissa and a column for each code, at each place of a unit, in the first and last of a
-    block."""
+    """A row of X for each mantissa and a column for each code, at each place of the first and last unit of a block."""
     unit, top = CODES_PER_UNIT[case.bits], case.format.top
     fill = FILLS[case.variant.removeprefix("all-pairs-")] * top
     ones, zeros = np.ones((1, case.columns)), np.zeros((1, case.columns))
@@ -48,7 +47,8 @@ def test_every_mantissa_by_every_code(backend: Remote, case: IntegerCase) -> Non
 
 
 def all_groups(clause: str, settings: Settings) -> Iterator[IntegerCase]:
-    """All sizes of a group at a K of one block and a half, so that ends of blocks and groups meet in every way."""
+    """All group sizes at a K of one and a half blocks, so that ends of blocks and groups are at all relative
+    positions."""
     for bits in BITS:
         rows = 64 if bits == 3 else 48
         for group_size in range(1, rows + 1):
@@ -57,25 +57,25 @@ def all_groups(clause: str, settings: Settings) -> Iterator[IntegerCase]:
 
 
 def all_blocks(clause: str, settings: Settings) -> Iterator[IntegerCase]:
-    """All sizes of a block, with groups that none but a few of them fit."""
+    """All block sizes, with a group size that few of them divide."""
     for block in range(1, 49):
         yield of(MatrixCase(clause, TIER, "all-blocks", 4, 48, 5, 20), 2, (block, 8, 8))
 
 
 @checks("linear.qgemm_bfp/C1", all_groups)
 def test_integer_product_with_every_group_size(backend: Remote, case: IntegerCase) -> None:
-    """The dense lattice, on which no mantissa and no code is zero."""
+    """The result is equal on the dense lattice, on which no mantissa or code is zero."""
     assert_dense(backend, case)
 
 
 @checks("linear.qgemm_bfp/C1", all_blocks)
 def test_integer_product_with_every_block_size(backend: Remote, case: IntegerCase) -> None:
-    """The dense lattice, on which neighbouring blocks have different exponents."""
+    """The result is equal on the dense lattice, on which neighbouring blocks have different exponents."""
     assert_dense(backend, case)
 
 
 def small_shapes(clause: str, settings: Settings) -> Iterator[IntegerCase]:
-    """The fewest rows of each width, and a block with a short one behind it."""
+    """The smallest K of each width, and a whole block with a short one after it."""
     for bits in BITS:
         for rows in (CODES_PER_UNIT[bits], 64):
             case = MatrixCase(clause, TIER, "all-widths-up-to", bits, rows, REGISTER + 1, min(40, rows))
@@ -85,7 +85,7 @@ def small_shapes(clause: str, settings: Settings) -> Iterator[IntegerCase]:
 
 @checks("linear.qgemm_bfp/C1", small_shapes)
 def test_integer_product_of_every_small_shape(backend: Remote, case: IntegerCase) -> None:
-    """The dense lattice at N from 1 to a register and one past it, or at T from 1."""
+    """The result is equal on the dense lattice at N from 1 to one more than a register, or at T from 1."""
     last = case.columns if case.variant == "all-widths-up-to" else case.vectors
     for number in range(1, last + 1):
         wide = case.variant == "all-widths-up-to"

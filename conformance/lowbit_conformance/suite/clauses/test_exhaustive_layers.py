@@ -35,7 +35,7 @@ def every_k(variant: str, tokens: int, clause: str) -> Iterator[RoutingCase]:
 
 @checks("routing.top_k/C1", lambda clause, settings: every_k("all-orders", 120, clause))
 def test_every_order_of_five_scores(backend: Remote, case: RoutingCase) -> None:
-    """Five different scores in all orders, a token each."""
+    """Five distinct scores in all orders, one token for each order."""
     scores = np.array(list(permutations((-2.5, -0.5, 0.0, 1.0, 3.0))), np.float32)
     given = run(backend, case, scores, case.k)
     expected = [sorted(range(EXPERTS), key=lambda e: -float(row[e]))[: case.k] for row in scores]
@@ -44,7 +44,8 @@ def test_every_order_of_five_scores(backend: Remote, case: RoutingCase) -> None:
 
 @checks("routing.top_k/C2", lambda clause, settings: every_k("all-ties", 4**EXPERTS, clause))
 def test_every_tie_of_five_scores(backend: Remote, case: RoutingCase) -> None:
-    """Five scores of −1, −0, +0 and 1 in all ways, a token each: by score, then by id."""
+    """Five scores from −1, −0, +0 and 1 in all combinations, one token for each: experts are ordered by score, then by
+    id."""
     scores = np.array(list(product((-1.0, -0.0, 0.0, 1.0), repeat=EXPERTS)), np.float32)
     given = run(backend, case, scores, case.k)
     expected = [sorted(range(EXPERTS), key=lambda e: (-float(row[e]), e))[: case.k] for row in scores]
@@ -56,11 +57,11 @@ def test_every_tie_of_five_scores(backend: Remote, case: RoutingCase) -> None:
 
 SMALL = [(order, *sizes, *sizes) for order in ANY_BLOCK for sizes in product(range(1, 4), range(1, 6))]
 small_matrices = grid(LayoutCase, TIER, ["all-blocks-up-to"], *SMALL)
-"""Each case stands for all blocks that are not larger than its matrix."""
+"""Each case covers all blocks that are not larger than its matrix."""
 
 
 def blocks(case: LayoutCase) -> Iterator[LayoutCase]:
-    """The cases that it stands for; a panel is as high as its matrix."""
+    """The cases that it covers; a panel is as high as its matrix."""
     heights = [case.rows] if case.order == ColumnPanels.order else list(range(1, case.rows + 1))
     for height, width in product(heights, range(1, case.columns + 1)):
         yield LayoutCase(case.clause, TIER, "", case.order, case.rows, case.columns, height, width)
@@ -68,14 +69,14 @@ def blocks(case: LayoutCase) -> Iterator[LayoutCase]:
 
 @checks("blocking.apply/C1", small_matrices)
 def test_apply_every_small_block(backend: Remote, case: LayoutCase) -> None:
-    """Words that are all different lie in the stream where the reference has them."""
+    """Distinct words are at the same places in the stream as in the reference's."""
     for each in blocks(case):
         assert_reference(backend, case, f"stream of {each.label}", places(each), each.layout)
 
 
 @checks("blocking.invert/C1", small_matrices)
 def test_invert_every_small_block(backend: Remote, case: LayoutCase) -> None:
-    """Elements that are all different come to the rows and columns where the reference has them."""
+    """Distinct elements return to the same rows and columns as in the reference's."""
     for each in blocks(case):
         assert_reference(backend, case, f"words of {each.label}", places(each).reshape(-1), each.layout)
 
@@ -100,7 +101,7 @@ def test_pooled_in_every_grouping(backend: Remote, case: HeadsCase) -> None:
 
 
 ONE_LAYER = [(1, 3, slots, 1, memory, 3, 0, 7**3 + 2) for slots, memory in product((1, 2, 3), MEMORIES)]
-"""Three experts in one layer, all numbers of slots: 7 choices of experts, each after any two others."""
+"""Three experts in one layer, all numbers of slots: each of 7 choices of experts after any two others."""
 TWO_LAYERS = [(2, 3, *places, 3, 2, 2 * 10 * 7) for places in product((1, 2), (1, 2), MEMORIES)]
 """Three experts in two layers: all guesses before all choices of experts, twice."""
 
@@ -110,12 +111,12 @@ GUESSES = [guesses for count in (0, 1, 2) for guesses in permutations(range(3), 
 
 
 def all_triples(symbols: int) -> list[int]:
-    """A run of numbers below `symbols` in which every three stand next to each other in every way (de Bruijn).
+    """A sequence of numbers below `symbols` that contains every three in a row (de Bruijn).
 
     >>> all_triples(2)
     [0, 0, 0, 1, 0, 1, 1, 1, 0, 0]
     """
-    # The Lyndon words of length 1 and 3 in order, one after another, are such a cycle.
+    # The Lyndon words of lengths 1 and 3, concatenated in order, are such a cycle.
     words = [word for count in (1, 3) for word in product(range(symbols), repeat=count)]
     lyndon = sorted(word for word in words if all(word < word[i:] + word[:i] for i in range(1, len(word))))
     cycle = [symbol for word in lyndon for symbol in word]
@@ -124,15 +125,15 @@ def all_triples(symbols: int) -> list[int]:
 
 @checks("offload.trace/C1", grid(OffloadCase, TIER, ["all-triples"], *ONE_LAYER))
 def test_every_request_after_every_two(backend: Remote, case: OffloadCase) -> None:
-    """One long run in which any three requests follow one another."""
+    """One long run that contains every sequence of three requests."""
     requests = [Request(0, NEEDS[number]) for number in all_triples(len(NEEDS))]
     assert_traced(backend, case, requests)
 
 
 @checks("offload.trace/C2", grid(OffloadCase, TIER, ["all-guesses"], *TWO_LAYERS))
 def test_every_guess_before_every_need(backend: Remote, case: OffloadCase) -> None:
-    """One long run of all guesses with all that may be needed then, in an order drawn from the case, and again in
-    another; what the first layer needs is drawn, too."""
+    """One long run of all combinations of guesses and needed experts, in two random orders; the experts that the first
+    layer needs are random too."""
     rng, passes = case.generator(), list(product(GUESSES, NEEDS))
     requests = []
     for number in (*rng.permutation(len(passes)), *rng.permutation(len(passes))):

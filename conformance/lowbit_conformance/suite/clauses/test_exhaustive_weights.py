@@ -33,7 +33,7 @@ FILLS = {"among-zeros": 0, "among-ones": 255}
 
 
 def pairs(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """One case for each width and each filling of the other codes."""
+    """One case for each width and each value of the other codes."""
     for bits in BITS:
         unit = CODES_PER_UNIT[bits]
         for fill in FILLS:
@@ -41,7 +41,7 @@ def pairs(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 def neighbours(case: MatrixCase) -> Codes:
-    """A unit of codes for each position but the last, and all values there and all values next to it."""
+    """A unit of codes for each position but the last, with all values there and all values next to it."""
     count = 2**case.bits
     codes = np.full((case.rows, case.columns), FILLS[case.variant.removeprefix("all-pairs-")] % count, np.uint8)
     first, second = (each.reshape(-1) for each in np.indices((count, count)))
@@ -53,13 +53,14 @@ def neighbours(case: MatrixCase) -> Codes:
 
 @checks("packing.pack/C1", pairs)
 def test_every_code_beside_every_code(backend: Remote, case: MatrixCase) -> None:
-    """All values of two neighbours at all positions of a unit, the other codes all zeros or all ones."""
+    """All values of two neighbouring codes at all positions of a unit; the bits of other codes are all zeros or all
+    ones."""
     assert_reference(backend, case, "words", neighbours(case), case.bits)
 
 
 @checks("packing.unpack/C1", pairs)
 def test_every_code_is_found_beside_every_code(backend: Remote, case: MatrixCase) -> None:
-    """The same words, read."""
+    """Unpacking the same words gives the codes."""
     words = pack(neighbours(case), case.bits)
     given = backend.run("packing.unpack", words, case.bits)
     assert_exact("codes", given, neighbours(case))
@@ -67,12 +68,12 @@ def test_every_code_is_found_beside_every_code(backend: Remote, case: MatrixCase
 
 # Scales, zeros and groups.
 
-HALVES = 2**15 - 2**10  # float16 has so many patterns from 0 up to infinity
+HALVES = 2**15 - 2**10  # number of float16 patterns from 0 up to infinity
 PART = 2**13
 
 
 def half_scales(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """The positive numbers of float16, in a few parts."""
+    """The positive float16 numbers, in a few parts."""
     (convention,) = conventions(clause)
     for bits in BITS:
         for first in range(1, HALVES, PART):
@@ -83,7 +84,7 @@ def half_scales(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 @checks(("affine.dequantize/C1", "affine.dequantize/C2"), half_scales)
 def test_every_half_precision_scale(backend: Remote, case: MatrixCase) -> None:
-    """Each positive number of float16 is the scale of one column and, with either sign, the minimum of another."""
+    """Each positive float16 number is the scale of one column and, with both signs, the minimum of another."""
     rng, top = case.generator(), 2**case.bits - 1
     first = int(case.variant.split("-")[1])
     scales = np.arange(first, first + case.columns, dtype=np.uint16).view(np.float16)[None]
@@ -100,7 +101,7 @@ ZERO_POINTS = [(bits, rows, 2**bits, min(rows, 32), "zero_point") for bits, rows
 
 @checks("affine.dequantize/C2", grid(MatrixCase, TIER, ["all-zeros"], *ZERO_POINTS))
 def test_every_code_less_every_zero(backend: Remote, case: MatrixCase) -> None:
-    """Each column has another zero-point, and all codes below one another."""
+    """Each column has a different zero-point, and contains all codes."""
     codes = np.broadcast_to(np.arange(case.rows)[:, None] % 2**case.bits, (case.rows, case.columns))
     shape = (-(-case.rows // case.group_size), case.columns)
     zeros = np.ascontiguousarray(np.broadcast_to(np.arange(case.columns), shape).astype(np.float64))
@@ -109,11 +110,11 @@ def test_every_code_less_every_zero(backend: Remote, case: MatrixCase) -> None:
 
 
 ROWS = {2: 16, 3: 32, 4: 16, 8: 16}
-"""K of the cases with all sizes of a group."""
+"""K of the cases with all group sizes."""
 
 
 def all_groups(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """All sizes of a group from one row to the whole column, at one K."""
+    """All group sizes from one row to the whole column, at one K."""
     for bits in BITS:
         for group_size in range(1, ROWS[bits] + 1):
             for convention in conventions(clause):
@@ -123,7 +124,7 @@ def all_groups(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 @checks("affine.quantize/C4", all_groups)
 def test_quantize_with_every_group_size(backend: Remote, case: MatrixCase) -> None:
-    """Normal weights of very different rows: a row in the wrong group changes its scale."""
+    """Normal weights with very different rows: a row in the wrong group changes its scale."""
     weights = case.generator().normal(size=(case.rows, case.columns)) * np.exp2(np.arange(case.rows) % 11)[:, None]
     assert_quantized(backend, case, weights.astype(np.float32))
 
@@ -139,12 +140,12 @@ def test_dequantize_with_every_group_size(backend: Remote, case: MatrixCase) -> 
 
 @checks("linear.qgemv/C1", all_groups)
 def test_qgemv_with_every_group_size(backend: Remote, case: MatrixCase) -> None:
-    """The dense lattice, on which no product is zero."""
+    """The result is equal on the dense lattice, on which no product is zero."""
     assert_product(backend, case, *inputs.lattice(case, dense=True))
 
 
 def small_shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """A unit of codes and one more, each with all widths up to a register and one more."""
+    """One and two units of codes, each with every N up to one more than a register."""
     for bits in BITS:
         unit = CODES_PER_UNIT[bits]
         for convention in CONVENTIONS:
@@ -155,7 +156,7 @@ def small_shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 @checks("linear.qgemv/C1", small_shapes)
 def test_qgemv_of_every_small_width(backend: Remote, case: MatrixCase) -> None:
-    """The dense lattice at N from 1 to a register and one past it."""
+    """The result is equal on the dense lattice at N from 1 to one more than a register."""
     for columns in range(1, case.columns + 1):
         assert_product(backend, case, *inputs.lattice(replace(case, columns=columns), dense=True))
 
@@ -170,7 +171,7 @@ def few_vectors(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 @checks("linear.qgemm/C1", few_vectors)
 def test_qgemm_of_every_small_number_of_vectors(backend: Remote, case: MatrixCase) -> None:
-    """The dense lattice at T from 1 to 9: a kernel takes 1, 2, 4 or 8 rows of x at once."""
+    """The result is equal on the dense lattice at T from 1 to 9: kernels take 1, 2, 4 or 8 rows of x at once."""
     x, matrix = inputs.lattice(case, dense=True)
     prepared = backend.prepare(matrix)
     for vectors in range(1, case.vectors + 1):

@@ -31,7 +31,7 @@ from lowbit_conformance.suite.routing_cases import (
 
 
 def lattice_experts(case: RoutingCase) -> tuple[F32, F32, F32, F32]:
-    """Activations of ±1 whose first is 1, and experts whose gates are far from 0: see the top of this file."""
+    """Activations of ±1 that begin with 1, and experts whose gates are far from 0: see the top of this file."""
     rng = case.generator()
     x = rng.choice((-1, 1), (case.tokens, case.hidden))
     x[:, 0] = 1
@@ -49,7 +49,7 @@ def of_first_expert(x: F32, *experts: F32) -> tuple[F32, ...]:
 
 @checks("routing.expert/C1", with_models(shapes()))
 def test_expert_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
-    """Where silu is the identity or zero, the result is equal."""
+    """If silu is the identity or zero, the result is equal."""
     assert_on_lattice(backend, case, *of_first_expert(*lattice_experts(case)))
 
 
@@ -76,7 +76,7 @@ def test_expert_goes_by_rows(backend: Remote, case: RoutingCase) -> None:
 
 @checks("routing.expert/C4", non_finite)
 def test_expert_passes_non_finite_on(backend: Remote, case: RoutingCase) -> None:
-    """A NaN or an infinity reaches every element of its row, and no other row."""
+    """A NaN or an infinity reaches every element of its row and no other row."""
     x, *parts = random_expert(case)
     x[1, 0] = NON_FINITE[case.variant]
     assert_only_row_one_spoilt(run_bounded(backend, case, x.shape, x, *parts))
@@ -87,7 +87,7 @@ def test_expert_passes_non_finite_on(backend: Remote, case: RoutingCase) -> None
 
 @checks("routing.sparse/C1", shapes(variants=("", "any-weights")))
 def test_layer_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
-    """Exact experts with weights of 1/4, 1/2 and 1, or also with zero and negative ones, give an equal sum."""
+    """Exact experts with weights of 1/4, 1/2 and 1, or also with zero and negative weights, give an equal sum."""
     rng = case.generator()
     chosen, weights = routes(case, rng)
     some = (-1, -0.25, 0, 0.5) if case.variant == "any-weights" else (0.25, 0.5, 1)
@@ -108,7 +108,7 @@ def test_layer_within_the_bound(backend: Remote, case: RoutingCase, record_prope
 
 @checks("routing.sparse/C3", shapes("random"))
 def test_the_sum_has_one_order(backend: Remote, case: RoutingCase) -> None:
-    """Each token's experts listed backwards, and rotated, give the same bits."""
+    """Listing each token's experts in reverse or rotated order gives the same bits."""
     *inputs, chosen, weights = layer(case)
     first = run_bounded(backend, case, inputs[0].shape, *inputs, chosen, weights)
     for order in (np.arange(case.k)[::-1], np.roll(np.arange(case.k), 1)):
@@ -118,7 +118,8 @@ def test_the_sum_has_one_order(backend: Remote, case: RoutingCase) -> None:
 
 @checks("routing.sparse/C4", shapes("random"))
 def test_only_the_chosen_matter(backend: Remote, case: RoutingCase) -> None:
-    """NaN in every expert that no token chose changes no bit; in one that row 0 did not choose, no bit of row 0."""
+    """NaN in all experts that no token chose changes no bit; NaN in one that row 0 did not choose changes no bit of row
+    0."""
     x, gate, up, down, chosen, weights = layer(case)
     first = run_bounded(backend, case, x.shape, x, gate, up, down, chosen, weights)
     for rows in (slice(None), slice(1)):
@@ -132,7 +133,7 @@ def test_only_the_chosen_matter(backend: Remote, case: RoutingCase) -> None:
 
 @checks("routing.sparse/H8", grid(RoutingCase, "edge", WRONG_IDS, WRONG))
 def test_layer_refuses(backend: Remote, case: RoutingCase) -> None:
-    """Ids that are out of range or stand twice raise ArgumentError."""
+    """Ids that are out of range or repeated raise ArgumentError."""
     rng = case.generator()
     x, experts, (chosen, weights) = activations(case, rng), experts_of(case, rng), routes(case, rng)
     with refuses():

@@ -35,18 +35,18 @@ class FloatCase(Case):
 
 
 def types(clause: str, settings: Settings) -> Iterator[FloatCase]:
-    """Each type, those of few patterns first."""
+    """Each type, those with few patterns first."""
     for name in sorted(NAMES, key=lambda each: FLOATS[each].bits):
         yield FloatCase(clause, tier(name), "", name)
 
 
 def tier(name: str) -> str:
-    """Types of few patterns are quick."""
+    """The tier of a type: types with few patterns are quick."""
     return "lattice" if FLOATS[name].bits <= 8 else "exhaustive"
 
 
 def patterns_of(case: FloatCase) -> Any:
-    """Every pattern of a type of at most 16 bits; of float32 those about every exponent."""
+    """Every pattern of a type of at most 16 bits; of float32, patterns around every exponent."""
     kind = FLOATS[case.type]
     if kind.bits <= 16:
         return np.arange(2**kind.bits).astype(kind.pattern_dtype)
@@ -56,19 +56,19 @@ def patterns_of(case: FloatCase) -> Any:
 
 @checks("floats.decode/C1", types)
 def test_every_finite_pattern(backend: Remote, case: FloatCase) -> None:
-    """Every pattern of a finite number gives that number."""
+    """Every pattern of a finite number is decoded to that number."""
     patterns, kind = patterns_of(case), FLOATS[case.type]
     magnitudes = patterns & (2 ** (kind.exponent + kind.mantissa) - 1)
     assert_reference(backend, case, "numbers", np.ascontiguousarray(patterns[magnitudes <= kind.top]), case.type)
 
 
 LENGTHS = range(1, 71)
-"""Of arrays: every tail of the registers of a kernel."""
+"""Lengths of arrays: every remainder of a kernel's registers."""
 EVERY_LENGTH = "every-length"
 
 
 def lengths(clause: str, settings: Settings) -> Iterator[FloatCase]:
-    """Each type once, and of roundings also each direction."""
+    """Each type once; for roundings also each direction."""
     for turn, name in enumerate(NAMES):
         for direction in DIRECTIONS if clause.startswith("floats.round/") else DIRECTIONS[:1]:
             overflow = OVERFLOWS[0 if FLOATS[name].specials == "none" else turn % 2]
@@ -76,7 +76,7 @@ def lengths(clause: str, settings: Settings) -> Iterator[FloatCase]:
 
 
 def finite_patterns(case: FloatCase) -> Any:
-    """Random patterns of numbers that are finite and not 0."""
+    """Random patterns of finite, nonzero numbers."""
     patterns = patterns_of(case)
     numbers = floats.decode(patterns, case.type)
     return case.generator().permutation(patterns[np.isfinite(numbers) & (numbers != 0)])
@@ -86,14 +86,14 @@ def finite_patterns(case: FloatCase) -> Any:
 def test_patterns_of_every_length(backend: Remote, case: FloatCase) -> None:
     """An array of any length is decoded to its end."""
     patterns = np.resize(finite_patterns(case), LENGTHS[-1] + len(LENGTHS))
-    for length in LENGTHS:  # each from another place, so that its last pattern is another
+    for length in LENGTHS:  # each from another start, so that the last patterns differ
         part = np.ascontiguousarray(patterns[length : 2 * length])
         assert_reference(backend, case, f"{length} numbers", part, case.type)
 
 
 @checks("floats.decode/C2", types)
 def test_every_special_pattern(backend: Remote, case: FloatCase) -> None:
-    """Patterns of infinities and NaN give these, and no other pattern does."""
+    """Patterns of infinities and NaN are decoded to these, and no other patterns are."""
     patterns = patterns_of(case)
     given = backend.run("floats.decode", patterns, case.type)
     expected = floats.decode(patterns, case.type)
@@ -102,7 +102,7 @@ def test_every_special_pattern(backend: Remote, case: FloatCase) -> None:
 
 
 def roundings(clause: str, settings: Settings) -> Iterator[FloatCase]:
-    """Each type with each choice; `overflow` as far as the type has a pattern for it."""
+    """Each type with each choice; an `overflow` only if the type has a pattern for it."""
     for name in NAMES:
         for direction in DIRECTIONS:
             for overflow in OVERFLOWS[: 1 if FLOATS[name].specials == "none" else 2]:
@@ -110,7 +110,7 @@ def roundings(clause: str, settings: Settings) -> Iterator[FloatCase]:
 
 
 def places(case: FloatCase) -> F64:
-    """Every number of a type, the middle of each two neighbours, and the float64 numbers on both sides of these."""
+    """Every number of a type, the midpoints of neighbours, and the float64 numbers on both sides of these."""
     kind = FLOATS[case.type]
     values = floats.decode(patterns_of(case), case.type)
     values = np.unique(values[np.isfinite(values)])
@@ -122,7 +122,7 @@ def places(case: FloatCase) -> F64:
 
 @checks("floats.round/C1", roundings)
 def test_every_place_to_round_at(backend: Remote, case: FloatCase) -> None:
-    """Numbers of the type, middles between them and their neighbours go where the direction says."""
+    """Numbers of the type, midpoints and their float64 neighbours are rounded in the given direction."""
     assert_rounded(backend, case, places(case))
 
 
@@ -142,7 +142,7 @@ def test_numbers_of_every_length(backend: Remote, case: FloatCase) -> None:
 
 @checks("floats.round/C2", roundings)
 def test_numbers_beyond_the_largest(backend: Remote, case: FloatCase) -> None:
-    """Numbers from the largest on, up to infinity."""
+    """Numbers from the largest to infinity are rounded as `overflow` says."""
     kind = FLOATS[case.type]
     step = kind.largest * kind.unit_roundoff
     numbers = np.array([kind.largest, kind.largest + step / 4, 2 * kind.largest, 1e300, np.inf])
@@ -155,7 +155,7 @@ def test_numbers_beyond_the_largest(backend: Remote, case: FloatCase) -> None:
 
 @checks("floats.round/C3", roundings)
 def test_zeros_and_nan(backend: Remote, case: FloatCase) -> None:
-    """Both zeros, the least numbers of float64, and NaN where the type has one."""
+    """Both zeros, the least float64 numbers, and NaN if the type has one, are rounded correctly."""
     kind = FLOATS[case.type]
     numbers = np.array([0.0, 5e-324, 1e-310])
     if kind.signed:

@@ -47,16 +47,16 @@ from lowbit_conformance.suite.marking import Record, Settings, checks
 
 GROUPS = (32, 64, 128)
 SHAPES = ((1, 1), (2, 19), (8, 32), (8, 256), (16, 128))
-"""Of each case, K in units of the format's own (a block or 32 rows) and N, before both are made to fit its table."""
+"""For each case K, in units of the format (a block or 32 rows), and N, before both are fitted to its table."""
 MOST_ROWS = 1024
-"""Of a case of a format with large blocks."""
+"""The same for formats with large blocks."""
 
 
 # **Shapes** that a format allows.
 
 
 def options_of(table: Format, turn: int) -> tuple[tuple[str, int], ...]:
-    """One choice of options; successive turns go through all values of each, and sizes of groups change together."""
+    """One choice of options; successive turns go through all values of each option, and group sizes change together."""
     chosen, size = [], None
     for name, allowed in table.options.items():
         values = allowed or GROUPS
@@ -71,14 +71,14 @@ def options_of(table: Format, turn: int) -> tuple[tuple[str, int], ...]:
 
 
 def choices(table: Format) -> int:
-    """How many turns `options_of` has."""
+    """The number of turns of `options_of`."""
     listed = [len(allowed) for allowed in table.options.values() if allowed is not None]
     return prod(listed) * (len(GROUPS) if len(listed) < len(table.options) else 1)
 
 
 def shapes(clause: str, tier: str, variant: str = "") -> Iterator[tuple[int, FormatCase]]:
-    """Every format with every choice of options, in a shape each, and every shape with some choice, counted for each
-    format: what takes turns follows from the format's own cases, so that a new format changes none of another."""
+    """Every format with every choice of options in some shape, and in every shape with some choice. Turns are counted
+    for each format, so that a new format does not change the cases of another."""
     for table in FORMATS.values():
         for turn in range(max(choices(table), len(SHAPES))):
             options = options_of(table, turn)
@@ -90,7 +90,7 @@ def shapes(clause: str, tier: str, variant: str = "") -> Iterator[tuple[int, For
 
 @lru_cache(maxsize=1024)
 def fitted(table: Format, rows: int, columns: int, options: tuple[tuple[str, int], ...]) -> tuple[int, int]:
-    """The smallest sizes from these on that the table of a format allows."""
+    """The smallest sizes, at least these, that the table of a format allows."""
     for more in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
         for wide in (columns, *(-(-columns // each) * each for each in (2, 4, 8, 16, 32, 64, 128, 256))):
             tall = -(-rows // more) * more
@@ -109,22 +109,22 @@ def in_types(
     options: tuple[tuple[str, int], ...],
     vectors: int,
 ) -> Iterator[FormatCase]:
-    """One matrix, at the smallest sizes from these on, with activations and results of each type.
+    """One matrix at the smallest sizes that are at least these, with activations and results of each type.
 
-    Only a product with several vectors has as many.
+    Only products with several vectors use `vectors`.
     """
     shape = *fitted(table, rows, columns, options), vectors if clause.startswith("linear.gemm") else 1
     for own in RESULTS:
         yield FormatCase(clause, tier, variant, table.name, *shape, own, own, options)
 
 
-# **Profiles** of stored weights (`lowbit.profiles.SHIPPED`): their options, types and sizes, in every random seed.
+# **Profiles** of stored weights (`lowbit.profiles.SHIPPED`): their options, types and sizes, for every random seed.
 
 SHIPPED_SHAPES = ((512, 64), (1024, 192))
 
 
 def shipped(clause: str, tier: str, settings: Settings, most: int = len(SHIPPED_SHAPES)) -> Iterator[FormatCase]:
-    """The cases of each profile of this operation: at most `most` fixed shapes, and one drawn from each seed."""
+    """The cases of each profile of an operation: at most `most` fixed shapes, and one drawn from each seed."""
     for one in PROFILES.values():
         if clause not in one.clauses or "format" not in one.parameters:
             continue
@@ -153,7 +153,7 @@ def every_result(clause: str, settings: Settings) -> Iterator[FormatCase]:
         yield replace(case, result=RESULTS[turn % 3])
     for _, case in shapes(clause, "lattice"):
         yield case
-    for table in FORMATS.values():  # more scales than one block of the second level holds, and a short one
+    for table in FORMATS.values():  # more scales than one block of the second level, and a short block
         if any(each.role == "scale" and str(each.shape[0]).count("//") > 1 for each in table.fields if each.shape):
             options = options_of(table, 0)
             yield FormatCase(clause, "edge", "nested", table.name, *fitted(table, 384, 136, options), options=options)
@@ -161,7 +161,7 @@ def every_result(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks("formats.dequantize/C1", every_result)
 def test_each_number_is_that_of_the_table(backend: Remote, case: FormatCase) -> None:
-    """Random bytes of every field give the numbers of the table, rounded in one of the allowed ways."""
+    """Random bytes in every field give the numbers of the table, rounded in one of the allowed ways."""
     assert_numbers(backend, case, drawn(case, powers=case.tier == "lattice"))
 
 
@@ -185,7 +185,7 @@ def one_each(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks("formats.dequantize/C2", one_each)
 def test_the_result_has_its_type(backend: Remote, case: FormatCase) -> None:
-    """Each of the three types is answered with an array of that type, K × N."""
+    """For each of the three types the result is an array of that type, K × N."""
     weights = drawn(case, powers=False)
     given = backend.run("formats.dequantize", weights, case.result)
     assert_array("numbers", given, FLOATS[case.result].dtype, (case.rows, case.columns))
@@ -201,11 +201,11 @@ TYPES: tuple[tuple[Result, Result], ...] = (
     ("bfloat16", "float32"),
 )
 ALL_TYPES = len(SHAPES) - 1
-"""The shape of each format that is tried in all types: the largest, which kernels that want multiples of 128 allow."""
+"""The shape in which each format is tried in all types: the largest one, which kernels for multiples of 128 accept."""
 
 
 def products(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """Every format in every shape, types and numbers of vectors taking turns; in one shape it meets all types."""
+    """Every format in every shape with alternating types and numbers of vectors; in one shape with all types."""
     single = clause.startswith("linear.gemv")
     for turn, case in shapes(clause, "random"):
         for step, (x, result) in enumerate(TYPES):
@@ -223,7 +223,7 @@ def lattice_products(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks(("linear.gemv/C1", "linear.gemm/C1"), lattice_products)
 def test_products_on_the_lattice(backend: Remote, case: FormatCase) -> None:
-    """Where every partial sum is exact, the result equals the reference's to the bit."""
+    """If every partial sum is exact, the result is bit-identical to the reference's."""
     weights = drawn(case, powers=True)
     numbers, judged = lattice_numbers(case, weights, arithmetic(backend, case))
     x = activations(case, numbers)
@@ -251,7 +251,7 @@ def assert_bounded(
     numbers: F64 | None = None,
     weights: Stored | None = None,
 ) -> None:
-    """A product of these, or of random ones, is within its bound."""
+    """A product of these or of random inputs is within its bound."""
     __tracebackhide__ = True
     weights = drawn(case, powers=False) if weights is None else weights
     x = activations(case, random_numbers(case) if numbers is None else numbers)
@@ -259,7 +259,7 @@ def assert_bounded(
 
 
 def share_used(backend: Remote, case: FormatCase, x: Array | Stored, weights: Stored) -> float:
-    """The share of its bound that a product uses; in a cast the activations are stored too."""
+    """The fraction of its bound that a product uses; for a cast the activations are stored too."""
     __tracebackhide__ = True
     declared = arithmetic(backend, case)
     given = backend.run(case.operation, x, weights, case.result)
@@ -271,7 +271,7 @@ def share_used(backend: Remote, case: FormatCase, x: Array | Stored, weights: St
 
 
 def share_of(given: object, exact: F64, bound: Bound, case: FormatCase) -> float:
-    """The share of the bound that was used; elements where a right kernel may overflow are not judged."""
+    """The fraction of the bound that was used; elements in which a right kernel may overflow are not judged."""
     __tracebackhide__ = True
     array = assert_array("the result", given, FLOATS[case.result].dtype, exact.shape)
     limit = bound.limit.reshape(exact.shape)
@@ -281,7 +281,7 @@ def share_of(given: object, exact: F64, bound: Bound, case: FormatCase) -> float
 
 
 def unit_vectors(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """One small matrix of each format, multiplied by as many unit vectors as it has rows, in each type and width."""
+    """One small matrix of each format in each type and width, multiplied by a unit vector for each row."""
     for table in FORMATS.values():
         for bits in table.options.get("bits") or (0,):
             first = dict(options_of(table, 0))
@@ -293,12 +293,12 @@ def unit_vectors(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks("linear.gemm/C2", unit_vectors)
 def test_a_unit_vector_gives_a_row(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """The identity as X gives the matrix itself, row by row, within the rounding of one weight."""
+    """With X the identity, the result is the matrix itself, row by row, within the rounding of one weight."""
     assert_bounded(backend, case, record_property, np.eye(case.rows))
 
 
 def few(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """One shape of each format, in each type, that kernels which want multiples of 128 allow."""
+    """One shape of each format in each type, which kernels for multiples of 128 accept."""
     for table in FORMATS.values():
         yield from in_types(clause, "random", "again", table, 4 * (table.block or 32), 128, options_of(table, 1), 5)
     yield from shipped(clause, "random", Settings(range(0)), most=1)
@@ -332,12 +332,12 @@ def assert_repeats(backend: Remote, case: FormatCase) -> tuple[Array, Stored, Ar
 
 @checks(("linear.gemv/C4", "linear.gemm/C4"), few)
 def test_non_finite_numbers_keep_to_their_row(backend: Remote, case: FormatCase) -> None:
-    """A NaN or an infinity in a row of X reaches every column whose weight there is not 0, and no other row."""
+    """A NaN or an infinity in a row of X reaches every column with a nonzero weight there, and no other row."""
     weights, declared = drawn(case, powers=False), arithmetic(backend, case)
     others = np.atleast_2d(activations(case, random_numbers(case)))[1:].astype(np.float64)
     exact = product(others, weights.values)
     bound = limit_of(lambda: stored_bound(others, weights, case.result, declared, exact)) if len(others) else None
-    judged = np.zeros(exact.shape, bool) if bound is None else np.isfinite(bound.limit)  # where nothing may overflow
+    judged = np.zeros(exact.shape, bool) if bound is None else np.isfinite(bound.limit)  # what cannot overflow
     for value in (np.nan, np.inf, -np.inf):
         for place in (0, case.rows - 1):
             numbers = random_numbers(case)
@@ -348,16 +348,16 @@ def test_non_finite_numbers_keep_to_their_row(backend: Remote, case: FormatCase)
             assert finite[1:][judged].all(), "WRONG: a finite row of X gave a row of the result that is not finite"
 
 
-# **Activations that are stored, too.**
+# **Stored activations.**
 
 CAST = ("q8_0", "q8_1", "q8_k", "int8-token", "fp8-channel")
-"""The formats of activations; each is tried with every format of weights that it can meet."""
+"""The formats of activations; each is tried with every format of weights that it can be combined with."""
 CASTS = [each for each in PROFILES.values() if "linear.gemm_cast/C1" in each.clauses and "format" in each.parameters]
 """Profiles of one format of weights and one of activations."""
 
 
 def cast_products(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """Every format in every shape, the formats of activations taking turns; in one shape it meets all of them."""
+    """Every format in every shape with alternating formats of activations; in one shape with all of them."""
     for turn, case in shapes(clause, "random"):
         fitting = [name for name in CAST if case.rows % (FORMATS[name].block or 1) == 0]
         for step, name in enumerate(fitting):
@@ -373,18 +373,18 @@ def lattice_cast(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 
 def cast_of(case: FormatCase, *, powers: bool, codes: Codes = "cast", kept: Array | None = None) -> Stored:
-    """The activations of a case: K × T."""
+    """The stored activations of a case: K × T."""
     return drawn(cast_case(case), powers=powers, codes=codes, kept=kept)
 
 
 def cast_case(case: FormatCase) -> FormatCase:
-    """The case of the matrix of activations alone."""
+    """The case for the matrix of activations alone."""
     return replace(case, format=case.activations, columns=case.vectors, options=activation_options(case.activations))
 
 
 @checks("linear.gemm_cast/C1", lattice_cast)
 def test_cast_products_on_the_lattice(backend: Remote, case: FormatCase) -> None:
-    """Scales that are powers of two: the result equals the reference's where every partial sum is exact."""
+    """With scales that are powers of two, the result equals the reference's where every partial sum is exact."""
     weights = drawn(case, powers=True)
     x, judged = lattice_cast_of(case, weights, (accumulated(arithmetic(backend, case)), case.result))
     given = backend.run(case.operation, x, weights, case.result)
@@ -394,8 +394,8 @@ def test_cast_products_on_the_lattice(backend: Remote, case: FormatCase) -> None
 def lattice_cast_of(
     case: FormatCase, weights: Stored, types: tuple[str, ...], rows: I64 | None = None
 ) -> tuple[Stored, Array]:
-    """Activations, and which results are exact: codes of all rows (or of these), or of a half, or of a quarter …,
-    whichever of these has the most weights judged."""
+    """Activations, and a mask of the exact results. Codes are nonzero in all rows (or in these), in half of them, in a
+    quarter and so on, whichever has the most judged weights."""
     alive = np.arange(case.rows) if rows is None else rows
     order, terms, found = case.generator().permutation(alive), of_rows(weights.terms, alive), []
     for count in (order.size >> halved for halved in range(order.size.bit_length())):
@@ -403,7 +403,7 @@ def lattice_cast_of(
         judged = exact_products(x.values.T[:, alive], terms, types) & (np.asarray(of_sums(x, weights)) == 0)
         found.append((count * int(judged.sum()), x, judged))
         if found[-1][0] >= count // 2 * judged.size:
-            break  # half of these rows have no more weights
+            break  # half of these rows cannot have more judged weights
     return max(found, key=lambda each: each[0])[1:]
 
 
@@ -416,14 +416,14 @@ def test_cast_products_within_the_bound(backend: Remote, case: FormatCase, recor
 def assert_cast_bounded(
     backend: Remote, case: FormatCase, record_property: Record, x: Stored, weights: Stored | None = None
 ) -> None:
-    """A product of stored activations and these weights, or random ones, is within its bound."""
+    """A product of stored activations and these or random weights is within its bound."""
     __tracebackhide__ = True
     weights = drawn(case, powers=False) if weights is None else weights
     record_property("share", share_used(backend, case, x, weights))
 
 
 def odd_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """Three blocks of weights or of activations in a row, for loops that take two blocks at a time."""
+    """Rows of three blocks of weights or of activations, for loops that take two blocks at a time."""
     for table in FORMATS.values():
         options = options_of(table, 0)
         for name in CAST:
@@ -434,12 +434,12 @@ def odd_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks("linear.gemm_cast/C2", odd_casts)
 def test_cast_products_of_three_blocks(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """An odd number of blocks stays within the bound as any other does."""
+    """Products with an odd number of blocks stay within the bound."""
     assert_cast_bounded(backend, case, record_property, cast_of(case, powers=False))
 
 
 def unit_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """One small matrix of each format, and unit vectors with a scale for each and with scales of blocks."""
+    """One small matrix of each format, and unit vectors with one scale each and with scales of blocks."""
     ships = {each.parameters["format"]: each.parameters["activations"] for each in CASTS}
     for table in FORMATS.values():
         options = options_of(table, 0)
@@ -451,13 +451,14 @@ def unit_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks("linear.gemm_cast/C2", unit_casts)
 def test_a_cast_unit_vector_gives_a_row(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """The identity as X, cast to codes and scales, gives the matrix itself but for the rounding of the cast."""
+    """With X the identity, cast to codes and scales, the result is the matrix itself apart from the rounding of the
+    cast."""
     x = quantize(np.eye(case.rows, dtype=np.float32), case.activations, activation_options(case.activations))
     assert_cast_bounded(backend, case, record_property, x)
 
 
 def few_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """One case of each format with each of the activations, and one of each profile."""
+    """One case of each format with each format of activations, and one of each profile."""
     yield from shipped(clause, "random", Settings(range(0)), most=1)
     seen = set()
     for case in cast_products(clause, settings):

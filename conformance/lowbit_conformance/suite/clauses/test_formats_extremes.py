@@ -39,20 +39,20 @@ from lowbit_conformance.suite.format_inputs import (
 from lowbit_conformance.suite.marking import Record, Settings, checks
 
 SCALES = (2.0**24, 2.0**-40)
-"""Of activations: beyond float16 in both directions, and far from the ends of float32."""
+"""Magnitudes of activations: beyond the range of float16 at both ends, and far inside that of float32."""
 LARGEST_STEP = 31
-"""Of activations on the deep lattice: integers that all types hold."""
+"""The largest activations on the deep lattice: integers that all types hold."""
 UNIT_VECTORS = 32
 
 
 def common_options(table: Format) -> tuple[tuple[str, int], ...]:
-    """Codes of 4 bits where a format has them, and its first other options."""
+    """Codes of 4 bits if a format has them, and the first value of each other option."""
     first = dict(options_of(table, 0))
     return tuple((name, 4 if name == "bits" and 4 in (table.options[name] or ()) else first[name]) for name in first)
 
 
 def widest(clause: str, tier: str, variant: str) -> Iterator[FormatCase]:
-    """One wide shape of each format, in each type, with common options: K of 256 or more, N of 128."""
+    """One wide shape of each format in each type, with common options: K of at least 256, N of 128."""
     for table in FORMATS.values():
         sizes = (max(256, 2 * (table.block or 0)), SHAPES[-1][1])
         yield from in_types(clause, tier, variant, table, *sizes, common_options(table), 3)
@@ -68,7 +68,7 @@ def deep(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks(("linear.gemv/C2", "linear.gemm/C2"), deep)
 def test_products_round_only_their_result(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """Sums that fill the declared accumulator are exact in it, and so nothing but the result may be rounded."""
+    """Sums that fill the declared accumulator are exact in it, so only the result may be rounded."""
     weights, declared = drawn(case, powers=True), arithmetic(backend, case)
     numbers, judged = deep_numbers(case, weights, declared)
     x = activations(case, numbers)
@@ -84,7 +84,8 @@ def test_products_round_only_their_result(backend: Remote, case: FormatCase, rec
 
 
 def deep_numbers(case: FormatCase, weights: Stored, declared: Arithmetic) -> tuple[F64, Array]:
-    """T × K integers as large as keeps partial sums exact in the accumulator, of both signs or of one; and where."""
+    """T × K integers, as large as partial sums remain exact in the accumulator, of one or both signs; and a mask of
+    exact results."""
     types, rng = (accumulated(declared),), case.generator()
     signs = case.variant != "one-signed"
     return exact_sums(weights, case.vectors, declared.weights, types, rng, LARGEST_STEP, signs)
@@ -99,19 +100,19 @@ def scaled(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks(("linear.gemv/C2", "linear.gemm/C2"), scaled)
 def test_products_of_numbers_far_from_1(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """Activations and results beyond float16, large and small: bfloat16 and float32 hold them."""
+    """Activations and results outside the range of float16, large and small; bfloat16 and float32 hold them."""
     weights = drawn(case, powers=False)
     shares = [assert_one(backend, case, weights, factor * random_numbers(case)) for factor in SCALES]
     record_property("share", max(shares))
 
 
 def assert_one(backend: Remote, case: FormatCase, weights: Stored, numbers: F64) -> float:
-    """One product within its bound; the share of it that was used."""
+    """One product is within its bound; returns the fraction that was used."""
     __tracebackhide__ = True
     return share_used(backend, case, activations(case, numbers), weights)
 
 
-# **Patterns.** Rows of a matrix whose codes are of all kinds, subnormal ones included.
+# **Patterns.** Rows of a matrix with all kinds of codes, including subnormal ones.
 
 
 def patterns(clause: str, settings: Settings) -> Iterator[FormatCase]:
@@ -135,13 +136,13 @@ def test_gemm_gives_rows(backend: Remote, case: FormatCase, record_property: Rec
 
 
 def unit_vectors(case: FormatCase, count: int) -> F64:
-    """So many vectors that are 1 in one row each, spread over all rows."""
+    """This number of vectors that are 1 in one row each, spread over all rows."""
     rows = np.linspace(0, case.rows - 1, count).astype(np.int64)
     found: F64 = np.eye(case.rows)[rows]
     return found
 
 
-# **Largest.** Integer sums that are as large as codes allow.
+# **Largest.** The largest integer sums that codes allow.
 
 
 def largest(clause: str, settings: Settings) -> Iterator[FormatCase]:
@@ -153,6 +154,6 @@ def largest(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks("linear.gemm_cast/C2", largest)
 def test_the_largest_integer_sums(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """All codes are the largest, of weights and of activations: no integer sum may wrap."""
+    """All codes of weights and activations are the largest: no integer sum may wrap."""
     weights, x = drawn(case, powers=False, codes="largest"), cast_of(case, powers=False, codes="largest")
     record_property("share", share_used(backend, case, x, weights))

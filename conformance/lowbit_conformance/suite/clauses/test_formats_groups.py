@@ -20,16 +20,16 @@ from lowbit_conformance.suite.marking import Record, Settings, checks
 
 GROUP = 32
 REST = 8
-"""Rows of the last group, as far as a table allows a short one."""
+"""Rows of the last group, if a table allows a short one."""
 LARGE = 128
-"""The largest group of formats that have no option for it."""
+"""The largest group size of formats that have no option for it."""
 COLUMNS = 6
 ORDERED = (32, 64)
-"""The sizes of groups in order; no kernel can take both for its own fixed size."""
+"""Group sizes for rows in the order of their groups; both cannot equal a size that is fixed in a kernel."""
 
 
 def of_three_groups(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """One small matrix of each format, in each number of bits and each type that a kernel may be limited to."""
+    """One small matrix of each format in each number of bits and each type to which a kernel may be limited."""
     for table in FORMATS.values():
         sizes = [name for name, allowed in table.options.items() if allowed is None]
         for bits in table.options.get("bits") or (0,):
@@ -52,7 +52,7 @@ def test_products_with_three_groups(backend: Remote, case: FormatCase, record_pr
 
 
 def of_groups_in_order(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """Matrices of each format that has an index of groups, in each number of bits and each type."""
+    """Matrices of each format with an index of groups, in each number of bits and each type."""
     for table in FORMATS.values():
         if not any(row.role == "index" for row in table.fields):
             continue

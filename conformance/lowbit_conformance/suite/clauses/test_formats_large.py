@@ -36,18 +36,18 @@ from lowbit_conformance.suite.marking import Record, Settings, checks
 
 DEPTHS = (4096, 2048, 1280)
 WIDTHS = (1040, 2048, 520)
-"""K of deep matrices and N of wide ones, which take turns; the other size is small."""
+"""K of deep matrices and N of wide ones, which alternate; the other size is small."""
 SMALL = 64
 MODELS = ((11008, 64), (14336, 64), (28672, 64), (256, 11008))
-"""K and N of layers as they are, cut to a few columns or rows; one profile has each of them."""
+"""K and N of real layers, cut to a few columns or rows; one profile has all of them."""
 VOCABULARY = (32, 131072)
 GROUP = 128
-"""The size of groups, where a format leaves it open."""
+"""The group size if a format leaves it open."""
 VECTORS = (1, 4, 17)
-"""T of deep and of wide matrices, which take turns."""
+"""T of deep and wide matrices, which alternate."""
 
 BATCHES = ((2, 6, 7, 16), (24, 33, 48, 64), (96, 127, 128, 129), (255, 256, 257, 512))
-"""T of small matrices; each format meets one of each kind."""
+"""T of small matrices; each format gets one of each kind."""
 SHIPPED_BATCHES = (2, 24, 64, 96, 128, 129, 512)
 """T of the smallest matrix of each profile."""
 
@@ -55,7 +55,7 @@ Options = tuple[tuple[str, int], ...]
 
 
 def options_in_use(table: Format) -> Iterator[Options]:
-    """For each number of bits of a format, its first, those of 4 bits before all others; groups are of 128 rows."""
+    """The first options for each number of bits of a format, 4 bits first; groups have 128 rows."""
     for bits in sorted(table.options.get("bits") or (0,), key=lambda bits: bits != 4):
         yield tuple(
             (name, bits if name == "bits" else GROUP if allowed is None else allowed[0])
@@ -64,7 +64,7 @@ def options_in_use(table: Format) -> Iterator[Options]:
 
 
 def shipped(clause: str, vectors: tuple[int, ...], shapes: tuple[tuple[int, int], ...]) -> Iterator[FormatCase]:
-    """Each profile of this operation at each of these shapes, the numbers of vectors taking turns."""
+    """Each profile of an operation at each of these shapes, with alternating numbers of vectors."""
     own = [each for each in PROFILES.values() if clause in each.clauses and "format" in each.parameters]
     for turn, one in enumerate(own):
         chosen: dict[str, Any] = {name: next(iter(values)) for name, values in one.parameters.items()}
@@ -121,7 +121,7 @@ def test_numbers_of_large_matrices(backend: Remote, case: FormatCase) -> None:
 
 @checks(("linear.gemv/C1", "linear.gemm/C1"), sized)
 def test_products_of_large_matrices(backend: Remote, case: FormatCase) -> None:
-    """Where every partial sum is exact, the result equals the reference's to the bit."""
+    """If every partial sum is exact, the result is bit-identical to the reference's."""
     weights = drawn(case, powers=True)
     numbers, judged = lattice_numbers(case, weights, arithmetic(backend, case), live_rows(case.rows))
     x = activations(case, numbers)
@@ -138,7 +138,7 @@ def sized_at_random(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks(("linear.gemv/C2", "linear.gemm/C2"), sized_at_random)
 def test_large_products_within_the_bound(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """Random bytes and activations stay within the bound, where every row counts."""
+    """Random bytes and activations stay within the bound; every row contributes."""
     assert_bounded(backend, case, record_property)
 
 
@@ -161,11 +161,11 @@ def test_products_of_many_vectors(backend: Remote, case: FormatCase) -> None:
     test_products_of_large_matrices(backend, case)
 
 
-# **Activations that are stored, too.**
+# **Stored activations.**
 
 
 def cast(cases: Iterator[FormatCase]) -> Iterator[FormatCase]:
-    """The same cases with activations that are stored; those of profiles are so already."""
+    """The same cases with stored activations; cases of profiles have them already."""
     for turn, case in enumerate(cases):
         if case.activations in CAST:
             yield case
@@ -184,7 +184,7 @@ def cast_batches(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks("linear.gemm_cast/C1", sized_casts)
 def test_cast_products_of_large_matrices(backend: Remote, case: FormatCase) -> None:
-    """Where every partial sum is exact, the result equals the reference's."""
+    """If every partial sum is exact, the result equals the reference's."""
     weights = drawn(case, powers=True)
     types = (accumulated(arithmetic(backend, case)), case.result)
     x, judged = lattice_cast_of(case, weights, types, live_rows(case.rows))
@@ -194,7 +194,7 @@ def test_cast_products_of_large_matrices(backend: Remote, case: FormatCase) -> N
 
 @checks("linear.gemm_cast/C2", sized_at_random)
 def test_large_cast_products_within_the_bound(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """Random blocks of activations and weights stay within the bound, where every row counts."""
+    """Random blocks of activations and weights stay within the bound; every row contributes."""
     assert_cast_bounded(backend, case, record_property, cast_of(case, powers=False))
 
 

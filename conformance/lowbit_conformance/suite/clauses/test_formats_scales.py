@@ -47,22 +47,22 @@ from lowbit_conformance.suite.format_inputs import Codes, FormatCase, activation
 from lowbit_conformance.suite.marking import Record, Settings, checks
 
 BLOCKS = 3
-"""Blocks of columns of a matrix, and of rows."""
+"""The numbers of blocks of columns and of rows of a matrix."""
 STEPS = 3
-"""Scales of one matrix: powers of two, the extreme one and those next to it."""
+"""Scales of one matrix: the extreme power of two and those next to it."""
 
 
 # **Squares.**
 
 
 def width_of_blocks(table: Format) -> int:
-    """The columns that share a scale: 128 where the shape of a field of scales has ``N//128``; else 1."""
+    """The number of columns that share a scale: 128 if the shape of a field of scales has ``N//128``, else 1."""
     sizes = [str(size) for row in table.fields if row.role == "scale" for size in row.shape]
     return max((int(found[1]) for size in sizes if (found := re.fullmatch(r"N//?(\d+)", size))), default=1)
 
 
 def squares(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """Formats whose scales are of blocks of columns, with several blocks each way, the last one smaller."""
+    """Formats with scales for blocks of columns, with several blocks in both directions, the last one smaller."""
     for table in FORMATS.values():
         width, options = width_of_blocks(table), common_options(table)
         if width > 1:
@@ -72,7 +72,7 @@ def squares(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks(("linear.gemv/C2", "linear.gemm/C2"), squares)
 def test_products_take_the_scale_of_their_columns(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """With several blocks of columns, each column has the scales of its own block, in each type."""
+    """With several blocks of columns, each column uses the scales of its own block, in each type."""
     assert_bounded(backend, case, record_property)
 
 
@@ -88,7 +88,7 @@ class Reach:
 
 
 def reach(name: str) -> Reach:
-    """That of a type of floats."""
+    """The reach of a float type."""
     if name == "float64":
         return Reach(-1022, 1023)
     kind = FLOATS[name]
@@ -96,7 +96,7 @@ def reach(name: str) -> Reach:
 
 
 def wide(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """Each field of scales that reaches beyond float16, in each type."""
+    """Each field of scales with a wider range than float16, in each type."""
     for table in FORMATS.values():
         for case in wide_fields(clause, table):
             for own in RESULTS:
@@ -104,7 +104,7 @@ def wide(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 
 def wide_fields(clause: str, table: Format) -> Iterator[FormatCase]:
-    """A case for each set of fields that scale all weights together; its variant names them where there are several."""
+    """A case for each set of fields that scales all weights; its variant names the fields if there are several sets."""
     options = common_options(table)
     shape = fitted(table, 2 * (table.block or 64), 128, options)
     vectors = 1 if clause.startswith("linear.gemv") else 3
@@ -115,7 +115,7 @@ def wide_fields(clause: str, table: Format) -> Iterator[FormatCase]:
 
 @lru_cache(maxsize=1024)
 def together(name: str) -> tuple[tuple[str, ...], ...]:
-    """The smallest sets of wide fields of a format that double or halve every weight if they are doubled.
+    """The smallest sets of wide fields of a format for which doubling the fields doubles or halves every weight.
 
     A scale that is itself the sum of two fields takes both.
     """
@@ -130,7 +130,7 @@ def together(name: str) -> tuple[tuple[str, ...], ...]:
 
 @lru_cache(maxsize=1024)
 def sign_of(name: str, fields: tuple[str, ...]) -> int:
-    """1 where doubling these fields doubles every weight, -1 where it halves it, 0 where it does neither."""
+    """1 if doubling these fields doubles every weight, -1 if it halves every weight, else 0."""
     table = FORMATS[name]
     options = common_options(table)
     shape = fitted(table, table.block or 64, 32, options)
@@ -140,25 +140,25 @@ def sign_of(name: str, fields: tuple[str, ...]) -> int:
 
 
 def fields_of(case: FormatCase, table: Format) -> tuple[str, ...]:
-    """The fields that a case is of."""
+    """The fields of a case."""
     sets = together(table.name)
     return next((each for each in sets if case.variant == "-".join(("wide", *each))), sets[0])
 
 
 def reach_of(case: FormatCase) -> Reach:
-    """Of the type of these fields, in which powers of two are normal."""
+    """The reach of the type of these fields, in which powers of two are normal."""
     first = fields_of(case, case.table)[0]
     return reach(next(row.dtype for row in case.table.fields if row.name == first))
 
 
 @checks(("linear.gemv/C2", "linear.gemm/C2"), wide)
 def test_products_with_scales_far_from_1(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """The least and the largest scales whose products the types hold, with activations that make up for them."""
+    """The least and the largest scales whose products the types hold, with activations that compensate for them."""
     record_property("share", max(assert_wide(backend, case, end) for end in (0, 1)))
 
 
 def assert_wide(backend: Remote, case: FormatCase, end: int) -> float:
-    """One product within its bound, with the least scales (end 0) or the largest; the share of it that was used."""
+    """One product with the least (end 0) or largest scales is within its bound; returns the fraction that was used."""
     __tracebackhide__ = True
     weights, power = extreme(case, end, arithmetic(backend, case))
     return share_used(backend, case, activations(case, balanced(case, power)), weights)
@@ -172,12 +172,12 @@ def extreme(case: FormatCase, end: int, declared: Arithmetic) -> tuple[Stored, i
 
 
 def factors(case: FormatCase, of: FormatCase, x: Reach, declared: Arithmetic) -> tuple[tuple[int, int], ...]:
-    """The least and the largest f of the matrix of `of`, each with the p that goes with it.
+    """The least and the largest f of the matrix of `of`, each with its p.
 
     Args:
-        case: whose types and K they are.
+        case: gives the types and K.
         of: a case of the matrix that has the wide scales: of the weights, or of stored activations.
-        x: from the least to the largest p that the other numbers may have.
+        x: the least and the largest p of the other numbers.
         declared: the backend's arithmetic.
     """
     c, n = magnitude(with_factor(of, None, 0)), ceil(log2(case.rows))
@@ -196,9 +196,9 @@ def magnitude(matrix: Stored) -> int:
 
 
 def with_factor(case: FormatCase, factor: int | None, end: int, codes: Codes = "usual") -> Stored:
-    """The matrix with its wide scales 2^factor and the powers of two next to it, inwards; without a factor all 1.
+    """The matrix with wide scales of 2^factor and the next powers of two towards 1; without a factor all 1.
 
-    A scale that divides has the inverse.
+    Scales that divide get the inverse.
     """
     names, sign = fields_of(case, case.table), sign_of(case.format, fields_of(case, case.table))
     inwards = (1, -1)[end]
@@ -213,7 +213,7 @@ def balanced(case: FormatCase, power: int) -> F64:
     return numbers
 
 
-# **The same scales in other operations.** Dequantising is exact, so that only the numbers need to be held.
+# **The same scales in other operations.** Dequantising is exact, so only the numbers must be representable.
 
 
 def wide_numbers(clause: str, settings: Settings) -> Iterator[FormatCase]:
@@ -223,7 +223,8 @@ def wide_numbers(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks("formats.dequantize/C1", wide_numbers)
 def test_numbers_with_scales_far_from_1(backend: Remote, case: FormatCase) -> None:
-    """The least scales of their type, and the largest whose numbers float32 holds."""
+    """The least scales of their type, and the largest ones whose numbers float32 holds, give the numbers of the
+    table."""
     scale, largest = reach_of(case), reach("float32").largest
     c = magnitude(with_factor(case, None, 0))
     for end, factor in enumerate((scale.least, min(scale.largest, largest - 1 - c))):
@@ -231,7 +232,8 @@ def test_numbers_with_scales_far_from_1(backend: Remote, case: FormatCase) -> No
 
 
 def wide_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """Each field of weights with the first activations that fit; each of activations with the first weights that do."""
+    """Each field of weights with the first format of activations that fits; each field of activations with the first
+    format of weights that fits."""
     for table in FORMATS.values():
         for case in wide_fields(clause, table):
             fitting = [name for name in CAST if case.rows % (FORMATS[name].block or 1) == 0]
@@ -256,14 +258,14 @@ def test_cast_products_with_scales_far_from_1(backend: Remote, case: FormatCase,
 
 
 def assert_wide_cast(backend: Remote, case: FormatCase, end: int) -> float:
-    """One product of stored activations within its bound; the share of it that was used."""
+    """One product of stored activations is within its bound; returns the fraction that was used."""
     __tracebackhide__ = True
     weights, x = cast_extreme(case, end, arithmetic(backend, case))
     return share_used(backend, case, x, weights)
 
 
 def cast_extreme(case: FormatCase, end: int, declared: Arithmetic) -> tuple[Stored, Stored]:
-    """Weights and activations, the scales of one of them extreme."""
+    """Weights and activations, one of them with extreme scales."""
     weights, x = drawn(case, powers=True), cast_of(case, powers=True)
     if case.variant == "wide-activations":
         of = cast_case(case)

@@ -29,19 +29,19 @@ from lowbit_conformance.suite.marking import Record, Settings, checks
 
 LARGER = 2.0**8
 SMALLER = 2.0**-11
-"""Of activations whose scale, a 127th of the largest of a block, is subnormal."""
+"""Magnitude of activations whose scale, 1/127 of the largest of a block, is subnormal."""
 LEAST, LARGEST = 512, 1023
-"""Integers by the least number of float16: the larger half of the subnormal numbers."""
+"""Multiples of the least float16 number: the larger half of the subnormal numbers."""
 
 
 def scaled_in_half(table: Format) -> bool:
-    """Whether a format has scales in float16, and no other numbers in that type."""
+    """Whether a format has float16 scales and no other float16 numbers."""
     roles = {row.role for row in table.fields if row.dtype == "float16"}
     return roles == {"scale"}
 
 
 def matrices(clause: str) -> Iterator[FormatCase]:
-    """One of each such format."""
+    """A matrix of each such format."""
     for table in FORMATS.values():
         if scaled_in_half(table):
             options = common_options(table)
@@ -50,7 +50,7 @@ def matrices(clause: str) -> Iterator[FormatCase]:
 
 
 def with_subnormal_scales(given: Stored, case: FormatCase) -> Stored:
-    """The same with float16 scales that are subnormal, of both signs where these are allowed."""
+    """The matrix with subnormal float16 scales, of both signs if these are allowed."""
     rng, changed = case.generator(), dict(given.table.fields_of(given.by_name))
     for row in given.table.fields:
         if row.dtype == "float16":
@@ -72,7 +72,7 @@ def numbers(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks("formats.dequantize/C1", numbers)
 def test_numbers_with_subnormal_scales(backend: Remote, case: FormatCase) -> None:
-    """Every number is that of the table."""
+    """Every number is the one in the table."""
     assert_numbers(backend, case, weights_of(case))
 
 
@@ -84,22 +84,23 @@ def products(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 
 def larger_numbers(case: FormatCase) -> F64:
-    """T × K."""
+    """Activations, T × K, that make up for small scales."""
     return LARGER * case.generator().standard_normal((case.vectors, case.rows))
 
 
 @checks(("linear.gemv/C2", "linear.gemm/C2"), products)
 def test_products_with_subnormal_scales(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """Activations are larger than usual, and results are of usual sizes."""
+    """Activations are larger than usual, and results have usual magnitudes."""
     assert_bounded(backend, case, record_property, larger_numbers(case), weights_of(case))
 
 
 def casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """Each such format with every format of activations that it can meet; and activations with such scales."""
+    """Each such format with every format of activations that it can be combined with; and activations with such
+    scales."""
     for case in matrices(clause):
         for turn, name in enumerate(each for each in CAST if case.rows % (FORMATS[each].block or 1) == 0):
             yield replace(case, vectors=3, activations=name, result=RESULTS[turn % 3])
-            if RESULTS[turn % 3] != "float32":  # in which most kernels for such activations give their results
+            if RESULTS[turn % 3] != "float32":  # the type in which most such kernels return their results
                 yield replace(case, vectors=3, activations=name, result="float32")
             if any(row.dtype == "float16" for row in FORMATS[name].fields):
                 yield replace(case, variant="subnormal-activations", vectors=3, activations=name)
@@ -107,7 +108,8 @@ def casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 @checks("linear.gemm_cast/C2", casts)
 def test_cast_products_with_subnormal_scales(backend: Remote, case: FormatCase, record_property: Record) -> None:
-    """Scales of one of them are subnormal, the other's are as usual. Results are small, and every type holds them."""
+    """Scales of weights or activations are subnormal, and the other scales are ordinary. Results are small, and every
+    type holds them."""
     if case.variant == "subnormal-scales":
         assert_cast_bounded(backend, case, record_property, cast_of(case, powers=False), weights_of(case))
     else:

@@ -28,14 +28,14 @@ from lowbit_conformance.suite.marking import Record, Settings, checks
 
 GROUP = 64
 ROWS = GROUP + 8
-"""A whole group, and a short one as far as a table allows that."""
+"""A whole group, and a short one if a table allows that."""
 COLUMNS = 19
 BEYOND = (16.0, 20.5, 300.0)
-"""Zeros that are floats: above the codes of 4 bits, and the last above those of 8."""
+"""Float zeros: above 4-bit codes, and the last one above 8-bit codes."""
 
 
 def unusual(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """One matrix of each format; the types take turns, for each format from another one on."""
+    """One matrix of each format with alternating types, beginning with a different one for each format."""
     for table in FORMATS.values():
         sizes = {name for name, allowed in table.options.items() if allowed is None}
         options = tuple((name, GROUP if name in sizes else value) for name, value in common_options(table))
@@ -46,7 +46,7 @@ def unusual(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 
 def unusual_matrix(case: FormatCase) -> Stored:
-    """A matrix of the case, with all of it that the table of the format allows."""
+    """A matrix of the case with every unusual property that the table of its format allows."""
     found, rng = drawn(case, powers=False), case.generator()
     for row in case.table.fields:
         fields = {name: np.array(each) for name, each in case.table.fields_of(found.by_name).items()}
@@ -58,13 +58,13 @@ def unusual_matrix(case: FormatCase) -> Stored:
 
 
 def of_scales(table: Format) -> list[Field]:
-    """The fields of scales that can be 0. Where a matrix has one number of several of them, the first is 0, since all
-    weights are then."""
+    """The fields of scales that can be 0. If several of them have a single number, only the first is set to 0, because
+    that makes all weights 0."""
     return [row for row in table.fields if row.role == "scale" and can_be_zero(row)]
 
 
 def can_be_zero(row: Field) -> bool:
-    """Whether its type is a float with a zero."""
+    """Whether the type of a field is a float type with a zero."""
     return row.dtype in FLOATS and FLOATS[row.dtype].signed
 
 
@@ -83,7 +83,7 @@ def with_zeros(row: Field, array: Array, rng: np.random.Generator) -> Array | No
 
 
 def if_allowed(before: Stored, fields: dict[str, Array]) -> Stored:
-    """The matrix with these fields, or as it was where its format refuses them."""
+    """The matrix with these fields, or unchanged if its format refuses them."""
     table, at = before.table, before.sizes
     if table.complete is not None:
         fields = table.complete(fields, at)

@@ -26,7 +26,7 @@ class LayerCase(Case):
     Attributes:
         rows: K.
         columns: N, or T for the Hessian.
-        dtype: of a Hessian that is given.
+        dtype: of a given Hessian.
     """
 
     rows: int
@@ -39,7 +39,7 @@ class LayerCase(Case):
 
 
 SHAPES = ((1, 1), (2, 3), (3, 2), (7, 9), (8, 1), (16, 33), (33, 16), (64, 64), (100, 7))
-LARGE = ((20, 300), (150, 9))  # more than the 128 rows or columns that kernels take at once
+LARGE = ((20, 300), (150, 9))  # more than the 128 rows or columns that kernels process at once
 
 
 def shapes(clause: str, tier: str, settings: Settings, variants: tuple[str, ...] = ("",)) -> Iterator[LayerCase]:
@@ -73,7 +73,7 @@ def run(backend: Remote, case: LayerCase, *arrays: F32 | F64) -> F32:
 
 
 def calibration(case: LayerCase) -> F32:
-    """T × K inputs of very different channels; *correlated* ones follow a few common factors."""
+    """T × K inputs with very different channels; *correlated* inputs follow a few common factors."""
     rng = case.generator()
     x = rng.normal(size=(case.columns, case.rows))
     if "correlated" in case.variant:
@@ -95,7 +95,7 @@ def exact_product(case: LayerCase) -> F32:
 
 
 def positive_definite(case: LayerCase) -> F32 | F64:
-    """A damped Hessian as a quantiser would make it, in the case's dtype."""
+    """A typical damped Hessian, in the case's dtype."""
     return gptq.damped(gptq.hessian(calibration(case)), damping=0.01).astype(case.dtype)
 
 
@@ -103,7 +103,7 @@ def positive_definite(case: LayerCase) -> F32 | F64:
 
 
 def hessian_cases(clause: str, settings: Settings) -> Iterator[LayerCase]:
-    """The lattice, and as many inputs as a calibration has."""
+    """The lattice, and as many inputs as in a calibration."""
     cases = list(lattice_cases(clause, settings))
     yield from cases
     yield replace(cases[0], variant="many-inputs", rows=8, columns=5000)
@@ -118,7 +118,7 @@ def test_hessian_on_the_lattice(backend: Remote, case: LayerCase) -> None:
 
 @checks("gptq.hessian/C2", random_cases)
 def test_hessian_within_the_bound(backend: Remote, case: LayerCase, record_property: Record) -> None:
-    """Inputs of very different channels, correlated or not, stay within the bound."""
+    """Inputs with very different channels, correlated or not, stay within the bound."""
     assert_bounded(backend, case, record_property, calibration(case))
 
 
@@ -132,19 +132,19 @@ def small_lattice(clause: str, settings: Settings) -> Iterator[LayerCase]:
 
 @checks("gptq.factor/C1", small_lattice)
 def test_factor_on_the_lattice(backend: Remote, case: LayerCase) -> None:
-    """The product of an exact factor with its transpose gives this very factor."""
+    """The factor of the product of an exact factor with its transpose is that factor."""
     given = run(backend, case, exact_product(case))
     assert_equal_values(given, exact_factor(case).astype(np.float64))
 
 
 def wide_lattice(clause: str, settings: Settings) -> Iterator[LayerCase]:
-    """The same shapes for a Hessian in float64, and its elements in as many bits as the declared accumulator has."""
+    """The same shapes for a Hessian in float64, whose elements have as many bits as the declared accumulator."""
     for case in small_lattice(clause, settings):
         yield replace(case, variant=f"wide-{case.variant}".rstrip("-"), dtype="float64")
 
 
 def wide_factor(backend: Remote, case: LayerCase) -> F64:
-    """M with elements of 18 bits where the accumulator holds their products; made anew for the judge."""
+    """M with 18-bit elements if the accumulator holds their products; generated again for the judge."""
     factor = exact_factor(case)
     if arithmetic(backend, case).accumulator == "float64":
         wide = np.triu(case.generator().integers(-(2**18), 2**18, factor.shape), 1)
@@ -158,13 +158,13 @@ def own_product(factor: F64) -> F64:
 
 @checks("gptq.factor/C1", wide_lattice)
 def test_factor_of_wide_numbers(backend: Remote, case: LayerCase) -> None:
-    """Elements of M of 18 bits, if the accumulator holds their products: what is computed more narrowly shows."""
+    """18-bit elements of M, if the accumulator holds their products, detect narrower arithmetic."""
     given = run(backend, case, own_product(wide_factor(backend, case)))
     assert_equal_values(given, wide_factor(backend, case))
 
 
 def both_dtypes(clause: str, settings: Settings) -> Iterator[LayerCase]:
-    """Random layers in float32, then in float64, which is another entry of a kernel."""
+    """Random layers in float32, then in float64, which is a separate entry point of kernels."""
     cases = list(random_cases(clause, settings))
     yield from cases
     yield from (replace(case, dtype="float64") for case in cases if not case.seed)
@@ -172,7 +172,7 @@ def both_dtypes(clause: str, settings: Settings) -> Iterator[LayerCase]:
 
 @checks("gptq.factor/C2", both_dtypes)
 def test_factor_within_the_bound(backend: Remote, case: LayerCase, record_property: Record) -> None:
-    """M M^T is the damped Hessian of calibration inputs within the bound; a small factor would not reveal it."""
+    """M M^T equals the damped Hessian of calibration inputs within the bound."""
     assert_factor(backend, case, positive_definite(case), record_property)
 
 
@@ -187,8 +187,8 @@ def assert_factor(backend: Remote, case: LayerCase, hessian: F32 | F64, record_p
 def fading(case: LayerCase) -> F32 | F64:
     """A Hessian whose factor has ones on its diagonal and elements of 2^-13 beside them.
 
-    Each takes 2^-26 off a pivot of 1, which float32 rounds back to 1. One is no more than a rounding; a row of them is
-    many, and all go one way.
+    Each subtracts 2^-26 from a pivot of 1, which float32 rounds back to 1. One is less than a rounding; a row has many,
+    and all have the same sign.
     """
     factor = np.eye(case.rows) + np.triu(np.full((case.rows, case.rows), 2.0**-13), 1)
     wide = factor @ factor.T
@@ -201,13 +201,13 @@ FADING = product((40, 100, 150), [1], ("float32", "float64"))
 
 @checks("gptq.factor/C2", grid(LayerCase, "edge", ["fading"], *FADING))
 def test_factor_of_what_fades(backend: Remote, case: LayerCase, record_property: Record) -> None:
-    """Many products, each too small to change a pivot in float32, stay within the bound of the declared accumulator."""
+    """Many products, each too small to change a float32 pivot, stay within the bound of the declared accumulator."""
     assert_factor(backend, case, fading(case), record_property)
 
 
 @checks("gptq.factor/C3", random_cases)
 def test_factor_is_upper_triangular(backend: Remote, case: LayerCase) -> None:
-    """Zeros below the diagonal, and a diagonal above 0."""
+    """The factor has zeros below its diagonal and a positive diagonal."""
     given = run(backend, case, positive_definite(case))
     below = np.tril_indices(case.rows, -1)
     assert_exact("the part below the diagonal", np.abs(given[below]), np.zeros(len(below[0]), np.float32))
@@ -229,7 +229,7 @@ HESSIAN_MISTAKES: dict[str, Callable[[F32 | F64], object]] = {
 
 @checks("gptq.factor/C4", grid(LayerCase, "edge", HESSIAN_MISTAKES, (6, 5)))
 def test_factor_refuses(backend: Remote, case: LayerCase) -> None:
-    """Each mistake raises ArgumentError, a matrix that turns out indefinite included."""
+    """Each mistake raises ArgumentError, including a matrix that turns out to be indefinite."""
     with refuses():
         backend.run("gptq.factor", HESSIAN_MISTAKES[case.variant](positive_definite(case)))
 
@@ -238,7 +238,7 @@ def test_factor_refuses(backend: Remote, case: LayerCase) -> None:
 
 
 def layer(case: LayerCase) -> tuple[F32, F32, F32]:
-    """Weights, the factor of a damped Hessian in float32, and values a grid of steps of 0.1 away."""
+    """Weights, the factor of a damped Hessian in float32, and values that are the weights rounded to steps of 0.1."""
     rng = case.generator()
     weights = rng.normal(size=(case.rows, case.columns)).astype(np.float32)
     values = (np.rint(weights * 10) / 10).astype(np.float32)
@@ -247,7 +247,7 @@ def layer(case: LayerCase) -> tuple[F32, F32, F32]:
 
 @checks("gptq.targets/C1", lattice_cases)
 def test_targets_on_the_lattice(backend: Remote, case: LayerCase) -> None:
-    """Integers, quarters and a factor with powers of two on its diagonal have exact targets."""
+    """Integers, quarters and a factor with powers of two on its diagonal give exact targets."""
     rng = case.generator()
     shape = (case.rows, case.columns)
     weights = (rng.integers(-64, 65, shape) / 4).astype(np.float32)
@@ -263,7 +263,7 @@ def test_targets_within_the_bound(backend: Remote, case: LayerCase, record_prope
 
 @checks("gptq.targets/C3", random_cases)
 def test_targets_look_back_only(backend: Remote, case: LayerCase) -> None:
-    """Values from the middle row on are changed; the targets up to it keep their bits."""
+    """Changing values from the middle row on does not change the targets up to that row."""
     weights, triangle, values = layer(case)
     middle = case.rows // 2
     before = run(backend, case, weights, triangle, values)

@@ -25,19 +25,19 @@ from lowbit_conformance.suite.marking import MARKS, Settings, checks
 
 RECORDED = 40  # cases of each test
 GOLDEN = (5**0.5 - 1) / 2
-OTHERS = 100  # calls between a call and its repetition
+OTHERS = 100  # number of calls between a call and its repetition
 MANY_TIMES = 300
 SMALL = 1 << 16  # bytes of the arguments of a call that is repeated often
 BATCHES, TIMES = 4, 25  # of repeated calls, after three to warm up
-LONGER = 250  # where the first look is suspicious
+LONGER = 250  # if the first measurement is suspicious
 BYTES = "bytes of malloc"
 SLOW = {BYTES, "Python objects"}
-LEAST_BYTES = 16  # that one call may be said to leak; the allocator hands out no less
+LEAST_BYTES = 16  # least leak per call; the allocator hands out no less
 
 
 @dataclass(frozen=True)
 class HabitCase(Case):
-    """A habit of one operation; the variant says which side of it."""
+    """A habit of one operation; the variant says which aspect of it."""
 
     @property
     def label(self) -> str:
@@ -48,7 +48,7 @@ class HabitCase(Case):
 
 
 def every(variant: str, *, stateful: bool = False) -> Callable[[str, Settings], Iterator[HabitCase]]:
-    """One case for each operation; a stateful one answers according to what came before, so H4 is its own clauses'."""
+    """One case for each operation; results of a stateful one depend on earlier steps, so its own clauses cover H4."""
 
     def generator(clause: str, settings: Settings) -> Iterator[HabitCase]:
         for name, operation in OPERATIONS.items():
@@ -64,17 +64,18 @@ def loading(clause: str, settings: Settings) -> Iterator[HabitCase]:
 
 @checks("backend/H6", loading)
 def test_loading(backend: Remote, case: HabitCase) -> None:
-    """Importing and making the backend, and asking what it can do, leave the process as it was."""
+    """Importing and creating the backend, and asking for its capabilities, do not change the state of the process."""
     for verdict, text in backend.breaches:
         when = "" if verdict == "DECLARATION_REFUSED" else " (while it was loaded)"
         raise BrokenPromiseError(f"{verdict}: {text}{when}")
 
 
 def recorded(backend: Remote, operation: str) -> Iterator[Call]:
-    """The calls of the operation's own cases, those that succeeded, as its tests make them.
+    """The successful calls of the operation's own cases, as its tests make them.
 
     Raises:
-        AssertionError: none succeeded, but for the making of what they were to use; what the first ended with.
+        AssertionError: the error of the first call, if none succeeded except those that prepare a matrix or open a
+            session.
     """
     failure: Exception | None = None
     made = 0
@@ -104,8 +105,7 @@ def _declared(backend: Remote, operation: str, cases: list[Case]) -> Iterator[Ca
 
 
 def spread(cases: list[Case]) -> list[Case]:
-    """The cases in an order whose beginnings are spread over all of them, so that the first few differ in everything
-    in which the cases differ."""
+    """The cases, reordered so that any first few are spread over all of them and differ in every parameter."""
     return [case for _, case in sorted(enumerate(cases), key=lambda pair: pair[0] * GOLDEN % 1)]
 
 
@@ -127,7 +127,7 @@ def _proper(call: Call, operation: str) -> bool:
 
 @checks("*/H4", every("again"))
 def test_again_after_others(backend: Remote, case: HabitCase) -> None:
-    """The first calls of an operation give the same bits after a hundred others as they gave at first."""
+    """The first calls of an operation give the same bits again after a hundred other calls."""
     calls = own_calls(backend, case.operation, 5)
     for call in calls:
         backend.repeat(call, 1, OTHERS // len(calls))
@@ -157,7 +157,7 @@ def test_the_same_call_many_times(backend: Remote, case: HabitCase) -> None:
 
 @checks("*/H4", every(CONCURRENT))
 def test_beside_threads(backend: Remote, case: HabitCase) -> None:
-    """Calls made at once from four threads give the bits that each gave alone, if the backend declares threads."""
+    """Calls made at once from four threads give the same bits as each alone, if the backend declares threads."""
     calls = own_calls(backend, case.operation, 4)
     for call, results in zip(calls, backend.together(calls, 25), strict=True):
         for result in results:
@@ -168,20 +168,20 @@ def test_beside_threads(backend: Remote, case: HabitCase) -> None:
 
 @checks("*/H6", every("leak", stateful=True))
 def test_nothing_grows(backend: Remote, case: HabitCase) -> None:
-    """A call that is repeated leaves nothing behind: no memory, open file, thread or mapping, call after call."""
+    """Repeated calls leave nothing behind: no memory, open file, thread or mapping."""
     calls = list(islice(recorded(backend, case.operation), 12))
     chosen = {call.what: call for call in reversed(calls) if call.what != "step"}
     for what in sorted(chosen):
         grown = _growing(backend.repeat(chosen[what], BATCHES, TIMES), TIMES)
-        if grown and set(grown) <= SLOW:  # what fills up once looks the same for a while, so look again and longer
+        if grown and set(grown) <= SLOW:  # a cache fills up once, so measure longer
             grown = _growing(backend.repeat(chosen[what], BATCHES, LONGER), LONGER)
         for name, text in grown.items():
             raise BrokenPromiseError(f"LEAKED: {name} grow by {text.format(what)}")
 
 
 def _growing(counts: list[dict[str, int]], times: int) -> dict[str, str]:
-    """What grew in every batch of so many calls of something, and by how much; of memory two batches count as one,
-    because what leaks a little by many ways does not in every batch."""
+    """What grew in every batch of calls, and by how much. For memory two batches count as one, because small leaks do
+    not show in every batch."""
     found = {}
     for name in counts[0]:
         stride, each = (2, LEAST_BYTES) if name == BYTES else (1, 1)

@@ -23,7 +23,7 @@ STORED = ("float32", "float16", "eight-bit")
 
 @dataclass(frozen=True)
 class BlocksCase(Case):
-    """Blocks of weights, each column a group.
+    """A case with blocks of weights, each column a group.
 
     Attributes:
         bits: width of a code.
@@ -42,7 +42,7 @@ class BlocksCase(Case):
 
 @dataclass(frozen=True)
 class RealZeroCase(BlocksCase):
-    """A matrix with real zeros.
+    """A case with a matrix with real zeros.
 
     Attributes:
         rows: K.
@@ -58,7 +58,7 @@ class RealZeroCase(BlocksCase):
 
     @property
     def zeros(self) -> str:
-        """Zeros are stored as scales are, but in *mixed* cases in the next way."""
+        """How zeros are stored: as scales are, but in *mixed* cases in the next way."""
         return STORED[STORED.index(self.scales) + ("mixed" in self.variant) - len(STORED)]
 
     def parameters(self) -> dict[str, object]:
@@ -92,7 +92,7 @@ Grid = tuple[F32, F32, F32]
 
 
 def weights_and_grid(case: BlocksCase) -> Grid:
-    """Weights, scales and real zeros such that most weights fall on the grid; *large* weights have large errors."""
+    """Weights, scales and real zeros, such that most weights are on the grid; *large* weights have large errors."""
     rng = case.generator()
     size = 1.0 if "large" in case.variant else 0.02
     weights = rng.standard_t(4, size=(case.rows, case.columns)) * size
@@ -101,10 +101,10 @@ def weights_and_grid(case: BlocksCase) -> Grid:
     if "huge" in case.variant:
         weights[::2] *= 2.0**126
         scales[::2] *= 2.0**-20
-    if "ties" in case.variant:  # a scale of 1 and a half for zero: every odd multiple of a half is a tie
+    if "ties" in case.variant:  # scale 1 and zero 1/2: every odd multiple of 1/2 is a tie
         weights = rng.integers(-(2**case.bits), 2**case.bits, weights.shape) / 2
         scales, zeros = np.ones(case.columns), np.full(case.columns, 0.5)
-    if "odd" in case.variant:  # ties and whole zeros; the quotients are exact, but products with a reciprocal are not
+    if "odd" in case.variant:  # ties and integer zeros; quotients are exact, but products with a reciprocal are not
         scales, zeros = rng.choice((3, 5, 7, 11), case.columns) / 64, rng.integers(0, 2, case.columns) * 1.0
         weights = weights * scales
     return weights.astype(np.float32), scales.astype(np.float32), zeros.astype(np.float32)
@@ -113,15 +113,15 @@ def weights_and_grid(case: BlocksCase) -> Grid:
 @checks("hqq.codes/C2", blocks("huge"))
 @checks("hqq.codes/C1", blocks("ties", "ties-of-odd-scales", "small", "large"))
 def test_codes_equal_the_reference(backend: Remote, case: BlocksCase) -> None:
-    """Weights on ties, small and large ones, and huge ones whose quotients overflow, give the reference's codes."""
+    """Weights on ties, small, large and huge weights whose quotients overflow give the reference's codes."""
     assert_reference(backend, case, "codes", *weights_and_grid(case), case.bits)
 
 
 @checks("hqq.step/C1", blocks("exact"))
 def test_step_on_the_lattice(backend: Remote, case: BlocksCase) -> None:
-    """Errors of at most 1/16 are far below the threshold: nothing of them is left, and the zero is an exact mean.
+    """Errors of at most 1/16 are far below the threshold: they shrink to 0, and the zero is an exact mean.
 
-    The mean of g numbers is exact where g is a power of two; the case takes the largest one that fits.
+    The mean of g numbers is exact if g is a power of two; the case takes the largest one that fits.
     """
     rng = case.generator()
     rows = 2 ** (case.rows.bit_length() - 1)
@@ -140,7 +140,7 @@ NORMS = ((0.7, 10.0), (1.0, 4.0), (0.5, 30.0), (0.7, 12.2))
 
 @checks("hqq.step/C2", blocks("small", "large"))
 def test_step_within_the_bound(backend: Remote, case: BlocksCase, record_property: Record) -> None:
-    """Errors below and above the threshold, under several norms, stay within the bound."""
+    """Errors below and above the threshold, with several norms, stay within the bound."""
     weights, scales, zeros = weights_and_grid(case)
     q = hqq_solver.codes(weights, scales, zeros, case.bits)
     for norm in NORMS:
@@ -169,7 +169,7 @@ def test_step_refuses(backend: Remote, case: BlocksCase) -> None:
 # **Matrices.**
 
 
-# Rows, columns, group size and axis: deeper and wider than a kernel takes at once.
+# Rows, columns, group size and axis: more than a kernel processes at once.
 LARGE: tuple[tuple[int, int, int, Axis], ...] = (
     *((512, 7, 64, 1), (64, 300, 32, 1), (288, 90, 40, 0)),
     *((4096, 24, 64, 1), (11008, 9, 64, 1), (4096, 12, 64, 0), (64, 2064, 64, 1)),
@@ -177,7 +177,7 @@ LARGE: tuple[tuple[int, int, int, Axis], ...] = (
 
 
 def matrices(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]]:
-    """Both axes with every width and every way to store; along axis 0 also groups that do not divide N."""
+    """Both axes with every width and storage; along axis 0 also groups that do not divide N."""
 
     def generator(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
         tier = "lattice" if clause == "hqq.qgemv/C1" else "random"
@@ -218,7 +218,8 @@ def _drawn(clause: str, tier: str, variant: str, bits: int, seed: int) -> RealZe
 
 
 def random_matrix(case: RealZeroCase) -> tuple[F32, HqqMatrix]:
-    """Activations, and any codes with scales over several octaves and zeros within and without the codes' range."""
+    """Activations, and random codes with scales over several octaves and zeros inside and outside the range of
+    codes."""
     rng = case.generator()
     groups = case.rows * case.columns // case.group_size
     scales = stored(np.exp(rng.normal(-4, 1, groups)), case.scales, rng)
@@ -231,7 +232,7 @@ def random_matrix(case: RealZeroCase) -> tuple[F32, HqqMatrix]:
 
 
 def stored(numbers: np.ndarray[Any, Any], way: str, rng: np.random.Generator) -> Numbers:
-    """Numbers above −1 as they are stored; in 8 bits with codes of their own, in a few groups."""
+    """Numbers above −1 in their stored form; in 8 bits as codes in a few groups."""
     if way != "eight-bit":
         return numbers.astype(way)
     count = len(numbers)
@@ -241,7 +242,7 @@ def stored(numbers: np.ndarray[Any, Any], way: str, rng: np.random.Generator) ->
 
 
 def exact_matrix(case: RealZeroCase) -> tuple[F32, HqqMatrix]:
-    """Scales are powers of two, zeros halves and activations small integers: every partial sum is exact."""
+    """Scales that are powers of two, zeros in halves and small integer activations: every partial sum is exact."""
     rng = case.generator()
     groups = case.rows * case.columns // case.group_size
     dtypes = ("float16" if way == "float16" else "float32" for way in (case.scales, case.zeros))
@@ -274,14 +275,13 @@ def eight_bit(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
 @checks("hqq.dequantize/C3", eight_bit)
 @checks("hqq.dequantize/C1", plain)
 def test_dequantize(backend: Remote, case: RealZeroCase) -> None:
-    """Any codes with float32 and float16 scales and zeros, and with those in 8 bits, give the reference's weights."""
+    """Random codes with scales and zeros in float32, float16 or 8 bits give the reference's weights."""
     assert_reference(backend, case, "weights", random_matrix(case)[1])
 
 
 @checks("hqq.dequantize/C2", plain)
 def test_dequantize_finds_the_group(backend: Remote, case: RealZeroCase) -> None:
-    """This needs no reference: with codes of 1, zeros of 0 and the scale of group i equal to i + 1, a weight names its
-    group."""
+    """With codes of 1, zeros of 0 and scale i + 1 for group i, a weight gives its group; this needs no reference."""
     groups = case.rows * case.columns // case.group_size
     ones = pack(np.ones((case.rows, case.columns), np.uint8), case.bits)
     scales, zeros = np.arange(1, groups + 1).astype(np.float32), np.zeros(groups, np.float32)
@@ -300,7 +300,7 @@ def test_qgemv_on_the_lattice(backend: Remote, case: RealZeroCase) -> None:
 
 
 def assert_rows(backend: Remote, rows: F32, matrix: HqqMatrix) -> None:
-    """The products of several vectors, whose partial sums are exact and whose weights are exact in float32."""
+    """The products of several vectors equal the reference's; partial sums and weights are exact in float32."""
     __tracebackhide__ = True
     given = [backend.run("hqq.qgemv", x, matrix) for x in rows]
     weights = hqq.dequantize(matrix).astype(np.float64)

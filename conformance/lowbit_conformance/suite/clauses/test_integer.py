@@ -37,7 +37,7 @@ def run(backend: Remote, x: Blocks, matrix: QuantizedMatrix) -> F32:
 
 
 def lattice_cases(clause: str, settings: Settings) -> Iterator[IntegerCase]:
-    """Every shape dense; those of one unit of rows or of several blocks also full."""
+    """Every shape dense; shapes with one unit of rows or with several blocks also full."""
     for case in shapes(clause, settings):
         for density in ("dense", "full"):
             yield replace(case, tier="lattice", variant=f"{case.variant}-{density}".lstrip("-"))
@@ -56,7 +56,7 @@ def test_integer_product_on_the_lattice(backend: Remote, case: IntegerCase) -> N
 
 
 def model_shapes(clause: str, settings: Settings) -> Iterator[IntegerCase]:
-    """As many rows, columns and rows of X as layers and prompts have."""
+    """The numbers of rows, columns and rows of X of layers and prompts."""
     for bits, rows, columns, group_size, vectors in (
         (4, 64, 131072, 64, 1),
         (4, 28672, 40, 128, 2),
@@ -69,13 +69,14 @@ def model_shapes(clause: str, settings: Settings) -> Iterator[IntegerCase]:
 
 @checks("linear.qgemm_bfp/C1", model_shapes)
 def test_integer_product_of_the_size_of_models(backend: Remote, case: IntegerCase) -> None:
-    """As many rows and columns as layers have: the result equals the reference's."""
+    """With the rows and columns of real layers the result equals the reference's."""
     assert_lattice(backend, *integer_cases.lattice(case, dense=True))
 
 
 @checks("linear.qgemm_bfp/C1", extreme_cases)
 def test_integer_product_of_the_largest(backend: Remote, case: IntegerCase) -> None:
-    """The largest mantissas by the largest codes, with signs that fill an accumulator soonest; all sums are exact."""
+    """The largest mantissas times the largest codes, with signs that fill an accumulator fastest; all sums are
+    exact."""
     assert_lattice(backend, *extreme(case))
 
 
@@ -100,7 +101,7 @@ def assert_bounded(
     record_property("share", share_used(backend, case, run(backend, x, matrix), x, matrix))
 
 
-# The same again.
+# Repetition.
 
 
 def few_cases(clause: str, settings: Settings) -> Iterator[IntegerCase]:
@@ -112,21 +113,21 @@ def few_cases(clause: str, settings: Settings) -> Iterator[IntegerCase]:
 
 
 def concurrent_cases(clause: str, settings: Settings) -> Iterator[IntegerCase]:
-    """A small shape and one for which a backend uses threads of its own."""
+    """A small shape and one for which a backend uses its own threads."""
     for rows, columns in ((64, 33), (1024, 1100)):
         yield of(MatrixCase(clause, "random", CONCURRENT, 4, rows, columns, 64), 3)
 
 
 @checks("linear.qgemm_bfp/C3", concurrent_cases)
 def test_integer_product_from_several_threads(backend: Remote, case: IntegerCase) -> None:
-    """Threads that multiply at once, each by its own X, get the bits that each gets alone."""
+    """Threads that multiply at once, each by its own X, get the same bits as each alone."""
     x, matrix = integer_cases.random(case)
     prepared = backend.prepare(matrix)
     assert_together(backend, [partial(prepared.guarded_blocks, shifted(x, by)) for by in (0, 1, -3, 2)])
 
 
 def shifted(x: Blocks, by: int) -> Blocks:
-    """Times a power of two, with the rows in another order if it is odd."""
+    """The blocks times a power of two; if its exponent is odd, the rows are reordered."""
     order = slice(None, None, -1 if by % 2 else 1)
     exponents = (x.exponents[order] + by).clip(-x.format.reach, x.format.reach).astype(np.int16)
     return Blocks(np.ascontiguousarray(x.mantissas[order]), np.ascontiguousarray(exponents), x.format)
@@ -134,7 +135,7 @@ def shifted(x: Blocks, by: int) -> Blocks:
 
 @checks("linear.qgemm_bfp/C3", few_cases)
 def test_integer_product_repeats_itself(backend: Remote, case: IntegerCase) -> None:
-    """The same call gives the same bits: again, after other calls, from weights prepared anew; and row by row."""
+    """The same call gives the same bits: repeated, after other calls, with weights prepared again, and row by row."""
     assert_rows_alone(backend, case)
     x, matrix = integer_cases.random(case)
     prepared = backend.prepare(matrix)
@@ -153,7 +154,7 @@ def test_integer_product_repeats_itself(backend: Remote, case: IntegerCase) -> N
 
 
 def assert_rows_alone(backend: Remote, case: IntegerCase) -> None:
-    """A row of Y does not change with the other rows of X, mantissas or exponents."""
+    """A row of Y does not depend on the mantissas or exponents of other rows of X."""
     __tracebackhide__ = True
     x, matrix = integer_cases.random(case)
     prepared = backend.prepare(matrix)
@@ -172,7 +173,7 @@ def assert_rows_alone(backend: Remote, case: IntegerCase) -> None:
 
 
 def zero_cases(clause: str, settings: Settings) -> Iterator[IntegerCase]:
-    """At a small shape for each width, and at one of many blocks and groups; all formats."""
+    """A small shape for each width, a shape of many blocks and groups, and all formats."""
     yield from (of(case, 3) for case in edges(clause, ("zero-x", "one-hot")))
     for variant in ("zero-x", "one-hot"):
         yield from (of(case, 3) for case in in_use(clause, "edge", variant, 2))
@@ -182,7 +183,7 @@ def zero_cases(clause: str, settings: Settings) -> Iterator[IntegerCase]:
 
 @checks("linear.qgemm_bfp/C4", zero_cases)
 def test_integer_product_of_zeros_and_of_one(backend: Remote, case: IntegerCase, record_property: Record) -> None:
-    """Rows of zeros give zeros; one mantissa alone, at the ends of blocks and groups, gives its row of weights."""
+    """Rows of zeros give zeros; a single mantissa, at the ends of blocks and groups, gives its row of weights."""
     _, matrix = inputs.random(case)
     if case.variant == "zero-x":
         given = run(backend, integer_cases.empty(case), matrix)
@@ -220,7 +221,7 @@ def _twice(x: Blocks) -> Blocks:
 
 
 def _over(x: Blocks, out: F32, part: str) -> Call:
-    """An out that begins in the last bytes of the mantissas or of the exponents."""
+    """An out that begins in the last bytes of the mantissas or the exponents."""
     own: Array = getattr(x, part)
     last = (own.nbytes - 1) // 4
     both = np.zeros(last + out.size, np.float32)
@@ -238,12 +239,13 @@ def mistakes(clause: str, settings: Settings) -> Iterator[IntegerCase]:
 
 
 WIDE_ROWS = 2105392
-"""The fewest rows, of whole units of 2 bits, whose products of 25-bit mantissas and codes of 8 bits reach 2^53."""
+"""The least number of rows, in whole units of 2 bits, for which products of 25-bit mantissas and 8-bit codes reach
+2^53."""
 
 
 @checks("linear.qgemm_bfp/H8", mistakes)
 def test_integer_product_refuses(backend: Remote, case: IntegerCase) -> None:
-    """Each mistake raises ArgumentError, and out is left as it was."""
+    """Each mistake raises ArgumentError and leaves out unchanged."""
     x, matrix = integer_cases.random(case)
     out = np.full((case.vectors, case.columns), 7, np.float32)
     given = MISTAKES[case.variant](x, out) if case.variant in MISTAKES else (x, out)

@@ -29,7 +29,7 @@ Tokens = tuple[Part, Part]  # keys and values, T × G × d_h each
 
 @dataclass(frozen=True)
 class KiviCase(Case):
-    """A cache and how many tokens it gets."""
+    """A case with a cache and a number of tokens."""
 
     kv_heads: int
     head_dim: int
@@ -54,12 +54,12 @@ class KiviCase(Case):
 
     @property
     def possible(self) -> bool:
-        """Whether the operation opens such a cache."""
+        """Whether the operation can open such a cache."""
         return not (self.head_dim % self.group_size or self.residual % self.group_size)
 
     @property
     def opening(self) -> tuple[Any, ...]:
-        """The arguments that open it; the type is named where it is not the one that is meant without."""
+        """The arguments that open it, with the type if it is not the default."""
         sizes = self.kv_heads, self.head_dim, self.bits, self.group_size, self.residual
         return sizes if self.dtype == "float16" else (*sizes, self.dtype)
 
@@ -75,11 +75,11 @@ SHAPES = (
 
 
 OWN_LENGTH = (1, 128, 2, 32, 128)
-"""A head as models have it, with the residual length that KIVI itself takes."""
+"""A head as in models, with KIVI's own residual length."""
 
 
 def caches(*rounds: float) -> Callable[[str, Settings], Iterator[KiviCase]]:
-    """Every shape with each number of tokens, in residual lengths; then from each seed a number of its own."""
+    """Every shape with each number of tokens, in residual lengths; then a random number from each seed."""
 
     def generator(clause: str, settings: Settings) -> Iterator[KiviCase]:
         for shape in SHAPES:
@@ -96,8 +96,8 @@ def caches(*rounds: float) -> Callable[[str, Settings], Iterator[KiviCase]]:
 
 
 def drawn(case: KiviCase, rng: np.random.Generator, tokens: int | None = None) -> Tokens:
-    """Keys with some large channels, values of very different magnitude, and groups of one number throughout; in
-    bfloat16 all of them beyond float16."""
+    """Keys with some large channels, values of very different magnitudes, and constant groups; in bfloat16 all outside
+    the range of float16."""
     shape = (tokens or case.tokens, case.kv_heads, case.head_dim)
     keys = rng.normal(size=shape) * np.exp2(rng.integers(-3, 6, shape[1:]))
     values = rng.normal(size=shape) * np.exp2(rng.integers(-6, 6, (shape[0], 1, 1)))
@@ -108,14 +108,14 @@ def drawn(case: KiviCase, rng: np.random.Generator, tokens: int | None = None) -
 
 
 class Right:
-    """What a cache of one case holds after each step, by every choice that has explained its answers so far."""
+    """The right contents of a cache after each step, for every choice that agrees with all answers so far."""
 
     def __init__(self, case: KiviCase) -> None:
         self.case, self.choices = case, list(choices_of(case.dtype))
         self._given: list[Tokens] = []
 
     def assert_holds(self, step: Tokens, answer: tuple[F32, F32]) -> None:
-        """The answer after this step; the newest tokens first, which no choice changes."""
+        """Check the answer of a step, first the newest tokens, which do not depend on a choice."""
         __tracebackhide__ = True
         self._given.append(step)
         case, tokens = self.case, [np.concatenate([each[kind] for each in self._given]) for kind in (0, 1)]
@@ -137,7 +137,7 @@ class Right:
             self.choices = fitting
 
     def _stored(self, kind: int, tokens: Part, choice: str) -> F32:
-        """float32, G × tokens × d_h: whole groups through their format."""
+        """float32, G × tokens × d_h: whole groups, cast to their format and decoded."""
         case = self.case
         if not len(tokens):
             return np.zeros((case.kv_heads, 0, case.head_dim), np.float32)
@@ -151,7 +151,8 @@ class Right:
 
 @checks("kvcache.kivi/C1", caches(0.1, 1, 1.2))
 def test_the_newest_tokens_are_kept(backend: Remote, case: KiviCase) -> None:
-    """Token by token: the newest are as given, around every end of a group and of the residual tokens."""
+    """With steps of one token, the newest tokens are as given, around every end of a group and of the residual
+    tokens."""
     right = Right(case)
     with closing(backend.open("kvcache.kivi", *case.opening)) as session:
         for step in parts(drawn(case, case.generator()), [1] * case.tokens):
@@ -160,7 +161,7 @@ def test_the_newest_tokens_are_kept(backend: Remote, case: KiviCase) -> None:
 
 @checks("kvcache.kivi/C2", caches(2, 3.4))
 def test_whole_groups_are_stored(backend: Remote, case: KiviCase) -> None:
-    """Steps of any length: what is stored is the format's, and keeps its bits whatever comes later."""
+    """With steps of any length, stored tokens are those of the format, and later tokens do not change their bits."""
     rng, right = case.generator(), Right(case)
     steps = list(parts(drawn(case, rng), lengths(case.tokens, rng)))
     large = rounded(np.full((case.residual, case.kv_heads, case.head_dim), 30000.0), case.dtype)
@@ -171,7 +172,7 @@ def test_whole_groups_are_stored(backend: Remote, case: KiviCase) -> None:
 
 @checks("kvcache.kivi/C3", caches(2.3))
 def test_a_prompt_ends_as_its_tokens_do(backend: Remote, case: KiviCase) -> None:
-    """All tokens in one step, one by one, and in steps of mixed length: the same bits at the end."""
+    """All tokens in one step, one by one, and in steps of mixed lengths give the same bits at the end."""
     rng = case.generator()
     tokens = drawn(case, rng)
     first, *others = ends_of(backend, case, tokens, rng)
@@ -204,7 +205,7 @@ WRONG = (*(f"step-{name}" for name in MISTAKES), *(f"open-{name}" for name in OP
 
 @checks("kvcache.kivi/C4", grid(KiviCase, "edge", WRONG, (2, 8, 2, 4, 4, 6)))
 def test_kivi_refuses(backend: Remote, case: KiviCase) -> None:
-    """Each mistake raises ArgumentError; at a step, the first or a later one, it leaves the cache as it was."""
+    """Each mistake raises ArgumentError; in the first or a later step, it leaves the cache unchanged."""
     place, _, name = case.variant.partition("-")
     if place == "open":
         with refuses():
@@ -220,7 +221,8 @@ def test_kivi_refuses(backend: Remote, case: KiviCase) -> None:
 
 @checks("kvcache.kivi/C5", caches(1.5))
 def test_kivi_caches_do_not_disturb_each_other(backend: Remote, case: KiviCase) -> None:
-    """Two caches of one shape take turns; a third, opened when one of them is closed, is empty."""
+    """Two caches of one shape in alternation do not affect each other; a third, opened after one was closed, is
+    empty."""
     rng = case.generator()
     open_now = {name: (backend.open("kvcache.kivi", *case.opening), Right(case)) for name in ("first", "second")}
     for number in range(12):

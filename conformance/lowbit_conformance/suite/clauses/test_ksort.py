@@ -39,7 +39,7 @@ def heads(*variants: str) -> Callable[[str, Settings], Iterator[HeadCase]]:
 
 
 def assert_channels(name: str, given: object, head_dim: int) -> Order:
-    """An order of so many channels, or their partners: int64, each from 0 and below `head_dim`."""
+    """Check an order of `head_dim` channels, or their partners: int64, from 0 to `head_dim` - 1."""
     __tracebackhide__ = True
     channels = assert_array(name, given, np.int64, (head_dim,))
     strange = channels[(channels < 0) | (channels >= head_dim)]
@@ -48,14 +48,14 @@ def assert_channels(name: str, given: object, head_dim: int) -> Order:
 
 
 def ordered(backend: Remote, sizes: F64) -> Order:
-    """The order that the backend gives."""
+    """The order from the backend."""
     __tracebackhide__ = True
     return assert_channels("order", backend.run("ksort.permutation", sizes), sizes.size)
 
 
 @checks("ksort.permutation/C1", heads("distinct", "signed"))
 def test_sizes_ascend(backend: Remote, case: HeadCase) -> None:
-    """Distinct sizes, zero and subnormal ones, and sizes of either sign, ascend in the order given."""
+    """Distinct sizes, zero, subnormal sizes and sizes of both signs ascend in the returned order."""
     sizes = np.ldexp(case.generator().permutation(case.head_dim).astype(np.float64), -1060)  # subnormal
     if case.variant == "signed":
         sizes = case.generator().permutation(case.head_dim) - case.head_dim / 2
@@ -65,7 +65,7 @@ def test_sizes_ascend(backend: Remote, case: HeadCase) -> None:
 
 @checks("ksort.permutation/C2", heads("equal", "few-values", "zeros"))
 def test_equal_sizes_keep_their_order(backend: Remote, case: HeadCase) -> None:
-    """With all sizes equal, few different ones, or zeros of both signs, channels of one size stand as they stood."""
+    """With all sizes equal, few distinct sizes, or zeros of both signs, channels of equal size keep their order."""
     values = {"equal": [0.0], "few-values": [0.0, 1.0, 2.0], "zeros": [0.0, -0.0]}[case.variant]
     sizes = case.generator().choice(values, case.head_dim)
     order = ordered(backend, sizes)
@@ -75,7 +75,7 @@ def test_equal_sizes_keep_their_order(backend: Remote, case: HeadCase) -> None:
 
 @checks("ksort.permutation/C3", heads("normal"))
 def test_every_channel_once(backend: Remote, case: HeadCase) -> None:
-    """Random sizes: each channel stands in the order once, and the reference agrees."""
+    """With random sizes each channel occurs in the order once, and the order is the reference's."""
     sizes = np.abs(case.generator().normal(size=case.head_dim))
     order = ordered(backend, sizes)
     assert_exact("sorted order", np.sort(order), np.arange(case.head_dim))
@@ -83,7 +83,7 @@ def test_every_channel_once(backend: Remote, case: HeadCase) -> None:
 
 
 def relabelled(backend: Remote, case: HeadCase) -> tuple[Layout, Order, Layout]:
-    """A layout, an order, and what the backend makes of both."""
+    """A layout, an order, and the layout that the backend makes from both."""
     __tracebackhide__ = True
     layout, order = LAYOUTS[case.variant](case.head_dim), case.generator().permutation(case.head_dim)
     moved = assert_kind("the result", backend.run("ksort.relabel", layout, order), Layout)
@@ -95,7 +95,7 @@ def relabelled(backend: Remote, case: HeadCase) -> tuple[Layout, Order, Layout]:
 
 @checks("ksort.relabel/C1", heads(*LAYOUTS))
 def test_pairs_stay_pairs(backend: Remote, case: HeadCase) -> None:
-    """By its old name the partner of each channel is the one that it had."""
+    """In the old numbering each channel keeps its partner."""
     layout, order, moved = relabelled(backend, case)
     assert_exact("old names of the partners", order[moved.partner], layout.partner[order])
     assert_exact("partners of partners", moved.partner[moved.partner], np.arange(case.head_dim))
@@ -119,6 +119,6 @@ ORDER_MISTAKES: dict[str, Callable[[Order], Any]] = {
 
 @checks("ksort.relabel/H8", heads(*ORDER_MISTAKES))
 def test_relabel_refuses(backend: Remote, case: HeadCase) -> None:
-    """What is no permutation of the channels raises ArgumentError."""
+    """An order that is not a permutation of the channels raises ArgumentError."""
     with refuses():
         backend.run("ksort.relabel", half_split(case.head_dim), ORDER_MISTAKES[case.variant](np.arange(case.head_dim)))

@@ -25,13 +25,13 @@ NAMES = ("keys", "values")
 
 @dataclass(frozen=True)
 class CacheCase(Case):
-    """A cache and how many tokens it gets.
+    """A case with a cache and a number of tokens.
 
     Attributes:
         kv_heads: G.
         head_dim: d_h.
         key_block, key_mantissa, key_exponent: the format of the keys.
-        value_block, value_mantissa, value_exponent: that of the values.
+        value_block, value_mantissa, value_exponent: the format of the values.
         tokens: S.
     """
 
@@ -74,7 +74,7 @@ SHAPES: tuple[tuple[int, int, tuple[int, int, int], tuple[int, int, int]], ...] 
 
 
 def caches(*counts: int) -> Callable[[str, Settings], Iterator[CacheCase]]:
-    """Every shape with each number of tokens; then from each seed one of the formats in a shape of its own."""
+    """Every shape with each number of tokens; then one of the formats in a random shape from each seed."""
 
     def generator(clause: str, settings: Settings) -> Iterator[CacheCase]:
         for heads, head_dim, keys, values in SHAPES:
@@ -89,7 +89,7 @@ def caches(*counts: int) -> Callable[[str, Settings], Iterator[CacheCase]]:
 
 
 def drawn(case: CacheCase, rng: np.random.Generator, tokens: int | None = None) -> Tokens:
-    """Keys and values of very different magnitude from token to token and channel to channel, zeros among them."""
+    """Keys and values whose magnitudes differ much between tokens and between channels, with some zeros."""
     shape = (tokens or case.tokens, case.kv_heads, case.head_dim)
 
     def one() -> F32:
@@ -117,7 +117,7 @@ def lengths(total: int, rng: np.random.Generator) -> list[int]:
 
 
 def taken(session: Any, step: tuple[Array, Array]) -> Tokens:
-    """One step; copies of the two arrays with which it answers."""
+    """Make one step; returns copies of its two result arrays."""
     __tracebackhide__ = True
     answer: Any = assert_kind("what a step answers with", session.step(*step), tuple)
     if len(answer) != 2:
@@ -127,7 +127,7 @@ def taken(session: Any, step: tuple[Array, Array]) -> Tokens:
 
 
 def assert_holds(case: CacheCase, answer: Tokens, given: Sequence[Tokens]) -> None:
-    """Each row of the answer is the row that was given, cast and decoded."""
+    """Each row of the result is the given row, cast and decoded."""
     __tracebackhide__ = True
     for kind, (name, format) in enumerate(zip(NAMES, case.opening[2:], strict=True)):
         rows = np.concatenate([step[kind] for step in given]).swapaxes(0, 1)  # G × S × d_h
@@ -137,7 +137,7 @@ def assert_holds(case: CacheCase, answer: Tokens, given: Sequence[Tokens]) -> No
 
 @checks("kvcache.bfp/C1", caches(1, 9))
 def test_each_token_is_cast_and_decoded(backend: Remote, case: CacheCase) -> None:
-    """After every step the cache holds all tokens so far, in order, each as its own rows are cast."""
+    """After every step the cache holds all tokens so far, in order, each cast row by row."""
     rng = case.generator()
     steps = list(parts(drawn(case, rng), lengths(case.tokens, rng)))
     with closing(backend.open("kvcache.bfp", *case.opening)) as session:
@@ -147,7 +147,7 @@ def test_each_token_is_cast_and_decoded(backend: Remote, case: CacheCase) -> Non
 
 
 def growing(clause: str, settings: Settings) -> Iterator[CacheCase]:
-    """The same, and one that is long enough for a cache to grow a few times."""
+    """The same cases, and one that is long enough for a cache to grow several times."""
     yield from caches(6)(clause, settings)
     heads, head_dim, keys, values = SHAPES[-2]
     yield CacheCase(clause, "lattice", "long", heads, head_dim, *keys, *values, 150)
@@ -177,7 +177,7 @@ FEW = ((1, 128, *BFP16, *BFP12, 6), (3, 33, *BFP12, *BFP12, 6))
 
 @checks("kvcache.bfp/C1", grid(CacheCase, "lattice", ["offsets"], *FEW))
 def test_tokens_from_every_offset(backend: Remote, case: CacheCase) -> None:
-    """Caches whose tokens begin at other offsets of a cache line answer alike, and as is right."""
+    """Caches whose tokens begin at different offsets of a cache line give equal and right results."""
     rng = case.generator()
     steps = list(parts(drawn(case, rng), [3, 1, 2]))
     (session,) = backend.elsewhere(Call("open", "kvcache.bfp", case.opening), OFFSETS)
@@ -191,7 +191,7 @@ def test_tokens_from_every_offset(backend: Remote, case: CacheCase) -> None:
 
 @checks("kvcache.bfp/C2", growing)
 def test_tokens_keep_their_bits(backend: Remote, case: CacheCase) -> None:
-    """Whatever comes later, larger numbers, zeros or many tokens, what was answered before is answered again."""
+    """Later tokens, such as larger numbers, zeros or many tokens, do not change the results for earlier ones."""
     rng = case.generator()
     steps = list(parts(drawn(case, rng), lengths(case.tokens, rng)))
     one = np.zeros((1, case.kv_heads, case.head_dim), np.float32)
@@ -209,7 +209,7 @@ def test_tokens_keep_their_bits(backend: Remote, case: CacheCase) -> None:
 
 @checks("kvcache.bfp/C3", caches(7))
 def test_together_or_one_by_one(backend: Remote, case: CacheCase) -> None:
-    """All tokens in one step, one by one, and in steps of mixed length: the same bits at the end."""
+    """All tokens in one step, one by one, and in steps of mixed lengths give the same bits at the end."""
     rng = case.generator()
     tokens = drawn(case, rng)
     for end in ends_of(backend, case, tokens, rng):
@@ -217,7 +217,8 @@ def test_together_or_one_by_one(backend: Remote, case: CacheCase) -> None:
 
 
 def ends_of(backend: Remote, case: Any, tokens: tuple[Array, Array], rng: np.random.Generator) -> list[Tokens]:
-    """What a cache holds at the end: of one step with all tokens, of one a token, and of steps of mixed length."""
+    """The contents of a cache after one step with all tokens, after steps of one token, and after steps of mixed
+    lengths."""
     ends: list[Tokens] = []
     for plan in ([case.tokens], [1] * case.tokens, lengths(case.tokens, rng)):
         with closing(backend.open(case.operation, *case.opening)) as session:
@@ -257,7 +258,7 @@ WRONG = (*(f"step-{name}" for name in MISTAKES), *(f"open-{name}" for name in OP
 
 @checks("kvcache.bfp/C4", grid(CacheCase, "edge", WRONG, (2, 6, *BFP12, *BFP16, 5)))
 def test_cache_refuses(backend: Remote, case: CacheCase) -> None:
-    """Each mistake raises ArgumentError; at a step, the first or a later one, it leaves the cache as it was."""
+    """Each mistake raises ArgumentError; in the first or a later step, it leaves the cache unchanged."""
     place, _, name = case.variant.partition("-")
     if place == "open":
         with refuses():
@@ -274,7 +275,8 @@ def test_cache_refuses(backend: Remote, case: CacheCase) -> None:
 
 @checks("kvcache.bfp/C5", caches(4))
 def test_caches_do_not_disturb_each_other(backend: Remote, case: CacheCase) -> None:
-    """Two caches of one shape take turns; a third, opened when one of them is closed, is empty."""
+    """Two caches of one shape in alternation do not affect each other; a third, opened after one was closed, is
+    empty."""
     rng = case.generator()
     open_now = {name: (backend.open("kvcache.bfp", *case.opening), list[Tokens]()) for name in ("first", "second")}
     for number in range(2 * case.tokens):

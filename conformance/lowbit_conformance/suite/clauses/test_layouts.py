@@ -19,7 +19,7 @@ from lowbit_conformance.suite.compare import assert_array, assert_exact
 from lowbit_conformance.suite.marking import Settings, checks
 
 ANY_BLOCK = (ColumnPanels.order, ZCurve.order)
-"""The orders whose blocks may have any size."""
+"""The orders with blocks of any size."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ class LayoutCase(Case):
         return ZCurve(self.rows, self.columns, self.height, self.width)
 
 
-# Grids that are one block, a row or a column of blocks, a square of a power of two, and none of these; with and without
-# smaller blocks at the edges.
+# Grids of one block, of a row or a column of blocks, squares of a power of two, and others; with and without smaller
+# blocks at the edges.
 SIZES = ((1, 1), (4, 4), (3, 5), (8, 8), (5, 13), (16, 4), (4, 16), (7, 33), (24, 96))
 BLOCKS = ((1, 1), (1, 4), (2, 3), (4, 8), (3, 32), (64, 128))
 PANELS = (1, 2, 3, 8, 32, 128)
 
 
 def shapes(clause: str, settings: Settings) -> Iterator[LayoutCase]:
-    """Every size with every block, one of a real matrix, then shapes from the seeds."""
+    """Every size with every block, the size of a real matrix, then shapes from the seeds."""
     for rows, columns in SIZES:
         for height, width in BLOCKS:
             yield LayoutCase(clause, "lattice", "", ZCurve.order, rows, columns, height, width)
@@ -77,13 +77,13 @@ def shapes(clause: str, settings: Settings) -> Iterator[LayoutCase]:
             yield LayoutCase(clause, "random", "drawn", order, *sizes, seed=seed)
 
 
-# A kernel has a loop of its own for the widths that fill its registers, and a general one for all others.
+# Kernels have special loops for widths that fill their registers, and a general loop for all others.
 EVERY = (*range(1, 35), 40, 48, 56, 63, 64, 65, 72, 80, 96, 112, 127, 128, 129, 160, 192, 256, 257, 512)
 
 
 def every_block(clause: str, settings: Settings) -> Iterator[LayoutCase]:
-    """Panels and blocks of every width, blocks of every height, and square ones; three of them beside one another, of
-    which the last is smaller."""
+    """Panels and blocks of every width, blocks of every height, and square blocks; three side by side, the last one
+    smaller."""
     for size in EVERY:
         beside = 2 * size + (size + 1) // 2
         yield LayoutCase(clause, "lattice", "every-width", ColumnPanels.order, 3, beside, 3, size)
@@ -94,7 +94,8 @@ def every_block(clause: str, settings: Settings) -> Iterator[LayoutCase]:
 
 
 def nested(clause: str, settings: Settings) -> Iterator[LayoutCase]:
-    """Panels of blocks of 3 × 8 words: one block, one or several units and panels, the last panel narrower or not."""
+    """Panels of blocks of 3 × 8 words: one block, one or several units and panels, with and without a narrower last
+    panel."""
 
     def case(variant: str, rows: int, columns: int, panel: int) -> LayoutCase:
         return LayoutCase(clause, "lattice", variant, NestedPanels.order, rows, columns, 3, panel)
@@ -114,7 +115,7 @@ def nested(clause: str, settings: Settings) -> Iterator[LayoutCase]:
 
 
 def places(case: LayoutCase) -> Words:
-    """Words that are all different: each the number of its place, row by row, times an odd number."""
+    """Distinct words: the index of each place, row by row, times an odd number."""
     count = case.rows * case.columns
     return (np.arange(count, dtype=np.uint32) * np.uint32(2654435761)).reshape(case.rows, case.columns)
 
@@ -123,14 +124,14 @@ def places(case: LayoutCase) -> Words:
 @checks("blocking.apply/C1", nested)
 @checks("blocking.apply/C1", shapes)
 def test_apply_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
-    """Words that are all different lie in the stream where the reference has them, and are left as they were."""
+    """Distinct words are at the same places in the stream as in the reference's, and the argument is unchanged."""
     assert_reference(backend, case, "stream", places(case), case.layout)
 
 
 @checks("blocking.apply/C2", nested)
 @checks("blocking.apply/C2", shapes)
 def test_apply_loses_nothing_and_adds_nothing(backend: Remote, case: LayoutCase) -> None:
-    """Random words with every bit in use come back, each as often as it was there."""
+    """Random words with every bit in use are all in the stream, each as often as in the matrix."""
     words = case.generator().integers(0, 2**32, (case.rows, case.columns), dtype=np.uint32)
     stream = assert_array("stream", backend.run("blocking.apply", words, case.layout), np.uint32, (words.size,))
     assert_exact("sorted stream", np.sort(stream), np.sort(words, axis=None))
@@ -140,14 +141,14 @@ def test_apply_loses_nothing_and_adds_nothing(backend: Remote, case: LayoutCase)
 @checks("blocking.invert/C1", nested)
 @checks("blocking.invert/C1", shapes)
 def test_invert_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
-    """Elements that are all different come to the rows and columns where the reference has them."""
+    """Distinct elements return to the same rows and columns as in the reference's."""
     assert_reference(backend, case, "words", places(case).reshape(-1), case.layout)
 
 
 @checks("blocking.invert/C2", nested)
 @checks("blocking.invert/C2", shapes)
 def test_invert_is_the_inverse(backend: Remote, case: LayoutCase) -> None:
-    """A stream that was inverted and laid out again, by the specification, is the stream."""
+    """A stream that the backend inverts and the specification lays out again is unchanged."""
     stream = places(case).reshape(-1)
     words = backend.run("blocking.invert", stream, case.layout)
     assert_array("words", words, np.uint32, (case.rows, case.columns))

@@ -40,7 +40,7 @@ def random_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
         yield from drawn(clause, "random", seed)
     yield from model_cases(clause, settings)
     for variant in inputs.EDGES:
-        if variant != inputs.SUBNORMAL_RESULT:  # which would take scales below those of float16
+        if variant != inputs.SUBNORMAL_RESULT:  # scales would underflow float16
             yield from with_vectors(in_use(clause, "edge", variant))
     yield from with_vectors(in_use(clause, "random", "in-use"))
 
@@ -51,14 +51,14 @@ def model_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 def with_vectors(cases: Iterator[MatrixCase]) -> Iterator[MatrixCase]:
-    """Give the cases of qgemm several vectors, each case another number of them; leave those of qgemv alone."""
+    """Give each case of qgemm a different number of vectors; leave cases of qgemv unchanged."""
     for turn, case in enumerate(cases):
         vectors = 5 if case.variant == "large" else VECTORS[turn % len(VECTORS)]
         yield replace(case, vectors=vectors) if case.operation == "linear.qgemm" else case
 
 
 def tall(clause: str) -> Iterator[MatrixCase]:
-    """For qgemm, more rows of x than a kernel takes at once, as a prompt has them."""
+    """For qgemm, more rows of x than a kernel processes at once, as in a prompt."""
     if clause.startswith("linear.qgemm"):
         for bits in BITS:
             for convention in CONVENTIONS:
@@ -79,12 +79,12 @@ def run_rows(backend: Remote, x: F32, matrix: QuantizedMatrix, case: MatrixCase)
 
 @checks(("linear.qgemv/C1", "linear.qgemm/C1"), lattice_cases)
 def test_products_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
-    """With every partial sum exact, the result equals the reference's, row by row."""
+    """If every partial sum is exact, the result equals the reference's, row by row."""
     assert_lattice(backend, case)
 
 
 def model_shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """The shapes of layers as they are; for qgemm also prompts of hundreds of tokens."""
+    """The shapes of real layers; for qgemm also prompts of hundreds of tokens."""
     wide = clause.startswith("linear.qgemm")
     yield from models(clause, 2 if wide else 0)
     for rows, columns, vectors in ((256, 72, 512), (1088, 40, 300)) if wide else ():
@@ -94,7 +94,7 @@ def model_shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 @checks(("linear.qgemv/C1", "linear.qgemm/C1"), model_shapes)
 def test_products_of_the_size_of_models(backend: Remote, case: MatrixCase) -> None:
-    """As many rows and columns as layers have, and as many rows of X as prompts have: the result equals."""
+    """With the rows and columns of real layers, and the rows of X of prompts, the result equals the reference's."""
     assert_lattice(backend, case)
 
 
@@ -105,7 +105,7 @@ def assert_lattice(backend: Remote, case: MatrixCase) -> None:
 
 
 def assert_product(backend: Remote, case: MatrixCase, x: F32, matrix: QuantizedMatrix) -> None:
-    """The product equals the reference's, where every partial sum is exact."""
+    """The product, in which every partial sum is exact, equals the reference's."""
     __tracebackhide__ = True
     given = run(backend, x, matrix, case)
     assert_equal_values(given, linear.qgemm(x, matrix))
@@ -125,13 +125,13 @@ def test_products_within_the_bound(
 def assert_rows_bounded(
     backend: Remote, case: MatrixCase, record_property: Record, x: F32, matrix: QuantizedMatrix
 ) -> None:
-    """Each row of a product lies within the bound of its own row of x."""
+    """Each row of a product is within the bound of its own row of x."""
     __tracebackhide__ = True
     record_property("share", share_of_rows(backend, case, run(backend, x, matrix, case), x, matrix))
 
 
 def share_of_rows(backend: Remote, case: MatrixCase, given: F32, x: F32, matrix: QuantizedMatrix) -> float:
-    """The largest share of its bound that a row of a product uses."""
+    """The largest fraction of its bound that a row of a product uses."""
     __tracebackhide__ = True
     declared, shares = arithmetic(backend, case), []
     for row, result, exact in zip(x, given, linear.qgemm(x, matrix), strict=True):
@@ -149,7 +149,7 @@ def few_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 def concurrent_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """A small shape and one for which a backend uses threads of its own."""
+    """A small shape and one for which a backend uses its own threads."""
     for rows, columns in ((64, 33), (1024, 1100)):
         case = MatrixCase(clause, "random", CONCURRENT, 4, rows, columns, 64)
         yield replace(case, vectors=3) if clause.startswith("linear.qgemm") else case
@@ -157,7 +157,7 @@ def concurrent_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 @checks(("linear.qgemv/C3", "linear.qgemm/C3"), concurrent_cases)
 def test_products_from_several_threads(backend: Remote, case: MatrixCase) -> None:
-    """Threads that multiply at once, each by its own x, get the bits that each gets alone."""
+    """Threads that multiply at once, each by its own x, get the same bits as each alone."""
     x, matrix = inputs.random(case)
     prepared = backend.prepare(matrix)
     own = [x * np.float32(factor) for factor in (1, -2, 0.5, 3)]
@@ -165,7 +165,7 @@ def test_products_from_several_threads(backend: Remote, case: MatrixCase) -> Non
 
 
 def assert_together(backend: Remote, products: list[Callable[[], F32]]) -> None:
-    """Products that are made at once, each in a thread of its own, have the bits that each has alone."""
+    """Products made at once, each in its own thread, have the same bits as each alone."""
     __tracebackhide__ = True
     with backend.recording() as calls:
         alone = [product() for product in products]
@@ -176,7 +176,7 @@ def assert_together(backend: Remote, products: list[Callable[[], F32]]) -> None:
 
 @checks("linear.qgemv/C3", few_cases)
 def test_qgemv_repeats_itself(backend: Remote, case: MatrixCase) -> None:
-    """The same call gives the same bits: again, after other calls, and from weights prepared anew."""
+    """The same call gives the same bits: repeated, after other calls, and with weights prepared again."""
     assert_repeats(backend, case)
 
 
@@ -221,7 +221,7 @@ def exact_edges(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 @checks("linear.qgemv/C4", exact_edges)
 def test_qgemv_zero_and_one_hot(backend: Remote, case: MatrixCase, record_property: Record) -> None:
-    """All-zero activations give zeros; a single 1 gives a row of the dequantised matrix within the bound."""
+    """Activations of zero give zeros; a single 1 gives a row of the dequantised matrix within the bound."""
     x, matrix = inputs.edge(case)
     x = np.sign(x)
     given = run(backend, x, matrix, case)
@@ -232,7 +232,7 @@ def test_qgemv_zero_and_one_hot(backend: Remote, case: MatrixCase, record_proper
 
 
 def non_finite_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """Each value that is not finite at the small shape of edges, and at deeper and wider ones."""
+    """Each non-finite value at the small shape of the edge cases, and at larger ones."""
     vectors = 5 if clause.startswith("linear.qgemm") else 0
     yield from edges(clause, tuple(inputs.NON_FINITE), vectors)
     for variant in inputs.NON_FINITE:
@@ -306,7 +306,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 @checks(("linear.qgemv/H8", "linear.qgemm/H8"), mistakes)
 def test_products_refuse(backend: Remote, case: MatrixCase) -> None:
-    """Each mistake raises ArgumentError, and out is left as it was."""
+    """Each mistake raises ArgumentError and leaves out unchanged."""
     x, matrix = inputs.random(case)
     out = np.full((len(x), case.columns), 7, np.float32)
     given = MISTAKES[case.variant](x, out) if case.vectors else MISTAKES[case.variant](x[0], out[0])

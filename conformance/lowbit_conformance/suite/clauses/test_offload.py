@@ -31,7 +31,7 @@ class OffloadCase(ArrangedCase):
 
 
 def requests_of(case: OffloadCase) -> list[Request]:
-    """Experts that are often those of the pass before, and guesses that are often right.
+    """Experts that often repeat those of the previous pass, and guesses that are often right.
 
     Passes end early in `ragged` runs; in `idle` runs every third request needs nothing.
     """
@@ -66,12 +66,12 @@ RUNS: dict[str, tuple[Sizes, ...]] = {
     "C5": ((8, 2, 4, 2, 2, 4), (8, 4, 1, 6, 2, 3), (4, 4, 2, 3, 1, 3), (6, 1, 2, 3, 2, 3)),
     "C6": ((8, 2, 4, 2, 2, 5), (6, 3, 2, 4, 2, 4)),
 }
-"""For each clause: the cache without guesses; guesses that are right, wrong, resident or without a buffer; no more
-buffers than guesses; more needed experts than slots; both kinds of memory; passes that are abandoned."""
+"""For each clause: no guesses; guesses that are right, wrong, resident or without a buffer; no more buffers than
+guesses; more needed experts than slots; both kinds of memory; abandoned passes."""
 
 
 def runs(clause: str, settings: Settings) -> Iterator[OffloadCase]:
-    """Short runs, in which a first difference is easy to read, then long ones, and one from each seed."""
+    """Short runs, in which the first difference is easy to read, then long ones, and one from each seed."""
     number = clause.rpartition("/")[2]
     variant = "ragged" if number == "C6" else ""
     for experts, slots, buffers, needed, guesses, layers in RUNS[number]:
@@ -89,7 +89,7 @@ def runs(clause: str, settings: Settings) -> Iterator[OffloadCase]:
 
 
 def assert_traced(backend: Remote, case: OffloadCase, requests: list[Request]) -> None:
-    """The backend's trace of these requests is the reference's."""
+    """The backend's trace of these requests equals the reference's."""
     __tracebackhide__ = True
     given = backend.run("offload.trace", case.arrangement, requests)
     assert_trace(given, offload.trace(case.arrangement, requests))
@@ -107,7 +107,7 @@ def assert_trace(given: object, expected: Sequence[Event]) -> None:
 
 
 def same(mine: object, right: object) -> bool:
-    """Whether both are equal events; an array in a field, which compares element by element, makes none."""
+    """Whether two events are equal; never true with an array in a field, which would compare elementwise."""
     if not (isinstance(mine, Event) and isinstance(right, Event)):
         return False
     return not any(isinstance(part, np.ndarray) for part in vars(mine).values()) and mine == right
@@ -115,20 +115,20 @@ def same(mine: object, right: object) -> bool:
 
 @checks((f"offload.trace/{number}" for number in RUNS), runs)
 def test_runs(backend: Remote, case: OffloadCase) -> None:
-    """Runs in which the clause decides: every event is the reference's."""
+    """In runs that depend on the clause every event is the reference's."""
     assert_traced(backend, case, requests_of(case))
 
 
 CLOCKS = (8, 15, 16)
-"""Bits of a clock that goes round within a run."""
+"""Bits of a counter that wraps within a run."""
 STAY = 50
 
 
 def stays(steps: int) -> list[Request]:
-    """One of three experts again and again, then the next for as long, so that one of two slots grows old.
+    """One of three experts repeatedly, then the next equally often, so that one of two slots becomes the oldest.
 
-    A step, a use and nearly every event are one, so a clock that counts any of them goes round while one expert stays.
-    The slot that was used before that has the later time then, and the next expert shows which of both it replaces.
+    Each request is one step, one use and nearly always one event, so a counter of any of these wraps while one expert
+    stays. The slot that was used earlier then has the larger time, and the next expert shows which slot is replaced.
     """
     return [Request(0, (number // STAY % 3,)) for number in range(steps)]
 
@@ -141,9 +141,10 @@ def clocks(clause: str, settings: Settings) -> Iterator[OffloadCase]:
 
 @checks("offload.trace/C1", clocks)
 def test_what_is_oldest_when_a_clock_goes_round(backend: Remote, case: OffloadCase) -> None:
-    """Empty requests until a counter of this width is about to wrap, then three experts in turn in two slots.
+    """Empty requests until a counter of this width would wrap, then three experts in turn in two slots.
 
-    Steps without an event keep the trace short; `offload.engine`, which answers step by step, has uses in their place.
+    Steps without an event keep the trace short; tests of `offload.engine`, which answers step by step, make uses
+    instead.
     """
     assert_traced(backend, case, [Request(0, ())] * (case.passes - 2 * STAY) + stays(6 * STAY))
 
@@ -169,7 +170,7 @@ MISTAKES: dict[str, Spoil] = {
 
 @checks("offload.trace/H8", grid(OffloadCase, "edge", (*MISTAKES, "arrangement"), (2, 4, 2, 2, "mirror", 2, 1, 1)))
 def test_trace_refuses(backend: Remote, case: OffloadCase) -> None:
-    """Each mistake raises ArgumentError, also where requests before it are right."""
+    """Each mistake raises ArgumentError, even after right requests."""
     arrangement: object = case.arrangement
     requests = RIGHT
     if case.variant == "arrangement":

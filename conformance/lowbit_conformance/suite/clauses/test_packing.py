@@ -14,7 +14,7 @@ from lowbit_conformance.suite.marking import Settings, chained, checks, grid
 
 
 def shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """Every depth of a few units with every width, then large ones, then shapes from the seeds."""
+    """Every K of a few units with every N, then large shapes, then shapes from the seeds."""
     for bits in BITS:
         for turn, columns in enumerate(COLUMNS):
             rows = UNITS[turn % len(UNITS)] * CODES_PER_UNIT[bits]
@@ -32,12 +32,12 @@ def shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 UNITS_OF_ONE = [(bits, unit, unit * (2**bits - 1)) for bits, unit in CODES_PER_UNIT.items()]
-"""For each width a unit in which one code at a time is not zero."""
+"""For each width a unit in which one code at a time is nonzero."""
 single_units = grid(MatrixCase, "lattice", ["one-code"], *UNITS_OF_ONE)
 
 
 def one_code_a_column(bits: int) -> Codes:
-    """A unit of codes for each position and each value but 0: column ``position * (2**bits - 1) + value - 1``."""
+    """A unit of codes for each position and each nonzero value: column ``position * (2**bits - 1) + value - 1``."""
     unit, top = CODES_PER_UNIT[bits], 2**bits - 1
     codes = np.zeros((unit, unit * top), np.uint8)
     for position in range(unit):
@@ -51,7 +51,7 @@ def random_codes(case: MatrixCase) -> Codes:
 
 @checks("packing.pack/C1", single_units)
 def test_one_code_sets_its_own_bits(backend: Remote, case: MatrixCase) -> None:
-    """Each code alone sets bits b·k … b·k + b − 1 of its column and no other bit, by arithmetic on big integers."""
+    """A single code k sets bits b·k … b·k + b − 1 of its column and no other bit, by big-integer arithmetic."""
     words = backend.run("packing.pack", one_code_a_column(case.bits), case.bits)
     top = 2**case.bits - 1
     streams = [(column % top + 1) << (case.bits * (column // top)) for column in range(CODES_PER_UNIT[case.bits] * top)]
@@ -61,13 +61,13 @@ def test_one_code_sets_its_own_bits(backend: Remote, case: MatrixCase) -> None:
 
 @checks("packing.pack/C2", shapes)
 def test_pack_equals_the_reference(backend: Remote, case: MatrixCase) -> None:
-    """Random codes of every shape give the reference's words, and the codes are left as they were."""
+    """Random codes of every shape give the reference's words and are unchanged."""
     assert_reference(backend, case, "words", random_codes(case), case.bits)
 
 
 @checks("packing.unpack/C1", shapes)
 def test_unpack_equals_the_reference(backend: Remote, case: MatrixCase) -> None:
-    """Random words, every bit of them used, give the reference's codes."""
+    """Random words with every bit in use give the reference's codes."""
     word_rows = case.rows * case.bits // 32
     words = case.generator().integers(0, 2**32, (word_rows, case.columns), dtype=np.uint32)
     assert_reference(backend, case, "codes", words, case.bits)
@@ -75,7 +75,7 @@ def test_unpack_equals_the_reference(backend: Remote, case: MatrixCase) -> None:
 
 @checks("packing.unpack/C2", single_units)
 def test_unpack_finds_each_code_alone(backend: Remote, case: MatrixCase) -> None:
-    """Each code alone in its unit comes back at its own place."""
+    """A single nonzero code in a unit is unpacked at its own place."""
     given = backend.run("packing.unpack", packing.pack(one_code_a_column(case.bits), case.bits), case.bits)
     assert_exact("codes", given, one_code_a_column(case.bits))
 

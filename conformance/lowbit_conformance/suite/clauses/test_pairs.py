@@ -50,11 +50,11 @@ SCORES = Pairs(lambda clause, *sizes: ScoresCase(clause, *NEW, *sizes), [SIZES, 
 
 
 MOST_ROWS = 64
-"""Heads times tokens: what has more has one token only, since the bound is computed for each of them."""
+"""Heads times tokens; larger cases have one token only, because the bound is computed for each."""
 
 
 def attended(clause: str, head_dim: int, length: int, kv_heads: int, group: int, tokens: int, size: int) -> AttendCase:
-    """A call of attention; a window of 0 is none, and of −1 as long as all tokens."""
+    """A call of attention; a window of 0 means none, and −1 means all tokens."""
     heads = group * kv_heads
     tokens = min(tokens, length) if tokens * heads <= MOST_ROWS else 1
     return AttendCase(clause, *NEW, tokens, length, heads, kv_heads, head_dim, length if size < 0 else size)
@@ -76,14 +76,14 @@ HEADS = Pairs(
 
 
 def prompted(clause: str, tokens: int, length: int, head_dim: int, size: int) -> AttendCase:
-    """A prompt, or the end of one, of one head."""
+    """A prompt, or its end, with one head."""
     length = max(tokens, length)
     window = length if size < 0 else size
     return AttendCase(clause, "exhaustive", f"{EVERY_PAIR}-prompt", tokens, length, 1, 1, head_dim, window)
 
 
 FEWER = (1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 64, 65, 128)
-# The last are of fewer channels than a register has lanes: what is read of a row is several rows.
+# The last have fewer channels than a register has lanes, so that one load covers several rows.
 PROMPTS = Pairs(prompted, [FEWER, FEWER, (16, 32, 48, 64, 80, 128), WINDOWS], 13)
 NARROW = Pairs(prompted, [FEWER, FEWER, (2, 4, 6, 8), WINDOWS], 13)
 
@@ -155,7 +155,7 @@ LAYERS = layers(
 )
 
 
-# **Parts of GPTQ, and blocks of HQQ**, whose widths of codes may be undeclared, so that each has cases of its own.
+# **Parts of GPTQ, and blocks of HQQ**, whose widths of codes may be undeclared, so that each width has its own cases.
 
 LAYER = Pairs(lambda clause, *sizes: LayerCase(clause, *NEW, *sizes), [SIZES, SIZES])
 
@@ -205,7 +205,7 @@ EVERY: Mapping[str, tuple[Sequence[Pairs[Any]], Callable[..., None]]] = {
     "blocking.apply/C1": (LAID, test_layouts.test_apply_equals_the_reference),
     "blocking.invert/C1": (LAID, test_layouts.test_invert_equals_the_reference),
 }
-"""For each clause its cases, and the test of single sizes that is run on each of their calls."""
+"""For each clause its cases, and the test of single sizes that runs on each of their calls."""
 
 
 def every_case(clause: str, settings: Settings) -> Iterator[Case]:
@@ -215,7 +215,7 @@ def every_case(clause: str, settings: Settings) -> Iterator[Case]:
 
 @checks(EVERY, every_case)
 def test_every_pair(backend: Remote, case: Case, record_property: Record) -> None:
-    """The same as for single sizes, for every two sizes together."""
+    """As the tests of single sizes, for every combination of two sizes."""
     several, test = EVERY[case.clause]
     own = next(pairs for pairs in several if case in pairs.cases(case.clause, Settings(range(0))))
     each_of(backend, own.calls(case), record_property, test)

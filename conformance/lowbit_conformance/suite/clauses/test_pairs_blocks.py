@@ -36,7 +36,7 @@ WHOLE = (8, 16, 32, 64, 128)
 
 
 def formats(clause: str, settings: Settings) -> Iterator[BfpCase]:
-    """Every block with every mantissa, the exponents taking turns."""
+    """Every block with every mantissa, with alternating exponents."""
     storable = clause.startswith(("bfp.store/", "bfp.load/"))
     exponents = (8, 7, 5, 8, 6, 8, 1) if storable else (8, 7, 9, 8, 10, 8, 1)
     for number, (block, mantissa) in enumerate(product(BLOCKS, MANTISSAS)):
@@ -44,7 +44,7 @@ def formats(clause: str, settings: Settings) -> Iterator[BfpCase]:
 
 
 def sizes_of(case: BfpCase) -> Iterator[BfpCase]:
-    """The calls of a format: three numbers of rows, each with a number of blocks and another tail."""
+    """The calls of a format: three numbers of rows, each with a number of blocks and a different remainder."""
     turn = case.block * 5 + case.mantissa
     for step in range(3):
         count, blocks = SIZES[(turn + 8 * step) % 23], (1, 2, 3, 4, 8)[(turn + step) % 5]
@@ -70,12 +70,12 @@ EVERY: Mapping[str, Callable[..., None]] = {
 
 @checks(EVERY, formats)
 def test_every_format(backend: Remote, case: BfpCase, record_property: Record) -> None:
-    """Random rows, and any mantissas and exponents, give what the reference makes of them."""
+    """Random rows, mantissas and exponents give the reference's results."""
     each_of(backend, sizes_of(case), record_property, EVERY[case.clause])
 
 
 def operands(clause: str, settings: Settings) -> Iterator[BfpCase]:
-    """The formats whose sums stay below 2^53, and each block in use with mantissas of different widths."""
+    """The formats whose sums stay below 2^53, and common block sizes with mantissas of different widths."""
     yield from (case for case in formats(clause, settings) if case.block * case.format.top**2 < bfp_dot.LARGEST_SUM)
     for block, mantissa, other in product(WHOLE, (2, 4, 8, 12), (3, 4, 6, 8, 16)):
         if mantissa != other:
@@ -92,7 +92,7 @@ def _multiplied(backend: Remote, case: BfpCase) -> None:
 
 @checks("bfp.dot/C1", operands)
 def test_dots(backend: Remote, case: BfpCase, record_property: Record) -> None:
-    """Any mantissas give the reference's sums."""
+    """Random mantissas give the reference's sums."""
     each_of(backend, [case] if isinstance(case, MixedCase) else sizes_of(case), record_property, _multiplied)
 
 
@@ -125,7 +125,7 @@ def _multiplied_rows(backend: Remote, case: RowsCase) -> None:
 
 @checks("bfp.dot/C1", ROWS.cases)
 def test_dots_of_many_rows(backend: Remote, case: RowsCase, record_property: Record) -> None:
-    """Every number of rows of a with every number of rows of b, and of blocks."""
+    """Every number of rows of a, of rows of b and of blocks, in pairs, gives the reference's sums."""
     each_of(backend, ROWS.calls(case), record_property, _multiplied_rows)
 
 
@@ -144,7 +144,7 @@ def test_totals_of_many_rows(backend: Remote, case: RowsCase, record_property: R
 HEADS = (1, 2, 3, 4, 5, 8, 16, 32)
 WIDTHS = (4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 256)
 MOST_CHANNELS = 1024
-"""Of all heads; wider ones come one at a time."""
+"""Channels of all heads; wider cases have one head."""
 KEPT = (
     (16, 8),
     (32, 8),
@@ -164,7 +164,7 @@ KEPT = (
 
 
 def kept(clause: str, settings: Settings) -> Iterator[CacheCase]:
-    """Every format of keys with every one of values, every width of a head and number of heads."""
+    """Every format of keys with every format of values, every width of a head and number of heads."""
     for turn in range(13):
         for key, value, head_dim, heads in rows(turn, [range(13), range(13), WIDTHS, HEADS], 13):
             heads = heads if heads * head_dim <= MOST_CHANNELS else 1
@@ -173,7 +173,7 @@ def kept(clause: str, settings: Settings) -> Iterator[CacheCase]:
 
 @checks("kvcache.bfp/C1", kept)
 def test_caches(backend: Remote, case: CacheCase) -> None:
-    """After steps of three tokens and of one, the cache holds each as its own rows are cast."""
+    """After steps of three tokens and of one, the cache holds each token, cast row by row."""
     steps = list(test_kvcache.parts(test_kvcache.drawn(case, case.generator()), [3, 1]))
     with closing(backend.open("kvcache.bfp", *case.opening)) as session:
         for step in steps:
@@ -187,7 +187,7 @@ LENGTHS = {
     **{f"by-{size}": (size,) * 5 for size in (2, 3, 4, 8, 16, 24, 32, 48, 64, 100, 128, 256)},
     **{f"after-{size}": (size, 1, 1, 16, 1, size) for size in (7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256)},
 }
-"""How many tokens each step has: totals of powers of two, every length twice, and the same length again and again."""
+"""The number of tokens of each step: totals that are powers of two, every length twice, and one length repeatedly."""
 
 
 def grown(clause: str, settings: Settings) -> Iterator[CacheCase]:
@@ -198,7 +198,7 @@ def grown(clause: str, settings: Settings) -> Iterator[CacheCase]:
 
 @checks("kvcache.bfp/C1", grown)
 def test_steps_of_every_length(backend: Remote, case: CacheCase) -> None:
-    """After steps of many lengths the cache holds all tokens so far; what the steps before answered is in it."""
+    """After steps of many lengths the cache holds all tokens so far, including the results of earlier steps."""
     steps = list(test_kvcache.parts(test_kvcache.drawn(case, case.generator()), LENGTHS[case.variant[6:]]))
     held: test_kvcache.Tokens | tuple[()] = ()
     with closing(backend.open("kvcache.bfp", *case.opening)) as session:
@@ -215,7 +215,8 @@ SAME = ("tokens-zeros", "tokens-again", "tokens-keys-are-values", "tokens-negati
 
 @checks("kvcache.bfp/C1", grid(CacheCase, "exhaustive", SAME, (2, 33, 32, 4, 8, 32, 4, 8, 8)))
 def test_tokens_that_are_alike(backend: Remote, case: CacheCase) -> None:
-    """Tokens of zeros among others, the same token again, keys that are the values, negative numbers only."""
+    """The cache holds zero tokens among others, repeated tokens, keys equal to the values, and negative numbers
+    only."""
     steps = list(test_kvcache.parts(test_kvcache.drawn(case, case.generator()), [2, 2, 2, 1, 1]))
     kind = case.variant.removeprefix("tokens-")
     if kind == "zeros":
@@ -239,8 +240,8 @@ FEWER = (1, 2, 3, 4, 8, 12, 16, 17, 32, 33, 64, 65, 128)
 
 
 def crowded(arrangement: Arrangement, rng: np.random.Generator) -> list[Request]:
-    """Passes through all layers that need up to as many experts as there are slots and more, and guess as many as there
-    are buffers and more: passes of one expert a request, of many, of none and of two, and the first of them again."""
+    """Passes through all layers that need as many experts as there are slots and more, and guess as many as there are
+    buffers and more: passes with one expert per request, with many, none and two, and the first pass again."""
     requests: list[Request] = []
     layers, experts = arrangement.layers, arrangement.experts
 
@@ -292,7 +293,7 @@ def _traced(backend: Remote, case: OffloadCase) -> None:
 
 @checks("offload.trace/C2", trace_cases)
 def test_traces(backend: Remote, case: OffloadCase, record_property: Record) -> None:
-    """Every slot and every buffer is in use; the events are the reference's."""
+    """All slots and buffers are in use; the events are the reference's."""
     each_of(backend, arrangements(case), record_property, _traced)
 
 
@@ -306,7 +307,7 @@ def engine_case(case: OffloadCase) -> EngineCase:
 
 
 def some_arrangements(case: EngineCase) -> Iterator[EngineCase]:
-    """Every third of those of the trace, since an engine answers step by step."""
+    """Every third arrangement of the trace, because an engine answers step by step."""
     sizes = (case.layers, case.experts, case.slots, case.buffers, case.memory)
     trace = OffloadCase(case.clause, case.tier, case.variant, *sizes, 1, 1, 1, seed=case.seed)
     yield from (engine_case(each) for each in list(arrangements(trace))[::3])
@@ -322,5 +323,5 @@ def _walked(backend: Remote, case: EngineCase) -> None:
 
 @checks("offload.engine/C1", engine_cases)
 def test_engines(backend: Remote, case: EngineCase, record_property: Record) -> None:
-    """The same, request by request."""
+    """The events, request by request, are the reference's."""
     each_of(backend, some_arrangements(case), record_property, _walked)

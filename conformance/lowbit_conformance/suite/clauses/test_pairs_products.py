@@ -25,14 +25,14 @@ from lowbit_conformance.suite.pairs import EVERY_PAIR, SIZES, each_of
 
 TIER = "exhaustive"
 GROUPS = (16, 32, 64, 128)
-"""Groups in use, which meet every number of columns with every width of codes."""
+"""Common group sizes, which are combined with every number of columns and every width of codes."""
 OTHERS = (1, 2, 4, 8, 24, 48, 80, 96, 192, 256, 512)
 
 # **Packing.**
 
 
 def heights(case: MatrixCase) -> Iterator[MatrixCase]:
-    """As many units of rows as there are sizes, and a few more."""
+    """One number of units of rows for each size, and a few more."""
     yield from (replace(case, rows=units * CODES_PER_UNIT[case.bits]) for units in (*SIZES, 256))
 
 
@@ -58,7 +58,7 @@ def test_codes_that_are_alike_packed(backend: Remote, case: MatrixCase) -> None:
 
 @checks("packing.unpack/C1", alike)
 def test_words_that_are_alike_unpacked(backend: Remote, case: MatrixCase) -> None:
-    """Words without a bit, with all of them and with the lowest give the reference's codes."""
+    """Words with no bit set, with all bits set and with the lowest bit set give the reference's codes."""
     number = {"no-codes": 0, "codes-of-1": 1}.get(case.variant, 0xFFFFFFFF)
     words = np.full((case.rows * case.bits // 32, case.columns), number, np.uint32)
     assert_reference(backend, case, "codes", words, case.bits)
@@ -68,7 +68,7 @@ def test_words_that_are_alike_unpacked(backend: Remote, case: MatrixCase) -> Non
 
 
 def grouped(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """Every group with every width of codes and both conventions, the dtypes of scales taking turns."""
+    """Every group with every width of codes and both conventions, with alternating dtypes of scales."""
     vectors = 3 if clause.startswith("linear.qgemm") else 0
     for turn, (size, bits) in enumerate(product((*GROUPS, *OTHERS), BITS)):
         for number, convention in enumerate(CONVENTIONS):
@@ -80,7 +80,7 @@ def grouped(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 def widths(case: MatrixCase) -> Iterator[MatrixCase]:
-    """All numbers of columns where the group is one in use, and else eight of them, with up to three groups or four."""
+    """All numbers of columns for common group sizes, else eight of them, with up to three or four groups."""
     unit = CODES_PER_UNIT[case.bits]
     chosen = SIZES if case.group_size in GROUPS else SIZES[case.seed % 3 :: 3]
     for number, columns in enumerate(chosen):
@@ -91,7 +91,7 @@ def widths(case: MatrixCase) -> Iterator[MatrixCase]:
 
 
 def squares(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """As many columns as rows; columns that are many, and rows, with the widths of codes taking turns."""
+    """Square shapes, wide ones and tall ones, with alternating widths of codes."""
     vectors, own = 2 if clause.startswith("linear.qgemm") else 0, conventions(clause)
     shapes = [(size, size) for size in (64, 96, 128, 192, 256, 384, 512)]
     shapes += [(size, columns) for size in (256, 512, 1024, 2048) for columns in (16, 64)]
@@ -132,7 +132,7 @@ MANTISSAS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16)
 
 
 def integers(clause: str, settings: Settings) -> Iterator[IntegerCase]:
-    """Every block with every mantissa; widths of codes, groups, columns and rows of X take turns."""
+    """Every block with every mantissa; widths of codes, groups, columns and rows of X alternate."""
     for turn, (block, mantissa) in enumerate(product(BLOCKS, MANTISSAS)):
         for number, bits in enumerate(BITS):
             size, convention = GROUPS[(turn + turn // 4 + number) % 4], CONVENTIONS[(turn + number) % 2]
@@ -157,7 +157,7 @@ def test_integer_products(backend: Remote, case: IntegerCase) -> None:
 
 
 def real_zeros(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
-    """Every group with every width of codes along both axes, the ways to store scales and zeros taking turns."""
+    """Every group with every width of codes along both axes, with alternating storage of scales and zeros."""
     for turn, (size, bits) in enumerate(product((2, 3, 4, 6, 8, *GROUPS, 24, 48, 96, 256), BITS)):
         for axis in hqq.AXES:
             variant = f"exact-{EVERY_PAIR}" if clause.startswith("hqq.qgemv") else EVERY_PAIR
@@ -168,7 +168,7 @@ def real_zeros(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
 
 
 def real_widths(case: RealZeroCase) -> Iterator[RealZeroCase]:
-    """Groups that divide K along axis 1, and K·N along axis 0; there K need not hold a whole group."""
+    """Groups that divide K along axis 1, or K·N along axis 0, where K need not hold a whole group."""
     unit, chosen = CODES_PER_UNIT[case.bits], SIZES if case.group_size in GROUPS else SIZES[case.seed % 3 :: 3]
     for number, columns in enumerate(chosen):
         rows = case.rows
@@ -179,7 +179,7 @@ def real_widths(case: RealZeroCase) -> Iterator[RealZeroCase]:
 
 @checks("hqq.dequantize/C1", real_zeros)
 def test_real_zeros_dequantised(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
-    """Any codes, scales and zeros give the reference's weights."""
+    """Random codes, scales and zeros give the reference's weights."""
     each_of(backend, real_widths(case), record_property, test_hqq.test_dequantize)
 
 

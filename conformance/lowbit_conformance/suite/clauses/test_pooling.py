@@ -16,10 +16,10 @@ from lowbit_conformance.suite.marking import Settings, checks, grid
 
 @dataclass(frozen=True)
 class HeadsCase(Case):
-    """A projection and its heads.
+    """A case with a projection and its heads.
 
     Attributes:
-        rows: width of what is projected; 1 for a bias.
+        rows: the number of rows of the projection; 1 for a bias.
         heads: H.
         groups: G.
         head_dim: d_h.
@@ -66,7 +66,8 @@ def shapes(method: Method, variants: tuple[str, ...] = OUTLIERS) -> Callable[[st
 
 
 def projection(case: HeadsCase) -> F32:
-    """Weights of one kind; *wide*, *cancelling* and *large-first* ones tell orders and precisions of the sum apart."""
+    """Weights of one kind; *wide*, *cancelling* and *large-first* weights distinguish orders and precisions of the
+    sum."""
     rng = case.generator()
     shape = (case.rows, case.groups, case.heads // case.groups, case.head_dim)
     weights = rng.normal(size=shape)
@@ -74,7 +75,7 @@ def projection(case: HeadsCase) -> F32:
         weights = weights * np.exp2(rng.integers(-60, 60, shape))
     elif "cancelling" in case.variant:
         weights[:, :, 1::2] = -weights[:, :, : shape[2] // 2] * (1 + 2.0**-20)
-    elif "large-first" in case.variant and shape[2] > 2:  # gone before the others come; in another order they are lost
+    elif "large-first" in case.variant and shape[2] > 2:  # lost in another order
         weights[:, :, 0] *= 2.0**70
         weights[:, :, 1] = -weights[:, :, 0]
     elif "subnormal" in case.variant:
@@ -93,7 +94,8 @@ def run(backend: Remote, case: HeadsCase, weights: F32) -> F32:
 @checks("pooling.pool/C2", shapes("first"))
 @checks("pooling.pool/C1", shapes("mean"))
 def test_pooled_heads(backend: Remote, case: HeadsCase) -> None:
-    """Heads of very different size, of nearly opposite sign, subnormal and equal ones: their mean, or the first."""
+    """Heads of very different sizes, nearly opposite heads, subnormal heads and equal heads give their mean, or the
+    first."""
     assert_reference(backend, case, "pooled", projection(case), case.heads, case.groups, method=case.method)
 
 
@@ -104,7 +106,7 @@ def duplicated(clause: str, settings: Settings) -> Iterator[HeadsCase]:
 
 @checks("pooling.pool/C3", duplicated)
 def test_equal_heads_come_back(backend: Remote, case: HeadsCase) -> None:
-    """This needs no reference: what is repeated is what must come out."""
+    """Pooling repeated heads gives the heads themselves; this needs no reference."""
     weights = projection(case)
     pooled = run(backend, case, weights)
     members = weights.reshape(case.rows, case.groups, -1, case.head_dim)
@@ -117,6 +119,7 @@ MISTAKES = {"heads-5": (5, 1), "groups-3": (4, 3)}
 
 @checks("pooling.pool/H8", grid(HeadsCase, "edge", MISTAKES, (3, 4, 2, 2, "mean")))
 def test_refuses(backend: Remote, case: HeadsCase) -> None:
-    """Heads that do not divide the columns, and groups that do not divide the heads, raise ArgumentError."""
+    """A number of heads that does not divide the columns, or of groups that does not divide the heads, raises
+    ArgumentError."""
     with refuses():
         backend.run("pooling.pool", projection(case), *MISTAKES[case.variant], "mean")

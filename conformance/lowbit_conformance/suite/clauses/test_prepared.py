@@ -31,7 +31,7 @@ CLAUSES = ("linear.qgemv/C3", "linear.qgemm/C3", "linear.qgemm_bfp/C3")
 
 
 def cases(variant: str, clause: str) -> Iterator[MatrixCase]:
-    """A small and a deeper shape for each width, and the groups in use."""
+    """A small shape and one with larger K for each width, and common group sizes."""
     for bits in BITS:
         for turn, (rows, columns, group_size) in enumerate(((3, 19, 10), (9, 33, 24))):
             shape = (rows * CODES_PER_UNIT[bits], columns, group_size)
@@ -41,17 +41,17 @@ def cases(variant: str, clause: str) -> Iterator[MatrixCase]:
 
 
 def with_vectors(case: MatrixCase, count: int) -> MatrixCase:
-    """The case with this number of rows of x or of blocks, where the operation has several."""
+    """The case with this number of rows of x or of blocks, if the operation takes several."""
     if case.operation == "linear.qgemm_bfp":
         return of(case, count)
     return replace(case, vectors=count if case.operation == "linear.qgemm" else 0)
 
 
 def drawn(case: MatrixCase) -> tuple[list[Numbers], QuantizedMatrix]:
-    """Six activations of one shape, each other than those before in one element at least, and a matrix.
+    """Six activations of one shape, each different from the previous in at least one element, and a matrix.
 
     The second differs in the last element, the third has the same elements in another order, the fourth differs in the
-    middle, the fifth in the first; the last is the first again.
+    middle, the fifth in the first element; the last equals the first.
     """
     if isinstance(case, IntegerCase):
         x, matrix = integer_cases.lattice(case, dense=True)
@@ -61,7 +61,7 @@ def drawn(case: MatrixCase) -> tuple[list[Numbers], QuantizedMatrix]:
 
 
 def _changed(first: Array) -> Iterator[Array]:
-    """See `drawn`; an element is changed to its negative, so that sums stay exact."""
+    """See `drawn`; an element is negated, so that sums stay exact."""
     yield first
     for change in ("last", "order", "middle", "first"):
         x = first.copy()
@@ -75,8 +75,8 @@ def _changed(first: Array) -> Iterator[Array]:
 
 
 def other_matrices(case: MatrixCase, matrix: QuantizedMatrix) -> Iterator[QuantizedMatrix]:
-    """Matrices of the same shape that differ in little: in the last word, a word in the middle, the order of columns,
-    one scale, one zero; then one that differs everywhere."""
+    """Matrices of the same shape with one difference: the last word, a word in the middle, the order of columns, one
+    scale, or one zero; then one that differs everywhere."""
     words, scales, zeros = matrix.words.copy(), matrix.scales.copy(), matrix.zeros.copy()
     words[-1, -1] ^= np.uint32(0x01000000)
     yield replace(matrix, words=words)
@@ -92,7 +92,7 @@ def other_matrices(case: MatrixCase, matrix: QuantizedMatrix) -> Iterator[Quanti
 
 
 def multiplied(prepared: RemoteLinear, x: Numbers) -> F32:
-    """The product in the array of the caller, as rows."""
+    """The product, written to the caller's array, as rows."""
     if isinstance(x, Blocks):
         return prepared.guarded_blocks(x)
     return np.atleast_2d(prepared.guarded(np.atleast_2d(x), len(x) if x.ndim == 2 else 0))
@@ -112,7 +112,7 @@ def assert_result(given: F32, x: Numbers, matrix: QuantizedMatrix, what: str) ->
         raise AssertionError(f"{error} ({what})") from None
 
 
-# One matrix, and activations that are written where the last ones were.
+# One matrix, and new activations in the same memory.
 
 
 def first_rows(x: Numbers, count: int) -> Numbers:
@@ -123,7 +123,8 @@ def first_rows(x: Numbers, count: int) -> Numbers:
 
 @checks(CLAUSES, lambda clause, settings: cases("decoding", clause))
 def test_a_decoding_loop(backend: Remote, case: MatrixCase) -> None:
-    """Activations that differ in one element or in their order, in one array, by two matrices in turns: all exact."""
+    """Activations that differ in one element or in order, in the same array, times two alternating matrices: all
+    exact."""
     activations, matrix = drawn(case)
     _, other = drawn(replace(case, seed=case.seed + 1))
     prepared, beside = backend.prepare(matrix), backend.prepare(other)
@@ -136,20 +137,20 @@ def test_a_decoding_loop(backend: Remote, case: MatrixCase) -> None:
     for turn, count in enumerate((case.vectors, 1, 3, case.vectors, 2) if case.vectors else ()):
         x = first_rows(activations[turn], count)
         call = prepared.call(case.operation.partition(".")[2], x)
-        (given,) = backend.elsewhere(call, [Variant(side=1)])  # at one address, as both begin at the same page
+        (given,) = backend.elsewhere(call, [Variant(side=1)])  # at one address, because both begin at the same page
         assert_result(given, x, matrix, "another number of rows had been multiplied before")
 
 
-# Matrices that take each other's places.
+# Matrices that replace each other in memory.
 
 
 @checks(CLAUSES, lambda clause, settings: cases("replaced", clause))
 def test_matrices_in_one_place(backend: Remote, case: MatrixCase) -> None:
-    """Matrices that differ in a word, a scale or a zero, each where a released one was, or from the same arrays."""
+    """Matrices that differ in a word, a scale or a zero, each in the memory of a released one or in the same arrays."""
     activations, first = drawn(case)
     matrices = [first, *other_matrices(case, first), first]
     x = activations[0]
-    for matrix in matrices:  # each at the addresses of the one before, which has been released
+    for matrix in matrices:  # each at the addresses of the previous one, which has been released
         assert_product(backend.prepare(matrix), x, matrix, "another matrix had lain at the same addresses")
     with backend.same_arrays():
         alive = []
@@ -166,9 +167,9 @@ def test_matrices_in_one_place(backend: Remote, case: MatrixCase) -> None:
             assert_product(prepared, x, matrix, "other matrices had been released")
 
 
-# First calls at once.
+# Concurrent first calls.
 
-FRESH = 6  # matrices, since what is raced for is there after the first call
+FRESH = 6  # matrices, because a race is possible only in the first call
 
 
 def fresh_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
@@ -178,7 +179,7 @@ def fresh_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 @checks(CLAUSES, fresh_cases)
 def test_first_calls_at_once(backend: Remote, case: MatrixCase) -> None:
-    """Four threads make the first calls to a matrix at once, to one matrix after another: all exact."""
+    """Four threads make the first calls to a matrix at once, for one matrix after another: all exact."""
     activations, matrix = drawn(case)
     what = case.operation.partition(".")[2]
     for _ in range(FRESH):

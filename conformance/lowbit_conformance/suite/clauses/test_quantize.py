@@ -18,20 +18,20 @@ from lowbit_conformance.suite.marking import Settings, checks
 
 Random = np.random.Generator
 UNIT = 32
-"""Divides the blocks of all formats."""
+"""A divisor of the block sizes of all formats."""
 
 
 # **Kinds of numbers**, each N × K.
 
 
 def normal(rng: Random, rows: int, columns: int) -> F32:
-    """As activations are, some channels larger than others."""
+    """Like activations, with some channels larger than others."""
     numbers = rng.normal(size=(columns, rows)) * np.exp(rng.normal(0, 1, rows))
     return numbers.astype(np.float32)
 
 
 def ties(rng: Random, rows: int, columns: int) -> F32:
-    """Half-integers whose largest magnitude, or range, is a number of codes; times a power of two."""
+    """Half-integers whose largest magnitude or range is a number of codes, times a power of two."""
     found = np.empty((columns, rows), np.float32)
     for number, row in enumerate(found):
         most, least = ((127, -127), (8, -8), (16, -16), (15, 0), (31, 0))[number % 5]
@@ -44,7 +44,7 @@ def ties(rng: Random, rows: int, columns: int) -> F32:
 
 
 def zeros(rng: Random, rows: int, columns: int) -> F32:
-    """Every second run of numbers is 0, with either sign."""
+    """Every second run of numbers is 0, with both signs."""
     numbers = normal(rng, rows, columns)
     runs = numbers.reshape(columns, -1, UNIT)
     runs[:, 1::2] *= 0
@@ -53,7 +53,7 @@ def zeros(rng: Random, rows: int, columns: int) -> F32:
 
 
 def constant(rng: Random, rows: int, columns: int) -> F32:
-    """One number a block of any format."""
+    """One constant for each block of any format."""
     return np.repeat(rng.normal(size=(columns, 1)), rows, axis=1).astype(np.float32)
 
 
@@ -65,12 +65,12 @@ def huge(rng: Random, rows: int, columns: int) -> F32:
 
 
 def tiny(rng: Random, rows: int, columns: int) -> F32:
-    """Scales that are subnormal in float16, or 0 there and not in float32."""
+    """Numbers with scales that are subnormal in float16, or 0 in float16 and not in float32."""
     return (rng.normal(size=(columns, rows)) * np.exp2(-rng.integers(10, 24, (columns, 1)))).astype(np.float32)
 
 
 def negative(rng: Random, rows: int, columns: int) -> F32:
-    """No positive number: the largest is not the one of largest magnitude."""
+    """No positive number, so the largest number is not the one of largest magnitude."""
     return -np.abs(normal(rng, rows, columns))
 
 
@@ -82,7 +82,7 @@ def spikes(rng: Random, rows: int, columns: int) -> F32:
 
 
 def ramps(rng: Random, rows: int, columns: int) -> F32:
-    """Magnitudes that rise along a row, so that the last number of every block is its largest; or fall, by turns."""
+    """Magnitudes that alternately rise along a row, so that the last number of every block is its largest, or fall."""
     numbers = (np.arange(rows) + rng.uniform(1, 1.5, (columns, rows))) * rng.choice((-1, 1), (columns, rows))
     numbers[1::2] = numbers[1::2, ::-1]
     found: F32 = (numbers / 32).astype(np.float32)
@@ -95,9 +95,9 @@ KINDS: Mapping[str, Callable[[Random, int, int], F32]] = {
 
 
 def casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """Every kind for every format that says how numbers become codes, and ordinary numbers in small matrices.
+    """Every kind for every format that defines how numbers become codes, and ordinary numbers in small matrices.
 
-    A format whose scales have scales of their own also gets a matrix with several of those.
+    A format with second-level scales also gets a matrix with several of these.
     """
     for table in FORMATS.values():
         if table.encode:
@@ -132,12 +132,12 @@ def numbers_of(case: FormatCase) -> F32:
 
 @checks("formats.quantize/C1", casts)
 def test_every_field_is_that_of_a_reference(backend: Remote, case: FormatCase) -> None:
-    """All fields equal those of one choice of the format's table; zeros are equal."""
+    """All fields equal those of one choice in the format's table; zeros of both signs count as equal."""
     assert_cast(backend, case, numbers_of(case))
 
 
 def assert_cast(backend: Remote, case: FormatCase, x: Activations) -> None:
-    """The backend's cast of these numbers is one of the table's choices."""
+    """The backend's cast of these numbers must be one of the table's choices."""
     __tracebackhide__ = True
     given = stored_in(case, backend.run("formats.quantize", x, case.format, case.options))
     choices = [each for choice in case.table.encode if (each := cast_by(choice, x, case, given)) is not None]
@@ -146,7 +146,7 @@ def assert_cast(backend: Remote, case: FormatCase, x: Activations) -> None:
 
 
 def cast_by(choice: str, x: Activations, case: FormatCase, given: Stored) -> Stored | None:
-    """What a choice makes of the numbers; None where it cannot hold them, which the first choice always can."""
+    """The cast of the numbers by a choice; None if it cannot hold them, which the first choice always can."""
     try:
         return quantized(x, case.format, case.options, choice, given)
     except ArgumentError:
@@ -155,7 +155,7 @@ def cast_by(choice: str, x: Activations, case: FormatCase, given: Stored) -> Sto
 
 @checks("formats.quantize/C2", few)
 def test_blocks_do_not_depend_on_each_other(backend: Remote, case: FormatCase) -> None:
-    """The first row of numbers gives the same bytes beside others."""
+    """The first row of numbers gives the same bytes beside other rows."""
     x = numbers_of(case)
     first = stored_in(case, backend.run("formats.quantize", x, case.format, case.options))
     changed = x.copy()
@@ -170,7 +170,7 @@ def test_blocks_do_not_depend_on_each_other(backend: Remote, case: FormatCase) -
 
 
 def stored_in(case: FormatCase, given: object) -> Stored:
-    """The result, if it is a matrix of this format and size."""
+    """The result, which must be a matrix of this format and size."""
     __tracebackhide__ = True
     assert isinstance(given, Stored), f"WRONG: the result is a {type(given).__name__}, and not a Stored"
     expected = (case.format, case.rows, case.columns, case.options)
@@ -180,10 +180,10 @@ def stored_in(case: FormatCase, given: object) -> Stored:
 
 
 def difference(given: Stored, expected: Stored) -> str:
-    """In which field two matrices first differ, in words; empty if in none that matters.
+    """The first field in which two matrices differ, in words; empty if no difference matters.
 
-    Codes and packed zeros that differ and stand for equal numbers are zeros of either sign, have a scale of 0, or lie
-    in padding.
+    Different codes and packed zeros that give equal numbers are zeros of either sign, have a scale of 0, or are
+    padding.
     """
     table = given.table
     found, wanted = (table.fields_of(each.by_name) for each in (given, expected))
@@ -202,5 +202,5 @@ def difference(given: Stored, expected: Stored) -> str:
 
 
 def comparable(numbers: Array) -> Array:
-    """Floats as numbers, so that zeros are equal; integers as they are."""
+    """Floats as numbers, so that both zeros are equal; integers unchanged."""
     return numbers if numbers.dtype.kind in "iu" else numbers.astype(np.float64)

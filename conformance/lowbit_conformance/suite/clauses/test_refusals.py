@@ -22,7 +22,7 @@ from lowbit_conformance.suite.mistakes import made, mistakes
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 ENOUGH = 60
-"""Right calls, of which one can be made wrong in each way."""
+"""The number of right calls to try for each mistake."""
 
 _known: "WeakKeyDictionary[Remote, dict[str, tuple[list[Arguments], Iterator[Arguments]]]]" = WeakKeyDictionary()
 
@@ -36,7 +36,7 @@ def derived(clause: str, settings: Settings) -> Iterator[HabitCase]:
 
 @checks("*/H8", derived)
 def test_wrong_arguments_are_refused(backend: Remote, case: HabitCase) -> None:
-    """A call with one argument of another kind, shape or value than is declared raises ArgumentError."""
+    """A call in which one argument has a kind, shape or value other than declared raises ArgumentError."""
     signature = OPERATIONS[case.operation].signature
     mistake = mistakes(signature)[case.variant]
     for arguments, choices in right_calls(backend, case.operation):
@@ -52,7 +52,7 @@ def test_wrong_arguments_are_refused(backend: Remote, case: HabitCase) -> None:
 
 
 def right_calls(backend: Remote, operation: str) -> Iterator[Arguments]:
-    """The arguments of calls that succeeded, kept for the next mistake."""
+    """The arguments of successful calls, kept for the next mistake."""
     of_backend = _known.setdefault(backend, {})
     if operation not in of_backend:
         of_backend[operation] = [], (_arguments(call) for call in recorded(backend, operation) if _whole(call))
@@ -69,7 +69,7 @@ def _whole(call: Call) -> bool:
 
 
 def _arguments(call: Call) -> Arguments:
-    """What the reference would be called with: a product has its matrix from what was prepared."""
+    """The arguments for the reference; a product takes its matrix from the prepared one."""
     if isinstance(call.owner, RemoteLinear):
         return (call.arguments[0], call.owner.matrix), {}
     return call.arguments, call.choices

@@ -43,14 +43,14 @@ SHAPES = (
 )
 """Queries, tokens, query heads, key-value heads, channels of a head and no window; new keys and new values."""
 MOST_NEW = 2.0**12
-"""In magnitude, so that scores and sums of new numbers fit float16."""
+"""The largest magnitude, so that scores and sums of new numbers fit float16."""
 
 Call = tuple[Array, Stored, Stored, Array, Array]
 
 
 @dataclass(frozen=True)
 class ResidualCase(StoredCase):
-    """The last T of S tokens, of which the newest keys and values are not stored."""
+    """A case with the last T of S tokens, of which the newest keys and values are not stored."""
 
     new_keys: int = 1
     new_values: int = 1
@@ -64,7 +64,8 @@ class ResidualCase(StoredCase):
 
     @property
     def possible(self) -> bool:
-        """Whether both formats allow such heads and, on the lattice, drawn tokens win."""
+        """Whether both formats allow such heads and, on the lattice, the drawn tokens have the greatest scores by
+        far."""
         rows = self.kv_heads * self.head_dim
         parts = ((self.keys, self.new_keys), (self.values, self.new_values))
         fit = (allows(FORMATS[name], rows, self.length - new, options_of(self, name)) for name, new in parts)
@@ -72,7 +73,7 @@ class ResidualCase(StoredCase):
 
 
 def shapes(clause: str, tier: str, variant: str = "") -> Iterator[ResidualCase]:
-    """Every pair of formats in every shape, the types of queries and the bits of KIVI taking turns."""
+    """Every pair of formats in every shape, with alternating types of queries and bits of KIVI."""
     for turn, (keys, values) in enumerate(CACHES):
         for step, (shape, new) in enumerate(SHAPES):
             bits = (2, 4)[step % 2] if keys.startswith("kivi") else 0
@@ -89,7 +90,7 @@ def call_of(case: ResidualCase) -> Call:
 
 
 def newest(case: ResidualCase, count: int, name: str, part: str) -> Array:
-    """Tokens × G × d_h of the type of the queries, drawn as stored ones are."""
+    """New tokens, tokens × G × d_h, in the type of the queries, drawn as stored ones are."""
     drawn = in_heads(cache(replace(case, length=count), name, part).values, case.head_dim)
     return rounded(np.ascontiguousarray(drawn.swapaxes(0, 1)).clip(-MOST_NEW, MOST_NEW), case.inputs)
 
@@ -106,7 +107,7 @@ def lattice(clause: str, settings: Settings) -> Iterator[ResidualCase]:
 
 @checks("attention.attend_residual/C1", lattice)
 def test_one_score_above_all_others(backend: Remote, case: ResidualCase) -> None:
-    """The value of the token with the greatest score comes back, whether it is stored or new."""
+    """The result is the value of the token with the greatest score, whether it is stored or new."""
     _, *cached = call = call_of(case)
     assert_winners(backend, case, *numbers(call), *cached)
 
@@ -114,7 +115,7 @@ def test_one_score_above_all_others(backend: Remote, case: ResidualCase) -> None
 def bounded(clause: str, settings: Settings) -> Iterator[ResidualCase]:
     """Every pair of formats in every shape, and one shape with queries of every type."""
     yield from shapes(clause, "random")
-    # A backend may declare one type of queries, and meet heads that have scales of their own in some type only.
+    # A backend may declare one type of queries; then it gets heads with their own scales in some type only.
     for case in shapes(clause, "edge", "types"):
         if case.length == SHAPES[0][0][1]:
             yield from (replace(case, inputs=each) for each in INPUTS if each != case.inputs)
@@ -131,7 +132,7 @@ def test_attention_over_both_parts(backend: Remote, case: ResidualCase, record_p
 
 
 def hidden(clause: str, settings: Settings) -> Iterator[ResidualCase]:
-    """Several queries, the first of which does not see all tokens."""
+    """Several queries, of which the first does not see all tokens."""
     for case in shapes(clause, "random"):
         if case.tokens > 1:
             yield case
@@ -139,7 +140,7 @@ def hidden(clause: str, settings: Settings) -> Iterator[ResidualCase]:
 
 @checks("attention.attend_residual/C3", hidden)
 def test_later_tokens_change_nothing(backend: Remote, case: ResidualCase) -> None:
-    """Other numbers of the tokens after the first query, and other unused bits: its result keeps its bits."""
+    """Changing the tokens after the first query, and unused bits, does not change the bits of its result."""
     asked, keys, values, newest_keys, newest_values = call = call_of(case)
     _, other_keys, other_values, *_ = call_of(replace(case, variant="other"))
     later = case.tokens - 1
@@ -152,11 +153,11 @@ def test_later_tokens_change_nothing(backend: Remote, case: ResidualCase) -> Non
         assert_array("the result", given, FLOATS[case.inputs].dtype, asked.shape)
         for given in (backend.run(case.operation, *call), backend.run(case.operation, asked, *changed))
     )
-    assert_same_bits(first[0], again[0], "what the first query does not see was changed")
+    assert_same_bits(first[0], again[0], "tokens hidden from the first query were changed")
 
 
 def with_last(part: Array, count: int) -> Array:
-    """New tokens of which the last `count` have the other sign, and half the magnitude."""
+    """New tokens, of which the last `count` have the opposite sign and half the magnitude."""
     changed = part.copy()
     changed[-count:] *= np.asarray(-0.5, changed.dtype)
     return changed
@@ -172,7 +173,8 @@ def mistakes(clause: str, settings: Settings) -> Iterator[ResidualCase]:
 
 @checks("attention.attend_residual/H8", mistakes)
 def test_parts_that_do_not_belong_together(backend: Remote, case: ResidualCase) -> None:
-    """More keys than values, new tokens of other heads or another type, heads that do not divide, too many queries."""
+    """More keys than values, new tokens with other heads or another type, head counts that do not divide, and too many
+    queries raise ArgumentError."""
     asked, keys, values, newest_keys, newest_values = call_of(case)
     if case.variant == "more-keys":
         newest_keys = np.concatenate([newest_keys] * 2)

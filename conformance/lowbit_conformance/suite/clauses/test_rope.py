@@ -17,7 +17,7 @@ from lowbit_conformance.suite.marking import Record, Settings, checks
 
 @dataclass(frozen=True)
 class RopeCase(Case):
-    """A case with T tokens of some heads of d_h channels; the variant names how they pair."""
+    """A case with T tokens of some heads of d_h channels; the variant names the pairing."""
 
     tokens: int
     heads: int
@@ -29,7 +29,7 @@ class RopeCase(Case):
 
     @property
     def possible(self) -> bool:
-        return self.head_dim % 2 == 0  # as channels pair
+        return self.head_dim % 2 == 0  # pairings of channels
 
 
 PAIRINGS = ("half-split", "interleaved", "half-split-permuted", "interleaved-permuted")
@@ -46,7 +46,7 @@ def shapes(clause: str, settings: Settings) -> Iterator[RopeCase]:
 
 
 def model_shapes(clause: str, settings: Settings) -> Iterator[RopeCase]:
-    """More tokens than 16 bits count, as many heads and channels as models have, and positions past 2^16 and 2^24."""
+    """More tokens than 16 bits can count, heads and channels as in models, and positions past 2^16 and 2^24."""
     for pairing in PAIRINGS[:2]:
         yield RopeCase(clause, "lattice", f"{pairing}-large", 70001, 1, 2)
         yield RopeCase(clause, "lattice", f"{pairing}-large", 2, 128, 256)
@@ -55,7 +55,7 @@ def model_shapes(clause: str, settings: Settings) -> Iterator[RopeCase]:
 
 
 FIRST = {"half-split-large-far": 2**16 - 4, "interleaved-large-far": 2**17 - 4, "half-split-large-farther": 2**24 - 4}
-"""The position of the first token, where it is not drawn."""
+"""The position of the first token, if it is not drawn."""
 
 
 def layout_of(case: RopeCase) -> Layout:
@@ -78,7 +78,7 @@ def quarter_turns(case: RopeCase) -> tuple[F32, Rotation]:
 
 
 def quarters(rng: np.random.Generator, layout: Layout, tokens: int, heads: int) -> tuple[F64, Rotation]:
-    """Integers, and an angle of 0, 1, 2 or 3 quarters for each token and pair."""
+    """Integers, and an angle of 0, 1, 2 or 3 quarter turns for each token and pair."""
     count = rng.integers(0, 4, (tokens, layout.head_dim // 2))[:, layout.pair]
     cos, sin = np.array([1.0, 0.0, -1.0, 0.0])[count], np.array([0.0, 1.0, 0.0, -1.0])[count]
     x = rng.integers(-99, 100, (tokens, heads, layout.head_dim))
@@ -88,7 +88,7 @@ def quarters(rng: np.random.Generator, layout: Layout, tokens: int, heads: int) 
 @checks("rope.rotate/C1", model_shapes)
 @checks("rope.rotate/C1", shapes)
 def test_quarter_turns_are_exact(backend: Remote, case: RopeCase) -> None:
-    """Integers turned by quarters give equal integers: every wrong partner and every wrong sign shows."""
+    """Integers rotated by quarter turns are equal: this detects every wrong partner and every wrong sign."""
     assert_on_lattice(backend, case, *quarter_turns(case))
 
 
@@ -101,7 +101,7 @@ def test_turns_within_the_bound(backend: Remote, case: RopeCase, record_property
 
 @checks("rope.rotate/C3", shapes)
 def test_a_pair_turns_alone(backend: Remote, case: RopeCase) -> None:
-    """With one channel not zero, only it and its partner are not zero afterwards."""
+    """With a single nonzero channel, only it and its partner are nonzero afterwards."""
     x, turn = inputs(case)
     for channel in (0, case.head_dim // 2, case.head_dim - 1):
         one = np.zeros_like(x)

@@ -56,7 +56,7 @@ def probability_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]
 
 @checks("routing.gate/C3", with_models(probability_shapes))
 def test_probabilities_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
-    """Random probabilities, flat ones and saturated ones, stay within the bound of a softmax of such logits."""
+    """Random, flat and saturated probabilities stay within the bound of a softmax of such logits."""
     assert_bounded(backend, case, record_property, *gate_inputs(case), case.scores)
 
 
@@ -84,11 +84,12 @@ def test_gate_passes_non_finite_on(backend: Remote, case: RoutingCase) -> None:
 
 @checks("routing.top_k/C1", with_models(chained(random_shapes, shapes("edge", ("neighbours", "low", "lowest")))))
 def test_the_greatest_are_chosen(backend: Remote, case: RoutingCase) -> None:
-    """Distinct scores, neighbours in float32 among them: the chosen ones, found by sorting Python numbers."""
+    """With distinct scores, including float32 neighbours, the chosen experts are those found by sorting Python
+    numbers."""
     scores = case.generator().permutation(case.tokens * case.experts).reshape(case.tokens, -1).astype(np.float32) - 9
     if case.variant == "neighbours":
         scores = 1 + scores * np.float32(2.0**-23)
-    if case.variant in ("low", "lowest"):  # below what a search for the greatest may begin with
+    if case.variant in ("low", "lowest"):  # below a start value that a search for the greatest may use
         scores = -(scores + 11) * np.float32(1e4 if case.variant == "low" else 1e33)
     given = run(backend, case, scores, case.k)
     expected = [sorted(range(case.experts), key=lambda e: -float(row[e]))[: case.k] for row in scores]
@@ -97,7 +98,7 @@ def test_the_greatest_are_chosen(backend: Remote, case: RoutingCase) -> None:
 
 @checks("routing.top_k/C2", shapes("edge", ("equal", "zeros", "few-values")))
 def test_ties_go_to_the_lowest(backend: Remote, case: RoutingCase) -> None:
-    """All equal, zeros of both signs, and scores of three values: by score, then by id."""
+    """Equal scores, zeros of both signs, and scores of three values: experts are ordered by score, then by id."""
     rng = case.generator()
     values = {"equal": [0.5], "zeros": [0.0, -0.0], "few-values": [-1.0, 0.25, 3.0]}[case.variant]
     scores = rng.choice(values, (case.tokens, case.experts)).astype(np.float32)
@@ -108,7 +109,7 @@ def test_ties_go_to_the_lowest(backend: Remote, case: RoutingCase) -> None:
 
 @checks("routing.top_k/C3", shapes("edge", ("extremes",)))
 def test_choice_equals_the_reference(backend: Remote, case: RoutingCase) -> None:
-    """The largest, least and subnormal numbers: type, shape and ids are the reference's."""
+    """With the largest, least and subnormal scores, type, shape and ids are the reference's."""
     values = np.array([3.4e38, -3.4e38, 1e-45, -1e-45, 0, 1e-38, 1], np.float32)
     scores = case.generator().choice(values, (case.tokens, case.experts))
     assert_reference(backend, case, "chosen", scores, case.k)
@@ -124,7 +125,7 @@ def weight_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
 
 @checks(("routing.weights/C1", "routing.weights/C2"), with_models(weight_shapes))
 def test_weights_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
-    """Softmax over the chosen logits, or chosen probabilities over their sum, within its bound."""
+    """The softmax of the chosen logits, or the chosen probabilities divided by their sum, is within its bound."""
     rng = case.generator()
     scores = (rng.normal(size=(case.tokens, case.experts)) * SCALES.get(case.variant, 1.0)).astype(np.float32)
     if case.softmax == "before":
@@ -138,7 +139,7 @@ EQUAL = [(*shape, "logits", softmax) for softmax in SOFTMAXES for shape in SHAPE
 
 @checks("routing.weights/C3", grid(RoutingCase, "lattice", ["equal"], *EQUAL))
 def test_equal_scores_share_equally(backend: Remote, case: RoutingCase) -> None:
-    """Equal scores have equal bits of weight; one expert alone has exactly 1."""
+    """Equal scores have bit-identical weights; a single expert has exactly 1."""
     scores = np.full((case.tokens, case.experts), 0.3, np.float32)
     chosen, _ = routes(case, case.generator())
     given = run_bounded(backend, case, chosen.shape, scores, chosen, case.softmax)
@@ -149,7 +150,7 @@ def test_equal_scores_share_equally(backend: Remote, case: RoutingCase) -> None:
 
 @checks("routing.weights/H8", grid(RoutingCase, "edge", (*WRONG_IDS, *WRONG_PROBABILITIES), WRONG))
 def test_weights_refuses(backend: Remote, case: RoutingCase) -> None:
-    """Ids that are out of range or stand twice, and probabilities that cannot be renormalised, raise ArgumentError."""
+    """Ids that are out of range or repeated, and probabilities that cannot be renormalised, raise ArgumentError."""
     rng = case.generator()
     scores, (chosen, _) = np.abs(rng.normal(size=(case.tokens, case.experts))).astype(np.float32), routes(case, rng)
     with refuses():

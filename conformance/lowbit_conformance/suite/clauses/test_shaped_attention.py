@@ -34,7 +34,7 @@ SHAPINGS: dict[str, tuple[float | None, float | None, bool]] = {
     "sinks": (None, None, True),
     "all": (0.5, 2.0, True),
 }
-"""The factor, the cap, and whether there are sinks: as in a Llama, Gemma 3, Gemma 2 and GPT-OSS, and all of them."""
+"""The factor, the cap, and whether there are sinks: as in Llama, Gemma 3, Gemma 2 and GPT-OSS, and all together."""
 
 Shape = tuple[float | None, float | None, F32 | None]
 """The factor, the cap and the sinks of a call."""
@@ -68,13 +68,13 @@ class ShapedCase(AttendCase):
 
 
 def shaped(case: AttendCase, shaping: str) -> ShapedCase:
-    """A case of plain attention as one of this operation."""
+    """A case of plain attention, turned into one of this operation."""
     own = {field.name: getattr(case, field.name) for field in fields(AttendCase)}
     return ShapedCase(**own, shaping=shaping)
 
 
 def shapes(clause: str, settings: Settings, windows: tuple[int, ...] = WINDOWS) -> Iterator[ShapedCase]:
-    """Every shape of plain attention with every window, all shapings taking turns and every second time all at once."""
+    """Every shape of plain attention with every window; shapings alternate, and every second case has all at once."""
     names = list(SHAPINGS)
     for turn, (shape, size) in enumerate((shape, size) for shape in SHAPES for size in windows):
         for shaping in dict.fromkeys((names[turn % 4], "all" if turn % 2 else "sinks")):
@@ -88,7 +88,7 @@ def shapes(clause: str, settings: Settings, windows: tuple[int, ...] = WINDOWS) 
 
 
 def sinks_of(case: ShapedCase) -> F32 | None:
-    """About as large as scores, and in neither order."""
+    """Sinks about as large as the scores, in no order."""
     if not case.sunk:
         return None
     return (2 * case.of(f"{case.clause}-sinks").generator().normal(size=case.heads)).astype(np.float32)
@@ -104,11 +104,11 @@ def attended(backend: Remote, case: ShapedCase, *arrays: F32, shape: Shape | Non
 SINGLE, PAIR = (1, 1, 1, 1, 2), (2, 8, 4, 2, 8)
 EQUAL = (SINGLE, PAIR, (3, 16, 6, 3, 16), (1, 64, 4, 1, 64), (8, 9, 4, 2, 5), (1, 256, 2, 2, 32), (2, 1025, 2, 1, 4))
 BESIDE = 256.0
-"""A score of the lattice without a cap."""
+"""A score on the lattice without a cap."""
 
 
 def equal(clause: str, settings: Settings) -> Iterator[ShapedCase]:
-    """Contexts and windows of a power of two, or one less where a sink is beside them."""
+    """Contexts and windows whose size is a power of two, or one less with a sink."""
     for shaping, (_, _, sunk) in SHAPINGS.items():
         for tokens, length, heads, kv_heads, head_dim in EQUAL:
             for size in (0, 3 if sunk else 4):
@@ -119,7 +119,8 @@ def equal(clause: str, settings: Settings) -> Iterator[ShapedCase]:
 
 @checks("attention.attend_shaped/C1", equal)
 def test_equal_scores_share_alike(backend: Remote, case: ShapedCase) -> None:
-    """Each head has scores of its own, some of them negative, and all tokens of a head the same."""
+    """Scores differ between heads, and some are negative, but all tokens of a head have the same score: the result is
+    the mean."""
     rng = case.generator()
     queries, keys, values = (np.zeros_like(part) for part in inputs(case))
     values[...] = rng.integers(-500, 501, values.shape)
@@ -135,7 +136,7 @@ def test_equal_scores_share_alike(backend: Remote, case: ShapedCase) -> None:
 
 
 def mean(case: ShapedCase, values: F32) -> tuple[F64, F64]:
-    """The sum of the values that each token sees over their number and that of sinks, and this number."""
+    """The sum of the visible values of each token divided by the number of values and sinks, and this number."""
     counts = np.array([len(seen(case, token)) + case.sunk for token in range(case.tokens)], np.float64)
     sums = [values[:, list(seen(case, token))].astype(np.float64).sum(axis=1) for token in range(case.tokens)]
     heads = np.arange(case.heads) // (case.heads // case.kv_heads)
@@ -147,15 +148,15 @@ WIDE_CAP = 512.0
 
 @checks("attention.attend_shaped/C2", shapes)
 def test_one_score_above_all(backend: Remote, case: ShapedCase) -> None:
-    """For each head one token that it may see has a score far above all others and the sink; its value comes back to
-    the bit. A cap is as wide as that takes."""
+    """For each head one visible token has a score far above all others and the sink; the result is its value,
+    bit-identical. A cap is wide enough for that."""
     arrays, expected, won = one_above_all(case, 1000 / (case.factor or 1 / np.sqrt(case.head_dim)))
     shape = case.factor, None if case.cap is None else WIDE_CAP, sinks_of(case)
     assert_equal_values(attended(backend, case, *arrays, shape=shape)[won], expected[won])
 
 
 def sunk(variant: str) -> Generator:
-    """The cases with sinks, all of them and large ones apart."""
+    """The cases with sinks, without the large ones."""
 
     def generator(clause: str, settings: Settings) -> Iterator[ShapedCase]:
         for case in shapes(clause, settings):
@@ -167,7 +168,7 @@ def sunk(variant: str) -> Generator:
 
 @checks("attention.attend_shaped/C2", sunk("sink-above"))
 def test_a_sink_above_all(backend: Remote, case: ShapedCase) -> None:
-    """A sink 280 and more above all scores leaves nothing; the other heads, whose sinks are −∞, take what they see."""
+    """With a sink at least 280 above all scores the result is 0; heads with a sink of −∞ give what they see."""
     arrays = inputs(case)
     sinks = np.where(np.arange(case.heads) % 2 == 0, 300, -np.inf).astype(np.float32)
     given = attended(backend, case, *arrays, shape=(case.factor, case.cap, sinks))
@@ -204,14 +205,15 @@ EDGES: dict[str, tuple[float, float | None, float | None, float]] = {
     "both-far-from-0": (1.0, None, -300.0, 1.0),
     "both-far-above-0": (1.0, None, 300.0, 1.0),
 }
-"""The factor, the cap, the sinks and the size of queries."""
+"""The factor, the cap, the sinks and the magnitude of queries."""
 FEW = ((1, 9, 4, 2, 8, 0), (5, 33, 6, 2, 16, 0), (3, 20, 3, 1, 10, 4), (3, 12, 4, 4, 6, 1), (2, 5, 2, 1, 4, 64))
 """The last two have a window of 1, and one that is longer than the context."""
 
 
 @checks("attention.attend_shaped/C3", grid(ShapedCase, "edge", EDGES, *FEW))
 def test_extremes_of_shapes(backend: Remote, case: ShapedCase, record_property: Record) -> None:
-    """Caps, factors and sinks at the ends of their ranges; a common part of all scores takes them to the sinks."""
+    """Caps, factors and sinks at the ends of their ranges stay within the bound; a common offset of all scores brings
+    them near the sinks."""
     factor, cap, sink, size = EDGES[case.variant]
     queries, keys, values = inputs(case)
     queries *= np.float32(size)
@@ -223,13 +225,13 @@ def test_extremes_of_shapes(backend: Remote, case: ShapedCase, record_property: 
     assert_bounded(backend, case, record_property, queries, keys, values, case.window, factor, cap, sinks)
 
 
-# **What does not matter.**
+# **What must not matter.**
 
 
 @checks("attention.attend_shaped/C4", shapes)
 def test_what_is_not_seen_changes_nothing(backend: Remote, case: ShapedCase) -> None:
-    """Other keys and values where the first token does not look, and other sinks of other heads: the result keeps its
-    bits."""
+    """Changing keys and values that the first token does not see, and the sinks of other heads, does not change the
+    bits of the result."""
     first, sinks = assert_sees_no_more(attended, backend, case), sinks_of(case)
     if sinks is not None:
         own = case.generator().integers(case.heads)
@@ -238,7 +240,7 @@ def test_what_is_not_seen_changes_nothing(backend: Remote, case: ShapedCase) -> 
         assert_same_bits(first[own], again[own], "the sinks of other heads were changed")
 
 
-# **Mistakes** that annotations do not tell.
+# **Mistakes** that do not follow from annotations.
 
 MISTAKES: dict[str, Callable[[F32, F32, F32, F32], tuple[F32, F32, F32, F32]]] = {
     "heads": lambda q, k, v, s: (q[:, :3].copy(), k, v, s[:3].copy()),
@@ -250,7 +252,7 @@ MISTAKES: dict[str, Callable[[F32, F32, F32, F32], tuple[F32, F32, F32, F32]]] =
 
 @checks("attention.attend_shaped/H8", grid(ShapedCase, "edge", MISTAKES, (2, 5, 4, 2, 6)))
 def test_shaped_attention_refuses(backend: Remote, case: ShapedCase) -> None:
-    """Heads that do not divide, more queries than keys, and a sink of NaN or +∞ raise ArgumentError."""
+    """Numbers of heads that do not divide, more queries than keys, and a sink of NaN or +∞ raise ArgumentError."""
     sinks = np.zeros(case.heads, np.float32)
     queries, keys, values, own = MISTAKES[case.variant](*inputs(case), sinks)
     with refuses():

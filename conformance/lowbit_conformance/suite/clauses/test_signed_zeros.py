@@ -30,7 +30,7 @@ from lowbit_conformance.suite.marking import Settings, checks, grid
 
 
 def matrices(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """A small shape of each width, and the groups in use; the clause says which convention."""
+    """A small shape for each width, and common group sizes; the clause determines the convention."""
     (convention,) = conventions(clause)
     for bits in BITS:
         rows = 3 * CODES_PER_UNIT[bits]
@@ -46,7 +46,7 @@ def assert_positive_zeros(weights: object, shape: tuple[int, ...]) -> None:
 
 @checks("affine.dequantize/C1", matrices)
 def test_a_minimum_of_zero(backend: Remote, case: MatrixCase) -> None:
-    """Codes of 0 with minima of −0 and +0, and codes at which scale times code cancels the minimum: all are +0."""
+    """Codes of 0 with minima of −0 and +0, and codes for which scale · code cancels the minimum, give +0."""
     rng = case.generator()
     shape = (-(-case.rows // case.group_size), case.columns)
     scales = np.exp2(rng.integers(-3, 4, shape))
@@ -60,7 +60,7 @@ def test_a_minimum_of_zero(backend: Remote, case: MatrixCase) -> None:
 
 @checks("affine.dequantize/C2", matrices)
 def test_a_code_of_its_zero_point(backend: Remote, case: MatrixCase) -> None:
-    """Codes that equal their zero-point stand for +0, whichever it is."""
+    """Codes that equal their zero-point give +0, for every zero-point."""
     rng = case.generator()
     zeros = rng.integers(0, 2**case.bits, (-(-case.rows // case.group_size), case.columns))
     codes = np.repeat(zeros, case.group_size, axis=0)[: case.rows].astype(np.uint8)
@@ -78,7 +78,7 @@ def real_zeros(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
 
 @checks("hqq.dequantize/C1", real_zeros)
 def test_a_code_of_its_real_zero(backend: Remote, case: RealZeroCase) -> None:
-    """Codes of 0 with zeros of −0 and +0, and codes that equal their zero, stand for +0."""
+    """Codes of 0 with zeros of −0 and +0, and codes that equal their zero, give +0."""
     groups = case.rows * case.columns // case.group_size
     for code in (0, 1, 2**case.bits - 1):
         zeros = np.full(groups, code, case.scales)
@@ -99,7 +99,7 @@ def quantised(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 @checks("affine.quantize/C3", quantised)
 def test_groups_of_negative_zeros(backend: Remote, case: MatrixCase) -> None:
-    """A group of −0 has a minimum of −0, and the −0 among larger weights is the value 0 as any other."""
+    """A group of −0 has a minimum of −0, and −0 among larger weights is quantised as any other 0."""
     weights = np.full((case.rows, case.columns), -0.0, np.float32)
     choices = {"bits": case.bits, "group_size": case.group_size}
     given = backend.run("affine.quantize", weights, **choices, convention="minimum", scale_dtype=case.scale_dtype)
@@ -131,7 +131,7 @@ def zeros_of_heads(case: HeadsCase) -> F32:
 
 @checks(("pooling.pool/C1", "pooling.pool/C3"), heads)
 def test_pooled_zeros(backend: Remote, case: HeadsCase) -> None:
-    """Heads of −0 have a mean of −0 and come back as they are; zeros of both signs, and heads that cancel, give +0."""
+    """Heads of −0 have a mean and a first head of −0; zeros of both signs, and heads that cancel, give +0."""
     weights = zeros_of_heads(case)
     given = pooled(backend, case, weights)
     members = weights.reshape(case.rows, case.groups, -1, case.head_dim)
@@ -147,8 +147,8 @@ TOTALS = [(2, blocks, 1, 8) for blocks in (1, 2, 7, 8, 9, 33)]
 
 @checks("bfp.total/C2", grid(BfpCase, "edge", ["zeros-of-sums"], *TOTALS))
 def test_a_total_of_zeros(backend: Remote, case: BfpCase) -> None:
-    """Blocks of 0 with the greatest and the least exponents give +0, between others they change nothing, and what
-    underflows gives a zero of its sign, unless a zero of the other sign follows."""
+    """Blocks of 0 with the greatest and least exponents give +0 and do not change other sums. A sum that underflows
+    gives a zero of its sign, unless a zero of the other sign follows."""
     reach = 2 * case.format.reach  # of the sum of two exponents
     sums = np.zeros((2, 3, case.columns), np.int64)
     exponents = np.resize(np.array([reach, -reach, 0, reach], np.int32), sums.shape)

@@ -55,7 +55,7 @@ EVERY = "every-size"
 
 
 def matrices(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """Every N, and of several vectors every T; the width of a code moves on by one more with every sixteen sizes."""
+    """Every N, and for several vectors every T; the width of a code cycles, shifted by one every sixteen sizes."""
     vectors, own = 3 if clause.startswith("linear.qgemm") else 0, conventions(clause)
     for turn, columns in enumerate(MANY):
         bits, convention = BITS[(columns + turn // 16) % 4], own[turn // 2 % len(own)]
@@ -92,7 +92,7 @@ def hqq_blocks(clause: str, settings: Settings) -> Iterator[BlocksCase]:
 
 
 def layers(clause: str, settings: Settings) -> Iterator[RoutingCase]:
-    """Every number of tokens and of experts, hidden size and inner width, and as many experts chosen as there are."""
+    """Every number of tokens and of experts, hidden size and inner width, and every number of chosen experts."""
     small = RoutingCase(clause, "exhaustive", EVERY, 2, 9, 5, 2, 6)
     experts = clause.startswith(("routing.expert/", "routing.sparse/"))
     for size in MANY:
@@ -133,7 +133,7 @@ def weights(backend: Remote, case: RoutingCase, record_property: Record) -> None
 
 
 def heads(clause: str, settings: Settings) -> Iterator[AttendCase]:
-    """Every context, head size, number of heads and of heads of a group; windows as long as the context and longer."""
+    """Every context, head size, number of heads and of heads in a group; windows as long as the context and longer."""
     small = AttendCase(clause, "exhaustive", EVERY, 2, 9, 4, 2, 8)
     for size in (511, 512, 513, 1023, 1024, 2048, 4096):
         yield replace(small, length=size, tokens=1)
@@ -153,7 +153,7 @@ def heads(clause: str, settings: Settings) -> Iterator[AttendCase]:
 
 
 def shaped_heads(clause: str, settings: Settings) -> Iterator[ShapedCase]:
-    """The same sizes, with all shapings taking turns."""
+    """The same sizes, with alternating shapings."""
     for turn, case in enumerate(heads(clause, settings)):
         yield shaped(case, list(SHAPINGS)[turn % 5])
 
@@ -183,7 +183,7 @@ def turns(clause: str, settings: Settings) -> Iterator[RopeCase]:
 
 
 def pooled(clause: str, settings: Settings) -> Iterator[HeadsCase]:
-    """Every number of members, of groups, head size and number of rows."""
+    """Every number of heads in a group, of groups, head size and number of rows."""
     for size in FEW:
         for count, members, groups, head_dim in ((2, size, 1, 3), (2, size, size, 2), (2, 4, 2, size), (size, 4, 2, 3)):
             yield HeadsCase(clause, "exhaustive", f"{EVERY}-wide", count, members, groups, head_dim, "mean")
@@ -254,10 +254,10 @@ EACH: Mapping[str, tuple[Generator, Callable[..., None]]] = {
     "ksort.permutation/C3": (channels, test_ksort.test_every_channel_once),
     "ksort.relabel/C2": (channels, relabelled),
 }
-"""For each clause its cases, and the test of other sizes that is run on them; a few have inputs of their own."""
+"""For each clause its cases, and the test of other sizes that runs on them; a few have their own inputs."""
 
 
 @checks(EACH, lambda clause, settings: EACH[clause][0](clause, settings))
 def test_every_size(backend: Remote, case: Case, record_property: Record) -> None:
-    """The same as for other sizes, for every small one."""
+    """As the tests of other sizes, for every small size."""
     call(EACH[case.clause][1], backend, case, record_property)

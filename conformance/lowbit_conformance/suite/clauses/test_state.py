@@ -33,8 +33,8 @@ from lowbit_conformance.suite.marking import checks
 
 CALLS = 4  # of each operation
 ROUNDS = 3
-CLEARLY = 0.125  # of the largest number: a difference that no rounding makes
-ALONE = 100  # the offset of the first call that is made elsewhere; no other case has offsets so large
+CLEARLY = 0.125  # of the largest number: more than any rounding error
+ALONE = 100  # the offset of the first call that is made elsewhere; other cases have smaller offsets
 
 
 # **In turns.**
@@ -42,8 +42,8 @@ ALONE = 100  # the offset of the first call that is made elsewhere; no other cas
 
 @checks("*/H4", every("in-turns"))
 def test_calls_in_turns(backend: Remote, case: HabitCase) -> None:
-    """Calls of many shapes and choices, large after small and small after large, refused ones between them, give each
-    time what they gave at first."""
+    """Calls of many shapes and choices, large after small and small after large, with refused calls between, give the
+    same bits each time."""
     calls, rng = own_calls(backend, case.operation, 12), case.generator()
     for turn in range(ROUNDS):
         for number in rng.permutation(len(calls)):
@@ -57,7 +57,7 @@ def test_calls_in_turns(backend: Remote, case: HabitCase) -> None:
 
 
 def _refused(backend: Remote, call: Call) -> None:
-    """The call with its first array as numbers of another kind, which every operation refuses."""
+    """The call with its first array in another kind of dtype, which every operation refuses."""
     arguments = list(call.arguments)
     for position, argument in enumerate(arguments):
         if isinstance(argument, np.ndarray):
@@ -68,8 +68,8 @@ def _refused(backend: Remote, call: Call) -> None:
                 return
 
 
-# **Offsets.** numpy promises that an array begins at a multiple of its elements, and nothing more: a slice of a larger
-# array begins anywhere. Arrays at all offsets of a cache line, each argument at its own.
+# **Offsets.** numpy promises only that an array begins at a multiple of its element size: a slice can begin anywhere.
+# Arrays at all offsets in a cache line, different for each argument.
 
 VARIANTS = [
     *(Variant(side=1, padding=1, filling=1, offset=offset) for offset in range(16)),
@@ -82,8 +82,8 @@ VARIANTS = [
 
 @checks("*/H4", every("offsets"))
 def test_arrays_at_every_offset(backend: Remote, case: HabitCase) -> None:
-    """A call gives the same bits wherever its arrays begin, at every offset that their type or a declared alignment
-    allows; and a matrix is prepared from arrays at every offset."""
+    """A call gives the same bits at every offset of its arrays that their type or a declared alignment allows, also
+    with a matrix that was prepared from arrays at every offset."""
     for call in own_calls(backend, case.operation, CALLS):
         owner, variants = call.owner, VARIANTS
         if isinstance(owner, RemoteLinear):
@@ -107,7 +107,7 @@ def assert_equal_at_offsets(backend: Remote, call: Call, expected: Any, variants
 
 @checks("*/H4", every("rewritten"))
 def test_other_contents_in_the_same_arrays(backend: Remote, case: HabitCase) -> None:
-    """A call whose arrays have been given other contents answers for these, as it does from arrays elsewhere; one
+    """After other contents are written to its arrays, a call gives the result for these, as with arrays elsewhere; one
     element is changed, or two are swapped."""
     for call in own_calls(backend, case.operation, CALLS):
         calls = [replace(call, result=None), *rewritten(call)]
@@ -132,7 +132,7 @@ def _answer(backend: Remote, call: Call) -> Any:
 
 
 def rewritten(call: Call) -> Iterator[Call]:
-    """The call with other contents of each of its arrays in turn, but for the one that is written to."""
+    """The call with changed contents of each array in turn, except the output array."""
     arrays: list[Array] = []
     written = call.arguments[call.out] if call.out >= 0 else None
 
@@ -152,18 +152,18 @@ def rewritten(call: Call) -> Iterator[Call]:
             try:
                 arguments = tuple(_turned(decode(tree, get)) for tree in trees)
                 chosen = {name: decode(tree, get) for name, tree in choices.items()}
-            except ArgumentError:  # what has parts may refuse such contents
+            except ArgumentError:  # values with parts may refuse such contents
                 continue
             yield replace(call, arguments=arguments, choices=chosen, result=None)
 
 
 def _turned(value: Any) -> Any:
-    """A rotation again, where its parts were changed: a kernel may take each pair of channels as one complex number.
+    """The changed parts made a rotation again, because a kernel may treat each pair of channels as one complex number.
 
-    Both channels of a pair have the cosine of the first, and its sine with either sign. What is no rotation stays.
+    Both channels of a pair get the cosine of the first, and its sine with opposite signs. Other values are unchanged.
 
     Raises:
-        ArgumentError: its channels are no pairs, or not with one sign each.
+        ArgumentError: the channels do not form pairs with one sign each.
     """
     if not isinstance(value, Rotation):
         return value
@@ -179,8 +179,8 @@ def _turned(value: Any) -> Any:
 def others(array: Array) -> Iterator[Array]:
     """Other contents of an array.
 
-    Of floats: one element becomes larger than all, and then moves through the array by changing places with others, so
-    that these contents have the same elements and sums. Of integers: two elements of a row change places.
+    For floats, one element becomes larger than all others, and then moves through the array by swaps, so that these
+    contents have the same elements and sums. For integers, two elements of a row are swapped.
     """
     flat = np.array(array).reshape(-1)
     size = flat.size
@@ -211,10 +211,10 @@ def others(array: Array) -> Iterator[Array]:
 
 
 def assert_own_results(calls: Sequence[Call], given: Sequence[Any]) -> None:
-    """Each result is that of the contents that lay in the arrays, and of no others.
+    """Each result belongs to the contents that were in the arrays, and to no others.
 
-    The result of an exact operation is the reference's. That of a bounded one need not be, but where the results of two
-    contents differ clearly in the reference, they must differ here.
+    The result of an exact operation is the reference's. That of a bounded one need not be, but if the reference's
+    results for two contents differ clearly, these must differ too.
     """
     __tracebackhide__ = True
     operation = OPERATIONS[calls[0].operation]
@@ -238,7 +238,7 @@ def assert_own_results(calls: Sequence[Call], given: Sequence[Any]) -> None:
 
 
 def _nearest_choice(call: Call, given: Array) -> Array:
-    """The result that clause C1 of `formats.dequantize` allows; of several, the one that was given."""
+    """A result that clause C1 of `formats.dequantize` allows; of several, the one that was returned."""
     weights, *named = call.arguments
     result: Result = named[0] if named else call.choices.get("result", "float32")
     reference, *others = map(unsigned_zeros, dequantized(weights, result))

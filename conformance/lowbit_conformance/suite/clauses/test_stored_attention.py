@@ -43,21 +43,21 @@ CACHES = (
     ("kivi-keys", "kivi-values"),
     ("kivi-keys-bf16", "kivi-values-bf16"),
 )
-"""The formats of keys and values that servers use together."""
+"""Pairs of formats of keys and values that servers use together."""
 
 SHAPES = (
     *((1, 1, 1, 1, 32, 0), (1, 37, 4, 2, 32, 0), (5, 5, 6, 3, 64, 0), (3, 70, 4, 1, 64, 0), (2, 130, 8, 2, 32, 40)),
     *((1, 300, 4, 2, 128, 0), (17, 64, 2, 1, 128, 0), (64, 70, 2, 1, 64, 0)),
 )
-"""Queries, tokens, query heads, key-value heads, channels of a head, and the window; 0 is none."""
+"""Queries, tokens, query heads, key-value heads, channels of a head, and the window; 0 means none."""
 INPUTS: tuple[Name, ...] = ("float32", "float16", "bfloat16")
 MOST_SCORE = 2.0**14
-"""So that a score fits float16."""
+"""The largest magnitude, so that scores fit float16."""
 
 
 @dataclass(frozen=True)
 class StoredCase(Case):
-    """The last T of S tokens over a cache in two formats, which have the same options where both have them."""
+    """A case with the last T of S tokens and a cache in two formats, which share the options that both have."""
 
     tokens: int
     length: int
@@ -88,8 +88,8 @@ class StoredCase(Case):
 
     @property
     def possible(self) -> bool:
-        """Whether both formats allow a cache of such heads. On the lattice a drawn token must also win by far in most
-        heads, unless it is the only one that is seen."""
+        """Whether both formats allow a cache of such heads. On the lattice a drawn token must also have the greatest
+        score by far in most heads, unless it is the only visible one."""
         rows, formats = self.kv_heads * self.head_dim, (self.keys, self.values)
         if not all(allows(FORMATS[name], rows, self.length, options_of(self, name)) for name in formats):
             return False
@@ -101,7 +101,7 @@ class StoredCase(Case):
 
 
 def shapes(clause: str, tier: str, variant: str = "") -> Iterator[StoredCase]:
-    """Every pair of formats in every shape, the types of queries and the bits of KIVI taking turns."""
+    """Every pair of formats in every shape, with alternating types of queries and bits of KIVI."""
     for turn, (keys, values) in enumerate(CACHES):
         for step, shape in enumerate(SHAPES):
             bits = (2, 4)[step % 2] if keys.startswith("kivi") else 0
@@ -109,7 +109,7 @@ def shapes(clause: str, tier: str, variant: str = "") -> Iterator[StoredCase]:
 
 
 def long(clause: str, tier: str) -> Iterator[StoredCase]:
-    """A long context of every pair of formats, among whose tokens none need win by far."""
+    """A long context for every pair of formats, in which no token must have the greatest score by far."""
     for turn, (keys, values) in enumerate(CACHES):
         bits = (2, 4)[turn % 2] if keys.startswith("kivi") else 0
         yield StoredCase(clause, tier, "long", 1, 4100, 2, 1, 64, 0, keys, values, INPUTS[turn % 3], bits)
@@ -135,12 +135,12 @@ def caches(case: StoredCase) -> tuple[Stored, Stored]:
 
 
 def numbers(case: StoredCase, keys: Stored, values: Stored) -> tuple[F64, F64]:
-    """Those of keys and of values, G × S × d_h."""
+    """The numbers of keys and of values, G × S × d_h."""
     return in_heads(keys.values, case.head_dim), in_heads(values.values, case.head_dim)
 
 
 def without_scales(given: Stored) -> Stored:
-    """The same with every third scale 0."""
+    """The cache with every third scale 0."""
     fields = given.table.fields_of(given.by_name)
     changed = {}
     for row in given.table.fields:
@@ -152,7 +152,7 @@ def without_scales(given: Stored) -> Stored:
 
 
 def queries(case: StoredCase) -> Array:
-    """Small random numbers, since stored keys are large."""
+    """Small random queries, because stored keys are large."""
     shape = (case.tokens, case.heads, case.head_dim)
     return rounded(case.generator().normal(size=shape) / 8, case.inputs)
 
@@ -164,7 +164,7 @@ def one_token(clause: str, settings: Settings) -> Iterator[StoredCase]:
 
 @checks("attention.attend_stored/C1", one_token)
 def test_one_token_is_its_stored_value(backend: Remote, case: StoredCase) -> None:
-    """With a window of 1 each token takes its own value, by the head of its group."""
+    """With a window of 1 the result of each token is its own value in the head of its group."""
     keys, values = caches(case)
     given = backend.run(case.operation, queries(case), keys, values, 1)
     own = in_heads(values.values, case.head_dim)[:, case.length - case.tokens :]
@@ -173,7 +173,7 @@ def test_one_token_is_its_stored_value(backend: Remote, case: StoredCase) -> Non
 
 
 def favoured(case: StoredCase, read: F64) -> tuple[Array, F64]:
-    """Queries that favour the token that the keys, G × S × d_h, favour, and T × H × S scores, −∞ for hidden tokens."""
+    """Queries that favour one token of the keys, G × S × d_h, and scores, T × H × S, with −∞ for hidden tokens."""
     signs = case.generator().choice((-1.0, 1.0), (case.tokens, case.heads, case.head_dim))
     group = np.arange(case.heads) // (case.heads // case.kv_heads)
     scores = np.einsum("thd,hsd->ths", signs, read[group]) / np.sqrt(case.head_dim)
@@ -184,14 +184,16 @@ def favoured(case: StoredCase, read: F64) -> tuple[Array, F64]:
 
 
 def winners(case: StoredCase, wanted: F64, scores: F64) -> tuple[F64, Array]:
-    """T × H × d_h values of the tokens of the greatest scores; T × H × 1: which scores lie far above all others."""
+    """Values of the tokens with the greatest scores, T × H × d_h, and a mask, T × H × 1, of those with scores far above
+    all others."""
     group, order = np.arange(case.heads) // (case.heads // case.kv_heads), np.sort(scores, axis=-1)
     sure = np.ones(order.shape[:2], bool) if case.length == 1 else ~(order[..., -1] - order[..., -2] < 256)
     return wanted[group[None], scores.argmax(axis=-1)], sure[..., None]
 
 
 def known(case: StoredCase, read: F64, wanted: F64) -> bool:
-    """Whether a drawn token wins by far in at least half of all heads, and the type of the result holds its values."""
+    """Whether a drawn token has the greatest score by far in at least half of the heads, and the result type holds its
+    values."""
     expected, sure = winners(case, wanted, favoured(case, read)[1])
     held = rounded(expected, case.inputs).astype(np.float64) == expected
     return bool((held | ~sure).all() and sure.mean() >= 0.5)
@@ -199,14 +201,14 @@ def known(case: StoredCase, read: F64, wanted: F64) -> bool:
 
 @checks("attention.attend_stored/C2", lambda clause, settings: shapes(clause, "lattice"))
 def test_one_stored_score_above_all(backend: Remote, case: StoredCase) -> None:
-    """The value of the token with the greatest score comes back, where the others lie far below."""
+    """The result is the value of the token with the greatest score, if the other scores are far below."""
     keys, values = caches(case)
     assert_winners(backend, case, *numbers(case, keys, values), keys, values, case.window)
 
 
 def assert_winners(backend: Remote, case: StoredCase, read: F64, wanted: F64, *cached: Any) -> None:
-    """With queries that favour a token of `read`, its value among those `wanted` comes back; `cached` are the other
-    arguments."""
+    """With queries that favour a token of the keys `read`, the result must be its value in `wanted`; `cached` are the
+    other arguments."""
     __tracebackhide__ = True
     asked, scores = favoured(case, read)
     given = backend.run(case.operation, asked, *cached)
@@ -222,7 +224,7 @@ def bounded(clause: str, settings: Settings) -> Iterator[StoredCase]:
     for case in shapes(clause, "edge", "zero-scales"):
         if case.length == SHAPES[1][1]:
             yield case
-    # A backend may declare one type of queries, and meet heads that have scales of their own in some type only.
+    # A backend may declare one type of queries; then it gets heads with their own scales in some type only.
     for case in shapes(clause, "edge", "types"):
         if case.length == SHAPES[1][1]:
             yield from (replace(case, inputs=each) for each in INPUTS if each != case.inputs)
@@ -240,7 +242,7 @@ def test_attention_over_stored_numbers(backend: Remote, case: StoredCase, record
 
 
 def hidden(clause: str, settings: Settings) -> Iterator[StoredCase]:
-    """Several queries, the first of which does not see all tokens; with a window and without."""
+    """Several queries, of which the first does not see all tokens; with and without a window."""
     for case in shapes(clause, "random"):
         if case.tokens > 1:
             yield replace(case, size=case.size or (0, 9)[case.heads % 4 == 0])
@@ -248,7 +250,7 @@ def hidden(clause: str, settings: Settings) -> Iterator[StoredCase]:
 
 @checks("attention.attend_stored/C4", hidden)
 def test_what_is_not_seen_changes_nothing(backend: Remote, case: StoredCase) -> None:
-    """Other codes and scales of what the first query does not see: its result keeps its bits."""
+    """Changing codes and scales of tokens that the first query does not see does not change the bits of its result."""
     keys, values = caches(case)
     asked, end = queries(case), case.length - case.tokens + 1
     seen = slice(max(0, end - case.size) if case.size else 0, end)
@@ -256,7 +258,7 @@ def test_what_is_not_seen_changes_nothing(backend: Remote, case: StoredCase) -> 
     other = (cache(replace(case, variant="other"), each.format, "other") for each in (keys, values))
     changed = (elsewhere(each, new, seen) for each, new in zip((keys, values), other, strict=True))
     again = asked_of(backend, case, asked, *changed)
-    assert_same_bits(first[0], again[0], "what the first query does not see was changed")
+    assert_same_bits(first[0], again[0], "tokens hidden from the first query were changed")
 
 
 def asked_of(backend: Remote, case: StoredCase, asked: Array, keys: Stored, values: Stored) -> Array:
@@ -266,7 +268,7 @@ def asked_of(backend: Remote, case: StoredCase, asked: Array, keys: Stored, valu
 
 
 def elsewhere(given: Stored, other: Stored, seen: slice) -> Stored:
-    """A cache whose tokens outside `seen` are those of another, as far as they have scales of their own."""
+    """A cache in which tokens outside `seen` come from another cache, if they have their own scales."""
     mixed = tuple(
         outside(row.shape, array, new, given.sizes, seen)
         for row, array, new in zip(given.table.tensors, given.tensors, other.tensors, strict=True)
@@ -278,7 +280,7 @@ def elsewhere(given: Stored, other: Stored, seen: slice) -> Stored:
 
 
 def outside(shape: tuple[str | int, ...], array: Array, other: Array, at: Sizes, seen: slice) -> Array:
-    """Elements of `other` where an axis of tokens, of groups of tokens or of words of codes is not that of `seen`."""
+    """Elements of `other` outside `seen` along an axis of tokens, of groups of tokens or of words of codes."""
     mixed = other.copy()
     if shape[0] == "N":
         mixed[seen] = array[seen]
@@ -301,7 +303,8 @@ WRONG = (2, 5, 4, 2, 32, 0, "q8_0", "q8_0", "float32")
 
 @checks("attention.attend_stored/H8", grid(StoredCase, "edge", MISTAKES, WRONG))
 def test_sizes_that_do_not_belong_together(backend: Remote, case: StoredCase) -> None:
-    """Values of other tokens or channels than the keys, heads that do not divide, and more queries than keys."""
+    """Values with other tokens or channels than the keys, head counts that do not divide, and more queries than keys
+    raise ArgumentError."""
     asked, (keys, values) = queries(case), caches(case)
     if case.variant == "other-length":
         values = cache(replace(case, length=6), case.values, "values")

@@ -35,12 +35,12 @@ INPUTS: tuple[Name, ...] = ("float16", "bfloat16")
 
 
 PLACE_OF_HEAD_DIM = {"rope.rotate": 2, "attention.attend": 4, "attention.attend_shaped": 4}
-"""Of the operations that have heads, among the sizes of a case."""
+"""The position of the head size among the sizes of a case, for operations with heads."""
 
 
 @dataclass(frozen=True)
 class TypedCase(Case):
-    """A case whose arrays have a type of 16 bits.
+    """A case whose arrays have a 16-bit type.
 
     Attributes:
         inputs: the type.
@@ -58,7 +58,7 @@ class TypedCase(Case):
 
     @property
     def head_dim(self) -> int:
-        """Of attention and of rotations."""
+        """The head size of attention and rotations."""
         return self.sizes[PLACE_OF_HEAD_DIM[self.operation]]
 
     @property
@@ -73,7 +73,7 @@ class TypedCase(Case):
 
     @property
     def possible(self) -> bool:
-        return self.operation != "rope.rotate" or self.head_dim % 2 == 0  # as channels pair
+        return self.operation != "rope.rotate" or self.head_dim % 2 == 0  # pairings of channels
 
     def parameters(self) -> dict[str, object]:
         return dict(OPERATIONS[self.operation].parameters(*arguments_of(self)))
@@ -92,7 +92,7 @@ def norm(case: TypedCase, rng: Random, exact: bool) -> Arguments:
 
 
 def gates(case: TypedCase, rng: Random, exact: bool) -> Arguments:
-    """On the lattice gates are so large that the activation is the identity or 0."""
+    """On the lattice gates are so large in magnitude that the activation is the identity or 0."""
     if not exact:
         return tuple(rng.normal(size=(2, *case.sizes)) * np.array([[[3.0]], [[1.0]]]))
     gate = np.where(rng.random(case.sizes) < 0.6, rng.integers(40, 61, case.sizes), -768 * rng.integers(1, 4))
@@ -100,20 +100,20 @@ def gates(case: TypedCase, rng: Random, exact: bool) -> Arguments:
 
 
 def clamped(case: TypedCase, rng: Random, exact: bool) -> Arguments:
-    """On the lattice gates lie about the limit of 48, or the sigmoid is 0; a clamped up plus 1 is a power of two."""
+    """On the lattice gates are around the limit of 48, or the sigmoid is 0; a clamped up plus 1 is a power of two."""
     gate, up = gates(case, rng, exact)
     return (gate, rng.choice((0, 1, 3, -2, -5), case.sizes).astype(np.float64), 48.0) if exact else (gate, 3 * up, 7.0)
 
 
 def capped(case: TypedCase, rng: Random, exact: bool) -> Arguments:
-    """On the lattice numbers lie 32 caps and more from 0."""
+    """On the lattice numbers have magnitudes of at least 32 caps."""
     if not exact:
         return rng.normal(size=case.sizes) * 40, 30.0
     return rng.choice((-1, 1), case.sizes) * 128.0 * 2.0 ** rng.integers(0, 8, case.sizes), 4.0
 
 
 def heads(case: TypedCase, rng: Random, exact: bool) -> Arguments:
-    """On the lattice angles are quarters, and channels integers."""
+    """On the lattice angles are quarter turns, and channels are integers."""
     count, several, head_dim = case.sizes
     layout = (rope.half_split if case.choice == "half-split" else rope.interleaved)(head_dim)
     if exact:
@@ -124,7 +124,7 @@ def heads(case: TypedCase, rng: Random, exact: bool) -> Arguments:
 
 
 def scores(case: TypedCase, rng: Random, exact: bool) -> Arguments:
-    """On the lattice one score of a row lies 800 above the others."""
+    """On the lattice one score of a row is 800 above the others."""
     if not exact:
         return (rng.normal(size=case.sizes) * 3,)
     found = np.full(case.sizes, -800.0)
@@ -133,7 +133,7 @@ def scores(case: TypedCase, rng: Random, exact: bool) -> Arguments:
 
 
 def tokens(case: TypedCase, rng: Random, exact: bool) -> Arguments:
-    """On the lattice each query favours one of the tokens that all may see; a window of 0 is none."""
+    """On the lattice each query favours one of the tokens that all can see; a window of 0 means none."""
     count, length, heads, kv_heads, head_dim, window = case.sizes
     queries = rng.normal(size=(count, heads, head_dim))
     keys, values = rng.normal(size=(2, kv_heads, length, head_dim))
@@ -147,7 +147,7 @@ def tokens(case: TypedCase, rng: Random, exact: bool) -> Arguments:
 
 
 def shaped_tokens(case: TypedCase, rng: Random, exact: bool) -> Arguments:
-    """The same with one of the shapings; on the lattice caps are wide and sinks of either sign."""
+    """The same with one of the shapings; on the lattice caps are wide, and sinks have both signs."""
     factor, cap, sunk = SHAPINGS[case.choice]
     queries, keys, values, window = tokens(case, rng, exact)
     if exact:
@@ -158,7 +158,7 @@ def shaped_tokens(case: TypedCase, rng: Random, exact: bool) -> Arguments:
 
 
 def routed(case: TypedCase, rng: Random, exact: bool) -> Arguments:
-    """On the lattice the logits are integers that both types hold."""
+    """On the lattice logits are integers that both types hold."""
     count, hidden, experts = case.sizes
     if not exact:
         return rng.normal(size=(count, hidden)), rng.normal(size=(hidden, experts)), case.choice
@@ -169,7 +169,7 @@ def routed(case: TypedCase, rng: Random, exact: bool) -> Arguments:
 
 
 def chosen(case: TypedCase, rng: Random, exact: bool) -> Arguments:
-    """On the lattice all scores are equal, and a power of two of them is chosen."""
+    """On the lattice all scores are equal, and their chosen number is a power of two."""
     count, experts, k = case.sizes
     ids = np.argsort(rng.random((count, experts)), axis=1)[:, :k].astype(np.int64)
     given = np.full((count, experts), 0.25) if exact else rng.normal(size=(count, experts)) * 2
@@ -208,7 +208,7 @@ def sparse(case: TypedCase, rng: Random, exact: bool) -> Arguments:
 
 
 def ranked(case: TypedCase, rng: Random, exact: bool) -> Arguments:
-    """Neighbours in the type, some equal."""
+    """Scores that are neighbours in the type, some of them equal."""
     count, experts, k = case.sizes
     return 1 + rng.integers(-experts, experts, (count, experts)) * 2.0**-7, k
 
@@ -243,8 +243,8 @@ def arguments_of(case: TypedCase) -> Arguments:
 
 Shapes = tuple[tuple[int, ...], ...]
 
-# **Shapes**: small, ragged, and as models have them. The second line of each has what kernels of 16 bits treat apart:
-# tails of a register of eight, rows beyond one tile, wide heads, long contexts and many experts.
+# **Shapes**: small, ragged, and as models have them. The second line of each has what 16-bit kernels treat separately:
+# remainders of a register of eight, rows beyond one tile, wide heads, long contexts and many experts.
 
 ROWS = (
     *((1, 1), (3, 7), (2, 33), (5, 576), (1, 4096)),
@@ -317,7 +317,7 @@ RANDOM: Mapping[str, tuple[Shapes, tuple[str, ...]]] = {
     "routing.expert/C2": (EXPERTS, NONE),
     "routing.sparse/C2": (LAYERS, NONE),
 }
-"""For each clause the shapes of its cases, and the choices that they take in turns."""
+"""For each clause the shapes of its cases, and the choices that alternate among them."""
 
 
 def typed(tier: str, table: Mapping[str, tuple[Shapes, tuple[str, ...]]]) -> Generator:
@@ -334,7 +334,7 @@ def typed(tier: str, table: Mapping[str, tuple[Shapes, tuple[str, ...]]]) -> Gen
 
 @checks(LATTICE, typed("lattice", LATTICE))
 def test_on_the_lattice(backend: Remote, case: TypedCase) -> None:
-    """The result is exact, in the type of the inputs; zeros may have either sign."""
+    """The result is exact in the type of the inputs; zeros may have either sign."""
     arguments = arguments_of(case)
     given = backend.run(case.operation, *arguments)
     assert_equal_values(given, OPERATIONS[case.operation].compute(*arguments), case.inputs)
@@ -342,7 +342,7 @@ def test_on_the_lattice(backend: Remote, case: TypedCase) -> None:
 
 @checks(RANDOM, typed("random", RANDOM))
 def test_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
-    """Random inputs stay within the bound, which has the declared types and accumulator."""
+    """Random inputs stay within the bound for the declared types and accumulator."""
     arguments, declared = arguments_of(case), arithmetic(backend, case)
     given = backend.run(case.operation, *arguments)
     exact: F64 = OPERATIONS[case.operation].compute(*arguments)
@@ -351,7 +351,7 @@ def test_within_the_bound(backend: Remote, case: TypedCase, record_property: Rec
 
 
 def judged(given: Any, exact: F64, bound: Bound) -> tuple[Any, F64, Bound]:
-    """The elements in which a right kernel cannot overflow; the others count as exact."""
+    """The elements in which a right kernel cannot overflow; all others are set to 0 in both arrays."""
     sure = np.isfinite(bound.limit)
     if sure.all() or not isinstance(given, np.ndarray) or given.shape != exact.shape:
         return given, exact, bound
@@ -360,7 +360,7 @@ def judged(given: Any, exact: F64, bound: Bound) -> tuple[Any, F64, Bound]:
 
 @checks("routing.top_k/C2", typed("edge", {"routing.top_k/C2": (CHOSEN, NONE)}))
 def test_neighbours_and_ties(backend: Remote, case: TypedCase) -> None:
-    """Scores that are neighbours in the type, many of them equal: by score, then by id."""
+    """For scores that are neighbours in the type, many of them equal, experts are ordered by score, then by id."""
     assert_reference(backend, case, "chosen", *arguments_of(case))
 
 
@@ -391,7 +391,7 @@ def typed_casts(clause: str, settings: Settings) -> Iterator[TypedFormatCase]:
 
 
 def typed_kinds(clause: str, settings: Settings) -> Iterator[TypedFormatCase]:
-    """Every kind of numbers for every format, the types taking turns, and a deep and a wide matrix."""
+    """Every kind of numbers for every format with alternating types, and a deep and a wide matrix."""
     for turn, table in enumerate(table for table in FORMATS.values() if table.encode):
         unit, options = table.block or 32, options_of(table, 0)
         sizes = [("edge", kind, 4 * unit, 20) for kind in KINDS]
@@ -404,13 +404,13 @@ def typed_kinds(clause: str, settings: Settings) -> Iterator[TypedFormatCase]:
 
 @checks("formats.quantize/C1", typed_casts)
 def test_casts_of_16_bits(backend: Remote, case: TypedFormatCase) -> None:
-    """All fields equal those of one choice of the format's table."""
+    """All fields equal those of one choice in the format's table."""
     assert_cast(backend, case, in_16_bits(case, normal))
 
 
 @checks("formats.quantize/C1", typed_kinds)
 def test_casts_of_every_kind_in_16_bits(backend: Remote, case: TypedFormatCase) -> None:
-    """Ties, zeros, huge numbers and the others are cast as the float32 numbers that they are."""
+    """Ties, zeros, huge numbers and other kinds are cast as the same numbers in float32."""
     assert_cast(backend, case, in_16_bits(case, KINDS.get(case.variant, normal)))
 
 

@@ -41,19 +41,19 @@ from lowbit_conformance.suite.marking import Settings, checks, grid
 from lowbit_conformance.suite.routing_cases import RoutingCase
 
 LEAST = 2.0**-149
-LIVE = 3  # activations of a row that are not zero
+LIVE = 3  # nonzero activations of a row
 
 # **Products with quantised weights.**
 
 UNITS = {"scales": (0, -149), "minima": (0, -136), "weights": (0, -136), "products": (-70, -79)}
-"""For each kind the exponents of the units of activations and of scales and minima: never below −149 together."""
+"""For each kind the exponents of the units of activations and of scales and minima; their sum is at least −149."""
 
 HALF_UNITS = (-125, -24)
-"""Of the products of normal activations and the numbers of float16."""
+"""The same exponents for products of normal activations and float16 numbers."""
 
 
 def matrices(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """Every kind with every width and convention that can have it; products also with the groups in use."""
+    """Every kind with every width and convention that allows it; products also with common group sizes."""
     wide, integers = clause.startswith("linear.qgemm"), clause.startswith("linear.qgemm_bfp/")
     found = []
     for kind, bits, convention in product(UNITS, BITS, CONVENTIONS):
@@ -67,10 +67,10 @@ def matrices(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 def lattice(case: MatrixCase) -> tuple[F64, int, QuantizedMatrix]:
-    """Four rows of integers with few of them not 0, the exponent of their unit, and a matrix.
+    """Four rows of integers, few of them nonzero, the exponent of their unit, and a matrix.
 
-    In *minima* and *weights* scales are the least normal number, :math:`2^{10}` units. The minima of *weights* take a
-    code times its scale away but for less than a scale, and most codes are that code.
+    In *minima* and *weights* scales are the least normal number, :math:`2^{10}` units. The minima of *weights* cancel
+    one code times its scale up to less than a scale, and most codes are that code.
     """
     rng, kind, top = case.generator(), case.variant.removeprefix("underflow-"), 2**case.bits - 1
     exponent, unit = HALF_UNITS if case.scale_dtype == "float16" else UNITS[kind]
@@ -109,7 +109,7 @@ def test_products_below_the_normal_numbers(backend: Remote, case: MatrixCase) ->
 
 @checks("linear.qgemm_bfp/C1", matrices)
 def test_integer_products_below_the_normal_numbers(backend: Remote, case: IntegerCase) -> None:
-    """The same for blocks of integers, whose exponents take the place of the unit of activations."""
+    """The same for blocks of integers, whose exponents replace the unit of activations."""
     integers, exponent, matrix = lattice(case)
     exponents = np.full((len(integers), case.format.blocks(case.rows)), exponent, np.int16)
     assert_lattice(backend, Blocks(integers.astype(case.format.dtype), exponents, case.format), matrix)
@@ -152,7 +152,7 @@ BLOCKS = [(bits, *shape) for bits, shape in product(BITS, ((16, 5), (33, 17)))]
 
 @checks("hqq.codes/C1", grid(BlocksCase, "lattice", ["underflow"], *BLOCKS))
 def test_codes_of_subnormal_weights(backend: Remote, case: BlocksCase) -> None:
-    """Subnormal weights by subnormal scales: their quotients are as normal as any."""
+    """Subnormal weights over subnormal scales have normal quotients and give the reference's codes."""
     weights, scales, zeros = weights_and_grid(case)
     arguments = weights * np.float32(2.0**-128), scales * np.float32(2.0**-128), zeros
     assert_reference(backend, case, "codes", *arguments, case.bits)
@@ -184,7 +184,7 @@ def test_logits_below_the_normal_numbers(backend: Remote, case: RoutingCase) -> 
 
 @checks("routing.expert/C1", grid(RoutingCase, "lattice", ["underflow-down"], *LAYERS))
 def test_an_expert_below_the_normal_numbers(backend: Remote, case: RoutingCase) -> None:
-    """Weights of the last matrix are subnormal, in units of four times the least number: the result is equal."""
+    """Weights of the last matrix are subnormal, multiples of four times the least number: the result is equal."""
     x, gate, up, down = lattice_experts(case)
     assert_on_lattice(backend, case, *of_first_expert(x, gate, up, down * np.float32(4 * LEAST)))
 
@@ -199,7 +199,7 @@ HEADS = ((1, 1, 1, 1, 2, 1), (4, 9, 6, 2, 16, 1), (1, 33, 9, 3, 64, 1))
 @checks("attention.attend/C1", grid(AttendCase, "lattice", ["underflow"], *HEADS))
 @checks("attention.attend_shaped/C1", grid(partial(ShapedCase, shaping="cap"), "lattice", ["underflow"], *HEADS))
 def test_subnormal_values_come_back(backend: Remote, case: AttendCase) -> None:
-    """With a window of 1 each token takes its own value, which is subnormal."""
+    """With a window of 1 the result of each token is its own value, which is subnormal."""
     rng = case.generator()
     queries = rng.normal(size=(case.tokens, case.heads, case.head_dim)).astype(np.float32)
     keys = rng.normal(size=(case.kv_heads, case.length, case.head_dim)).astype(np.float32)
@@ -213,7 +213,7 @@ PAIRINGS = [f"underflow-{pairing}" for pairing in test_rope.PAIRINGS]
 
 @checks("rope.rotate/C1", grid(test_rope.RopeCase, "lattice", PAIRINGS, (3, 2, 6), (2, 9, 64)))
 def test_subnormal_heads_turn(backend: Remote, case: test_rope.RopeCase) -> None:
-    """Multiples of the least number that turn by quarters keep their magnitudes."""
+    """Multiples of the least number keep their magnitudes in quarter turns."""
     pairing = replace(case, variant=case.variant.removeprefix("underflow-"))
     x, turn = test_rope.quarter_turns(pairing)
     assert_on_lattice(backend, case, x * np.float32(LEAST), turn)
@@ -221,7 +221,8 @@ def test_subnormal_heads_turn(backend: Remote, case: test_rope.RopeCase) -> None
 
 @checks("blocks.rms_norm/C1", grid(RowsCase, "lattice", ["underflow"], (2, 4), (4, 16), (3, 64), (2, 256)))
 def test_a_norm_with_subnormal_gain(backend: Remote, case: RowsCase) -> None:
-    """The root is 2 or 4, and the gain a subnormal multiple of sixteen times the least number."""
+    """The root is 2 or 4, and the gain is a subnormal multiple of sixteen times the least number: the result is
+    equal."""
     x, gain, epsilon = norm_lattice(case)
     assert_on_lattice(backend, case, x, gain * np.float32(16 * LEAST), epsilon)
 
@@ -234,14 +235,14 @@ gptq_layers = grid(LayerCase, "lattice", ["underflow"], (7, 9), (33, 16))
 
 @checks("gptq.hessian/C1", gptq_layers)
 def test_a_hessian_below_the_normal_numbers(backend: Remote, case: LayerCase) -> None:
-    """Normal inputs whose products are subnormal."""
+    """Normal inputs with subnormal products have an exact Hessian."""
     x = np.ldexp(case.generator().integers(-9, 10, (case.columns, case.rows)), -74).astype(np.float32)
     assert_on_lattice(backend, case, x)
 
 
 @checks("gptq.targets/C1", gptq_layers)
 def test_targets_below_the_normal_numbers(backend: Remote, case: LayerCase) -> None:
-    """Weights and values are subnormal multiples of sixteen times the least number."""
+    """Weights and values that are subnormal multiples of sixteen times the least number give exact targets."""
     rng, shape = case.generator(), (case.rows, case.columns)
     weights, values = (np.float32(16 * LEAST) * rng.integers(-64, 65, shape).astype(np.float32) for _ in range(2))
     assert_on_lattice(backend, case, weights, exact_factor(case), values)
