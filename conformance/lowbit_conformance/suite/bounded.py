@@ -25,7 +25,7 @@ from lowbit_conformance.suite.marking import Record
 
 
 def arithmetic(backend: Remote, case: Case) -> Arithmetic:
-    """What the backend declares of its arithmetic for the operation of a case."""
+    """The arithmetic that the backend declares for the operation of a case."""
     declared = backend.capabilities().operations[case.operation].arithmetic
     if declared is None:
         raise AssertionError(f"WRONG: {case.operation} is bounded, and the backend declares no arithmetic for it")
@@ -33,7 +33,7 @@ def arithmetic(backend: Remote, case: Case) -> Arithmetic:
 
 
 def limit_of(bound: Callable[[], Bound]) -> Bound:
-    """The bound, or the verdict that the declaration is too wide to mean anything."""
+    """The bound; fails the case if the declared arithmetic is too loose for a meaningful bound."""
     __tracebackhide__ = True
     try:
         return bound()
@@ -42,7 +42,7 @@ def limit_of(bound: Callable[[], Bound]) -> Bound:
 
 
 def run(backend: Remote, case: Case, *arguments: Any) -> Array:
-    """One call on read-only copies of the arrays, which must come back as they were."""
+    """One call on read-only copies of the arrays, which must come back unchanged."""
     __tracebackhide__ = True
     given = [np.array(part) if isinstance(part, np.ndarray) else part for part in arguments]
     for part in given:
@@ -56,27 +56,27 @@ def run(backend: Remote, case: Case, *arguments: Any) -> Array:
 
 
 def run_bounded(backend: Remote, case: Case, shape: tuple[int, ...], *arguments: Any) -> F32:
-    """The same for a bounded operation, whose result is float32 of this shape."""
+    """As `run`, for a bounded operation, whose result is float32 of this shape."""
     __tracebackhide__ = True
     return assert_array("the result", run(backend, case, *arguments), np.float32, shape)
 
 
 def assert_reference(backend: Remote, case: Case, name: str, *arguments: Any, **choices: Any) -> None:
-    """The backend answers with the bits that the reference then gives; `name` is what a message calls the result."""
+    """Call the backend, then the reference: the bits must be equal. `name` is what a message calls the result."""
     __tracebackhide__ = True
     given = backend.run(case.operation, *arguments, **choices)
     assert_exact(name, given, OPERATIONS[case.operation].compute(*arguments, **choices))
 
 
 def assert_on_lattice(backend: Remote, case: Case, *arguments: Any) -> None:
-    """The backend answers with the numbers that the reference then gives, where these are exact in float32."""
+    """Call the backend, then the reference: the numbers, which are exact in float32, must be equal."""
     __tracebackhide__ = True
     given = run(backend, case, *arguments)
     assert_equal_values(given, OPERATIONS[case.operation].compute(*arguments))
 
 
 def assert_by_elements(backend: Remote, case: Case, arrays: Sequence[F32], *limit: float) -> None:
-    """The same call on arrays of one shape gives the same bits, and no element depends on another."""
+    """The same call gives the same bits, and no element depends on another; all arrays have one shape."""
     __tracebackhide__ = True
     shape = arrays[0].shape
     first = run_bounded(backend, case, shape, *arrays, *limit)
@@ -84,11 +84,11 @@ def assert_by_elements(backend: Remote, case: Case, arrays: Sequence[F32], *limi
     kept = case.generator().random(shape) < 0.3
     others = (np.where(kept, part, part * np.float32(-9) + 1) for part in arrays)
     again = run_bounded(backend, case, shape, *others, *limit)
-    assert_same_bits(first[kept], again[kept], "elements that stayed, when others changed")
+    assert_same_bits(first[kept], again[kept], "unchanged elements, when others changed")
 
 
 def share_used(backend: Remote, case: Case, given: object, *arguments: Any, **options: Any) -> float:
-    """The largest share of its bound that an answer to these arguments uses; the bound may have options."""
+    """The largest fraction of its bound that the result for these arguments uses; the bound may have options."""
     __tracebackhide__ = True
     declared, exact = arithmetic(backend, case), OPERATIONS[case.operation].compute(*arguments)
     limit = limit_of(lambda: bound_of(case.operation, arguments, declared, exact, **options))
@@ -96,7 +96,7 @@ def share_used(backend: Remote, case: Case, given: object, *arguments: Any, **op
 
 
 def assert_bounded(backend: Remote, case: Case, record_property: Record, *arguments: Any, **options: Any) -> None:
-    """The backend answers; then the exact result is computed, and from it the bound, which may have options."""
+    """Call the backend, then compute the exact result and from it the bound, which may have options."""
     __tracebackhide__ = True
     given = run(backend, case, *arguments)
     record_property("share", share_used(backend, case, given, *arguments, **options))

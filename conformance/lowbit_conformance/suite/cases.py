@@ -22,13 +22,13 @@ from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 
 @dataclass(frozen=True)
 class Case:
-    """One case of one clause; a chapter's own cases add the parameters of its operations.
+    """One case of one clause; subclasses add the parameters of a chapter's operations.
 
     Attributes:
         clause: ``linear.qgemv/C1``.
         tier: ``lattice``, ``edge``, ``random``, ``exhaustive`` or ``model``.
-        variant: a word for what is special about it; may be empty.
-        seed: what random draws follow from, besides the rest of the id.
+        variant: a word for what is special about the case; may be empty.
+        seed: with the rest of the id, it determines all random draws.
     """
 
     clause: str
@@ -43,25 +43,25 @@ class Case:
 
     @property
     def label(self) -> str:
-        """The case's own parameters in a few words."""
+        """The parameters of the case in a few words."""
         own = [part for part in fields(self) if part.name not in ("clause", "tier", "variant", "seed")]
         return "-".join(f"{part.name}={getattr(self, part.name)}" for part in own)
 
     @cached_property
     def id(self) -> str:
-        """The whole case on one line, for example ``linear.qgemv/C1/lattice/b4-64x33-g16-minimum-float32-s0``."""
+        """The id of the case on one line, for example ``linear.qgemv/C1/lattice/b4-64x33-g16-minimum-float32-s0``."""
         words = [word for word in (self.variant, self.label) if word]
         return f"{self.clause}/{self.tier}/{'-'.join(words)}-s{self.seed}"
 
     @property
     def large(self) -> bool:
-        """Whether the variant says that it takes long: it is not among the cases of ``--quick``, and not repeated."""
+        """Whether the variant marks the case as slow: ``--quick`` leaves it out, and it is not repeated."""
         return "large" in self.variant
 
     @property
     def movable(self) -> Mapping[str, str]:
-        """The sizes that `lowbit_conformance.suite.fitting` may change, by the names under which a backend declares
-        what it handles: for each the attribute that has it. None, unless a chapter's own cases say otherwise."""
+        """The sizes that `lowbit_conformance.suite.fitting` may change: from the name of a declared limit to the
+        attribute of the case. Empty unless a subclass says otherwise."""
         return {}
 
     def with_sizes(self, sizes: Mapping[str, int]) -> Self:
@@ -71,15 +71,15 @@ class Case:
 
     @property
     def possible(self) -> bool:
-        """Whether there is such a case at its sizes."""
+        """Whether the case is possible at its sizes."""
         return True
 
     def parameters(self) -> dict[str, object]:
-        """The choices that the case makes, by the names under which a backend declares what it handles."""
+        """The choices of the case, by the names that a backend's declaration uses."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def generator(self) -> np.random.Generator:
-        """A source of random numbers that follows from the id alone, on every host."""
+        """A random generator that depends on the id alone, on every host."""
         return np.random.Generator(np.random.PCG64(zlib.crc32(self.id.encode())))
 
     def of(self, clause: str) -> Self:
@@ -119,21 +119,21 @@ class MatrixCase(Case):
         return "-".join(parts)
 
 
-# **Shapes.** A tile of a kernel is a word deep and a register or a panel wide; these numbers lie on and about both.
+# **Shapes.** A kernel's tile is a word deep and a register or a panel wide; these numbers are at and around both sizes.
 
 CONCURRENT = "concurrent"
 """The variant of cases for backends that declare calls from several threads."""
 
 LOADING = "backend"
-"""What stands for the operation in the case of loading the backend."""
+"""The name used in place of an operation in the case that loads the backend."""
 
 HABIT = "habit"
-"""The tier of cases that make whatever calls an operation's other cases make, and so have no parameters."""
+"""The tier of cases that repeat the calls of an operation's other cases, and so have no parameters."""
 
 COLUMNS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 100)
 UNITS = (1, 2, 3, 5, 8, 9)
 # Deep, wide and model-like shapes; 11008 and 4096 are those of a 7-billion-parameter Llama.
-# The last is large enough that a backend will use all its threads.
+# The last is so large that a backend will use all its threads.
 LARGE = (
     (576, 192, 64),
     (1536, 40, 128),
@@ -146,20 +146,21 @@ LARGE = (
 
 
 def conventions(clause: str) -> tuple[Convention, ...]:
-    """The conventions that a clause is about: each of those of `affine.dequantize` is about one."""
+    """The conventions that a clause is about; each clause of `affine.dequantize` is about one."""
     own: dict[str, tuple[Convention, ...]]
     own = {"affine.dequantize/C1": ("minimum",), "affine.dequantize/C2": ("zero_point",)}
     return own.get(clause, CONVENTIONS)
 
 
 def group_sizes(rows: int, unit: int) -> list[int]:
-    """Group sizes worth trying: one row, inside a word, a word, the paper's, a short last group, the whole column."""
+    """Group sizes to try: one row, part of a word, a word, the paper's, one with a short last group, the whole
+    column."""
     candidates = (1, 3, unit, unit + 1, 16, 32, 64, 128, rows // 2 + 1, rows - 1, rows)
     return sorted({size for size in candidates if 1 <= size <= rows})
 
 
 def systematic(clause: str) -> Iterator[MatrixCase]:
-    """Small shapes, walked so that every depth meets every group size and every width meets every bit width."""
+    """Small shapes in which every K meets every group size, and every N meets every bit width."""
     for bits in BITS:
         unit = CODES_PER_UNIT[bits]
         for convention in CONVENTIONS:
@@ -177,14 +178,14 @@ def systematic(clause: str) -> Iterator[MatrixCase]:
 
 
 def large(clause: str, bits: int, convention: Convention, tier: str = "lattice") -> Iterator[MatrixCase]:
-    """The large shapes, the dtype of the scales taking turns, the other way round for the other convention."""
+    """The large shapes with alternating dtypes of scales; the alternation is reversed for the other convention."""
     for turn, shape in enumerate(LARGE):
         scale_dtype = SCALE_DTYPES[(turn + CONVENTIONS.index(convention)) % 2]
         yield MatrixCase(clause, tier, "large", bits, *shape, convention, scale_dtype)
 
 
 def drawn(clause: str, tier: str, seed: int) -> Iterator[MatrixCase]:
-    """For each width and convention, one shape drawn from the seed; the same for every clause and tier."""
+    """One shape drawn from the seed for each width and convention; the same for every clause and tier."""
     for bits in BITS:
         for convention in CONVENTIONS:
             rng = np.random.Generator(np.random.PCG64(zlib.crc32(f"{bits}/{convention}/{seed}".encode())))
@@ -199,7 +200,7 @@ def drawn(clause: str, tier: str, seed: int) -> Iterator[MatrixCase]:
 
 
 def edges(clause: str, variants: tuple[str, ...], vectors: int = 0) -> Iterator[MatrixCase]:
-    """Each special input at one small shape with a tail in every direction, for each width and convention."""
+    """Each special input at one small shape with a remainder in every dimension, for each width and convention."""
     for variant in variants:
         scale_dtype: ScaleDtype = "float16" if "half" in variant else "float32"
         for bits in BITS:
@@ -209,8 +210,8 @@ def edges(clause: str, variants: tuple[str, ...], vectors: int = 0) -> Iterator[
                 yield MatrixCase(clause, "edge", variant, bits, *shape, convention, scale_dtype, vectors)
 
 
-# **Models.** Shapes of layers as they are: a vocabulary of 131,072, an inner width of 28,672. Each has one width of
-# codes, so that together they take seconds. Words of more than 2 GiB, whose offsets exceed 32 bits, are not among them.
+# **Models.** Shapes of real layers: a vocabulary of 131,072, an inner width of 28,672. Each has one width of codes, so
+# that all together take seconds. Words of more than 2 GiB, whose offsets exceed 32 bits, are not included.
 
 MODELS: tuple[tuple[int, int, int, int, Convention, ScaleDtype, str], ...] = (
     (4, 64, 131072, 32, "zero_point", "float16", "dense"),
@@ -221,17 +222,17 @@ MODELS: tuple[tuple[int, int, int, int, Convention, ScaleDtype, str], ...] = (
     (8, 28672, 24, 128, "minimum", "float32", "sparse"),
     (8, 64, 66000, 64, "zero_point", "float16", "dense"),
 )
-"""Bits, rows, columns, group size, convention, scales, and whether all products are alive."""
+"""Bits, rows, columns, group size, convention, scales, and whether all products are nonzero."""
 
 
 def models(clause: str, vectors: int = 0) -> Iterator[MatrixCase]:
-    """The shapes of models."""
+    """Cases with the shapes of models."""
     for bits, rows, columns, group_size, convention, scale_dtype, density in MODELS:
         shape = (rows, columns, group_size)
         yield MatrixCase(clause, "lattice", f"large-model-{density}", bits, *shape, convention, scale_dtype, vectors)
 
 
-# **In use.** A backend that handles only the groups that published weights have would meet few of the cases above.
+# **In use.** A backend that handles only the group sizes of published weights would get few of the cases above.
 
 GROUPS_IN_USE = (32, 64, 128)
 
@@ -239,7 +240,7 @@ GROUPS_IN_USE = (32, 64, 128)
 def in_use(
     clause: str, tier: str, variant: str, groups: int = 1, tail: int = CODES_PER_UNIT[4]
 ) -> Iterator[MatrixCase]:
-    """4 bits and float16 scales in groups of 32, 64 and 128: so many groups of them and a short one of `tail` rows."""
+    """4 bits and float16 scales in groups of 32, 64 and 128: this many groups, and a short one of `tail` rows."""
     for convention in CONVENTIONS:
         for size in GROUPS_IN_USE:
             yield MatrixCase(clause, tier, variant, 4, groups * size + tail, 19, size, convention, "float16")

@@ -17,21 +17,21 @@ from lowbit_conformance.suite.cases import CONCURRENT, LOADING, Case
 from lowbit_conformance.suite.tally import Certificate, Verdict
 
 LEAST_SEEDS = 5
-"""A certificate is worth something only with random cases: as many seeds as a run has that asks for nothing else."""
+"""A certificate needs random cases: at least as many seeds as a run has by default."""
 
 
 def selects(profile: Profile, case: Case) -> bool:
-    """Whether a case of the suite belongs to a profile; that of loading the backend belongs to all."""
+    """Whether a case of the suite belongs to a profile; the case that loads the backend belongs to all."""
     return case.operation == LOADING or profile.selects(case.clause, case.parameters())
 
 
 def certify(profile: Profile, cases: Iterable[Case], verdicts: Iterable[Verdict], seeds: int) -> Certificate:
-    """Judge a run by a profile.
+    """Judge a run against a profile.
 
     Args:
-        profile: what is to be certified.
-        cases: all cases of the suite, whether or not they were run; those of other profiles are passed over.
-        verdicts: what came of those that were run.
+        profile: the profile to certify.
+        cases: all cases of the suite, whether or not they were run; those of other profiles are ignored.
+        verdicts: of the cases that were run.
         seeds: how many seeds the random tier had.
 
     Returns:
@@ -56,7 +56,7 @@ UNDECLARED = re.compile(r"([\w.]+)/\w+: (\d+) of \d+ cases are not declared \((.
 
 
 def folded(missing: Iterable[str]) -> list[str]:
-    """The lines of a certificate for a terminal: what an operation does not declare in one line, not one a clause.
+    """The lines of a certificate for a terminal: what is not declared, in one line per operation and not per clause.
 
     >>> folded(["a.b/C1: 2 of 9 cases are not declared (bits 2)", "a.b/C2: 1 of 4 cases are not declared (bits 2)"])
     ['a.b: 3 cases are not declared (bits 2)']
@@ -75,7 +75,7 @@ def folded(missing: Iterable[str]) -> list[str]:
 
 
 def _reasons(ids: Sequence[str], given: Mapping[str, Verdict]) -> Iterable[str]:
-    """Why the cases of one clause do not certify it; nothing if they do."""
+    """Why the cases of one clause do not certify it; empty if they do."""
     if not ids:
         yield "the suite has no case of it"
     failed = [id for id in ids if id in given and given[id].outcome == "failed"]

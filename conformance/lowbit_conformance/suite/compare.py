@@ -31,9 +31,9 @@ def assert_kind(name: str, given: object, kind: type[Kind]) -> Kind:
 
 
 def assert_array(name: str, given: object, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
-    """``given.dtype == dtype and given.shape == shape`` for an array, byte order included; returns what was given."""
+    """``given.dtype == dtype and given.shape == shape`` for an array, including byte order; returns what was given."""
     __tracebackhide__ = True
-    if type(given) not in (np.ndarray, np.memmap):  # a matrix or a masked array compares otherwise
+    if type(given) not in (np.ndarray, np.memmap):  # a matrix or a masked array compares differently
         raise AssertionError(f"WRONG: {name} is a {type(given).__name__}, not an array")
     assert isinstance(given, np.ndarray)
     if given.dtype != np.dtype(dtype) or given.shape != tuple(shape):
@@ -44,8 +44,8 @@ def assert_array(name: str, given: object, dtype: npt.DTypeLike, shape: Sequence
 
 
 def assert_exact(name: str, given: object, expected: Array) -> None:
-    """``given.dtype == expected.dtype and given.shape == expected.shape and (given == expected).all()``, with NaN
-    refused and the two zeros of floats told apart by their bits."""
+    """``given.dtype == expected.dtype and given.shape == expected.shape and (given == expected).all()``, NaN is
+    refused, and the two zeros of floats are distinguished by their bits."""
     __tracebackhide__ = True
     array = assert_array(name, given, expected.dtype, expected.shape)
     different = _bits(array) != _bits(expected)
@@ -54,7 +54,7 @@ def assert_exact(name: str, given: object, expected: Array) -> None:
 
 
 def unsigned_zeros(numbers: Array) -> Array:
-    """With every zero positive: whether s (q - z) or s q - s z is computed decides its sign."""
+    """The values with every zero positive: its sign depends on whether s (q - z) or s q - s z is computed."""
     return np.where(numbers == 0, np.zeros((), numbers.dtype), numbers)
 
 
@@ -63,14 +63,14 @@ def _bits(array: Array) -> Array:
 
 
 def assert_equal_values(given: object, expected: F64, type: Name = "float32", judged: Array | None = None) -> None:
-    """``given.dtype == type and (given == expected)[judged].all()`` for a lattice case, where that type has the exact
-    values of all elements that are judged.
+    """``given.dtype == type and (given == expected)[judged].all()`` for a lattice case, in which that type holds the
+    exact values of all judged elements.
 
-    The two zeros count as equal: which of them an exact sum gives depends on its order.
+    The two zeros count as equal, because the order of an exact sum determines which of them it gives.
     """
     __tracebackhide__ = True
     sure = True if judged is None else judged
-    with np.errstate(over="ignore"):  # elements that are not judged may be too large for the type
+    with np.errstate(over="ignore"):  # elements that are not judged may overflow the type
         exact = expected.astype(FLOATS[type].dtype)
     if ((exact.astype(np.float64) != expected) & sure).any():
         raise RuntimeError("the lattice of this case is not exact; this is a defect of the suite")
@@ -81,7 +81,7 @@ def assert_equal_values(given: object, expected: F64, type: Name = "float32", ju
 
 
 def assert_within(given: object, exact: F64, bound: Bound, dtype: npt.DTypeLike = np.float32) -> float:
-    """``(abs(given - exact) <= bound.limit).all()``; returns the largest share of the bound that was used."""
+    """``(abs(given - exact) <= bound.limit).all()``; returns the largest fraction of the bound that was used."""
     __tracebackhide__ = True
     array = assert_array("the result", given, dtype, exact.shape)
     error = np.abs(array.astype(np.float64) - exact)
@@ -106,7 +106,7 @@ def assert_same_bits(first: object, second: object, what: str) -> None:
 
 @contextmanager
 def refuses() -> Iterator[None]:
-    """What is called inside must raise `ArgumentError` and nothing else; a verdict of its own passes through."""
+    """The block must raise `ArgumentError` and nothing else; a verdict raised in it passes through."""
     __tracebackhide__ = True
     try:
         yield
@@ -126,7 +126,7 @@ def refuses() -> Iterator[None]:
 
 
 def _where(wrong: npt.NDArray[np.bool_]) -> str:
-    """How many elements are wrong, and whether they are whole rows or columns."""
+    """How many elements are wrong, and whether they form whole rows or columns."""
     count, total = int(wrong.sum()), wrong.size
     text = f"{count} of {total} elements differ"
     if wrong.ndim == 2 and count < total:
@@ -146,6 +146,6 @@ def _few(indices: npt.NDArray[np.intp]) -> str:
 
 
 def _values(wrong: npt.NDArray[np.bool_], given: Array, expected: Array) -> str:
-    """The first wrong element: where it is, what it is and what it should be."""
+    """The first wrong element: its index, its value and the expected value."""
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
     return f"first at {list(index)}: {given[index]!s}, expected {expected[index]!s}"

@@ -12,7 +12,7 @@ import numpy as np
 from lowbit.arrays import F32, F64
 
 Contents = Callable[[F64], F64]
-"""From numbers as they occur to special ones of the same shape."""
+"""Turns ordinary numbers into special ones of the same shape."""
 
 
 def place(x: F64, where: int, axis: int, number: float | F64) -> F64:
@@ -55,7 +55,7 @@ def far_apart(x: F64) -> F64:
 
 
 def pairs(x: F64) -> F64:
-    """The greatest number of each row stands there twice."""
+    """The greatest number of each row occurs twice."""
     other = x.copy()
     other[..., 0] = other[..., -1] = np.abs(x).max() + 1
     return other
@@ -103,7 +103,7 @@ CONTENTS: Mapping[str, Contents] = MappingProxyType(
         "tiny": lambda x: x * 2.0**-58,
     }
 )
-"""By name; the first axis is that of rows."""
+"""Special contents by name; axis 0 is rows."""
 
 
 EXTREMES: Mapping[str, Contents] = MappingProxyType(
@@ -113,7 +113,7 @@ EXTREMES: Mapping[str, Contents] = MappingProxyType(
         "subnormal": lambda x: x * 2.0**-140,
     }
 )
-"""For operations that neither square their numbers nor take exponentials of them."""
+"""More contents, for operations that neither square their inputs nor take exponentials of them."""
 
 
 def filled(kind: str, x: F32) -> F32:

@@ -36,19 +36,21 @@ SHAPES = ((1024, 9, 64), (4096, 7, 128), (11008, 5, 11008))
 
 WIDE = ((1024, 1100, 64), (96, 1500, 32))
 TALL = (33, 131)
-"""As many columns, and rows of x, as make a kernel take another way; there, too, operands have had two bits so far."""
+"""Numbers of columns and of rows of x for which kernels switch to another path; other cases with these have operands of
+two bits."""
 
 WIDTHS = {"activations": (3, 4), "scales": (3, 4), "sums": (8, 1), "subnormal": (3, 1)}
-"""For each kind, how many activations of a row are not zero, and how far the scales of groups lie apart."""
+"""For each kind, the number of nonzero activations in a row, and how far apart the scales of groups are."""
 
 KINDS = tuple(WIDTHS)
 LEAST_SUBNORMAL, LEAST_HALF = 2.0**-149, 2.0**-24
 
 
 def matrices(clause: str, tier: str = "lattice") -> Iterator[MatrixCase]:
-    """Each kind at every depth with every width and convention, and with the groups in use; few of them wide or tall.
+    """Each kind at every K with every width and convention, and with common group sizes; few have many columns or rows
+    of x.
 
-    With the groups in use, *scales* are also below the least normal number of float16.
+    With the common group sizes, *scales* also has scales below the least normal number of float16.
     """
     wide = clause.startswith("linear.qgemm")
     for kind in KINDS:
@@ -75,7 +77,7 @@ def matrices(clause: str, tier: str = "lattice") -> Iterator[MatrixCase]:
 
 
 def places(rows: int, count: int, vectors: int) -> list[I64]:
-    """For each row of x where it is not zero: neighbours at the start, in the middle and at the end, then anywhere."""
+    """The nonzero places of each row of x: neighbours at the start, in the middle and at the end, then anywhere."""
     step = np.arange(count)
     spread = step * (rows // count)
     found = [step[:1], rows - 1 - step[:1], step, rows - 1 - step, rows // 2 - count // 2 + step, spread]
@@ -84,7 +86,7 @@ def places(rows: int, count: int, vectors: int) -> list[I64]:
 
 
 def odd(rng: np.random.Generator, largest: int, size: Any) -> I64:
-    """Odd integers of as many bits as fit, of either sign."""
+    """Odd integers of as many bits as fit, of both signs."""
     least = max(1, largest // 2 + 1)
     found: I64 = (rng.integers(least, largest + 1, size) - 1) | 1
     found *= rng.choice((-1, 1), size)
@@ -92,7 +94,7 @@ def odd(rng: np.random.Generator, largest: int, size: Any) -> I64:
 
 
 def activations(kind: str, rng: np.random.Generator, rows: int, vectors: int, largest: int) -> F32:
-    """T × K, nearly all zeros; `largest` is the magnitude that there is room for."""
+    """Activations, T × K, nearly all zeros; `largest` is the largest allowed magnitude."""
     x = np.zeros((vectors, rows))
     for row, place in zip(x, places(rows, WIDTHS[kind][0], vectors), strict=True):
         if kind == "sums":
@@ -103,14 +105,14 @@ def activations(kind: str, rng: np.random.Generator, rows: int, vectors: int, la
 
 
 def lattice(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
-    """Eight rows of activations, or more, and a matrix whose every partial sum is exact in float32."""
+    """Eight or more rows of activations and a matrix, such that every partial sum is exact in float32."""
     rng, kind, top = case.generator(), case.variant.partition("-")[2], 2**case.bits - 1
     tiny, kind = kind == "subnormal-scales", kind.removeprefix("subnormal-")
     count, apart = (3, 1) if tiny else WIDTHS[kind]
     shape = (-(-case.rows // case.group_size), case.columns)
     room = FLOAT32_INTEGERS // (count * apart * 2 * top)
     significand, amplitude = 1, room
-    most = 2**11 - 1 if case.scale_dtype == "float16" else FLOAT32_INTEGERS  # what a stored number can be
+    most = 2**11 - 1 if case.scale_dtype == "float16" else FLOAT32_INTEGERS  # what a stored number can hold
     if kind == "scales":
         amplitude, significand = 1, min(room, 2**10 - 1 if tiny else most)
     elif kind == "sums":
@@ -118,7 +120,7 @@ def lattice(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
     octaves = apart.bit_length() - 1
     scales = np.abs(odd(rng, significand, shape)) * np.exp2(-rng.integers(0, octaves + 1, shape))
     codes = rng.integers(0, top + 1, (case.rows, case.columns))
-    if case.convention == "minimum":  # odd multiples of the unit, of either sign and at most s times the top code
+    if case.convention == "minimum":  # odd multiples of the unit, of both signs and at most s times the top code
         zeros: Array = odd(rng, min(significand * top, most), shape) * 2.0**-octaves
     else:
         zeros = rng.integers(0, top + 1, shape)
@@ -132,7 +134,8 @@ def lattice(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
 
 
 def product(x: F32, matrix: QuantizedMatrix) -> F64:
-    """``X W`` where every partial sum is exact, from the rows that count; equation 2 on thousands of zeros is slow."""
+    """``X W`` from the nonzero rows only, because equation 2 is slow on thousands of zeros; every partial sum is
+    exact."""
     used = np.flatnonzero(x.any(axis=0))
     group = used // matrix.group_size
     codes = unpack(matrix.words, matrix.bits)[used]
@@ -141,7 +144,7 @@ def product(x: F32, matrix: QuantizedMatrix) -> F64:
 
 
 def matrix_of(case: MatrixCase, codes: I64, scales: F64, zeros: Array) -> QuantizedMatrix:
-    """With minima, or zero-points, as they are."""
+    """A matrix with these minima or zero-points."""
     stored = scales.astype(case.scale_dtype)
     offsets = zeros.astype(case.scale_dtype if case.convention == "minimum" else np.uint8)
     words = pack(codes.astype(np.uint8), case.bits)
@@ -149,10 +152,10 @@ def matrix_of(case: MatrixCase, codes: I64, scales: F64, zeros: Array) -> Quanti
 
 
 def one_hot(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
-    """Four rows with one activation of 24 bits each, and a matrix whose scales and minima have all the bits there are.
+    """Four rows with one 24-bit activation each, and a matrix whose scales and minima use all bits of their type.
 
-    The declared roundings are those of K products, yet one product is all there is: a rounding of a single operand to
-    a narrower format is many times the bound.
+    The declared roundings are those of K products, but the sum has a single one: rounding one operand to a narrower
+    format is many times the bound.
     """
     rng, top = case.generator(), 2**case.bits - 1
     shape = (-(-case.rows // case.group_size), case.columns)
@@ -160,7 +163,7 @@ def one_hot(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
     x = np.zeros((4, case.rows), np.float32)
     x[np.arange(4), [0, case.rows // 2, case.rows - case.group_size, case.rows - 1]] = rng.uniform(1, 2, 4)
     if case.convention == "minimum":
-        zeros: Array = scales * rng.uniform(0.5, top, shape)  # above 0: a weight is no small difference
+        zeros: Array = scales * rng.uniform(0.5, top, shape)  # above 0, so that no weight is a small difference
     else:
         zeros = np.zeros(shape)
     codes = rng.integers(max(1, top // 2), top + 1, (case.rows, case.columns))
@@ -173,7 +176,7 @@ def one_hot(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
 def hqq_lattice(
     rng: np.random.Generator, kind: str, bits: int, rows: int, columns: int, group_size: int, axis: Axis
 ) -> tuple[F32, HqqMatrix]:
-    """Four rows of activations, of which two elements each are not zero, and a matrix."""
+    """Four rows of activations with two nonzero elements each, and a matrix."""
     top, groups = 2**bits - 1, rows * columns // group_size
     room = FLOAT32_INTEGERS // (2 * 2 * 2 * top)
     significand, amplitude = (room, 1) if kind == "scales" else (1, room)
@@ -187,10 +190,10 @@ def hqq_lattice(
 
 
 def eight_bit(rng: np.random.Generator, count: int, dtype: str, *, above_zero: bool) -> EightBit:
-    """Numbers in 8 bits in up to 8 groups, each with a scale and a zero of its own.
+    """Numbers in 8 bits in up to 8 groups, each with its own scale and zero.
 
-    Zeros lie anywhere from far below a code to among them, so that code less zero is rounded, and times the scale is
-    rounded again.
+    Zeros range from far below the codes to among them, so that code - zero is rounded, and its product with the scale
+    is rounded again.
     """
     groups = max(size for size in range(1, 9) if count % size == 0)
     codes = rng.integers(2, 256, count).astype(np.uint8)
@@ -200,11 +203,11 @@ def eight_bit(rng: np.random.Generator, count: int, dtype: str, *, above_zero: b
     return EightBit(codes, np.exp(rng.normal(-4, 1, groups)).astype(dtype), np.minimum(zeros, 1e4).astype(dtype))
 
 
-# **Layers of routing.** All gates of an expert are 64, or 64 and some thousands more, so silu leaves them as they are.
+# **Layers of routing.** All gates of an expert are 64, or some thousands more, so that silu is the identity.
 
 
 def gate_lattice(rng: np.random.Generator, kind: str, tokens: int, hidden: int, experts: int) -> tuple[F32, F32]:
-    """Logits of few channels: *activations* or weights of the *router* have 18 bits, and the others three."""
+    """Logits of few channels: *activations* or *router* weights have 18 bits, the others three."""
     small, large = 7, FLOAT32_INTEGERS // (3 * 8)
     x, router = np.zeros((tokens, hidden)), odd(rng, small, (hidden, experts))
     for row, place in zip(x, places(hidden, min(3, hidden), tokens), strict=True):
@@ -217,9 +220,9 @@ def gate_lattice(rng: np.random.Generator, kind: str, tokens: int, hidden: int, 
 def expert_lattice(
     rng: np.random.Generator, kind: str, tokens: int, hidden: int, experts: int, inner: int
 ) -> tuple[F32, F32, F32, F32]:
-    """Tokens of two channels, and experts of which the *gate*, *up* or *down* has 13 bits and the others hardly any.
+    """Tokens of two channels, and experts in which *gate*, *up* or *down* has 13 bits and the others very few.
 
-    A gate is 64, up at most 13 bits or 2, and four rows of down are not zero: the sum stays below
+    A gate is 64, up has at most 13 bits or is 2, and four rows of down are nonzero: the sum stays below
     4 · 64 · 2^13 · 2 in units of 1, and with the gate of 13 bits below 4 · 2^13 · 2.
     """
     x = np.zeros((tokens, hidden))

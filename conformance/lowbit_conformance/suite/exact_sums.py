@@ -30,20 +30,20 @@ def exact_sums(
     signs: bool = True,
     rows: I64 | None = None,
 ) -> tuple[F64, Array]:
-    """Integers whose products with a matrix are exact in each of some types.
+    """Integers whose products with a matrix are exact in each of the given types.
 
     Args:
         weights: K × N.
         vectors: T.
-        kind: the type that holds a weight before it is multiplied; a weight that it cannot hold is not judged.
-        types: those that a sum passes through.
-        rng: what rows and signs are drawn from.
-        largest: no element is larger.
+        kind: the type that holds a weight before it is multiplied; weights that it cannot hold are not judged.
+        types: the types that a sum passes through.
+        rng: draws rows and signs.
+        largest: the largest element.
         signs: whether there are negative elements.
         rows: all other elements are 0; None for all rows of the matrix.
 
     Returns:
-        T × K integers, and which elements of the T × N results are exact.
+        T × K integers, and a mask of the exact elements of the T × N results.
     """
     chosen = np.arange(weights.rows) if rows is None else rows
     terms = weights.terms if rows is None else of_rows(weights.terms, rows)
@@ -61,15 +61,15 @@ def exact_sums(
             count = 1 + int(np.argmax(fits.sum(axis=1) * np.arange(1, chosen.size + 1)))
             exact[:] = fits[count - 1]
             if exact.any():
-                break  # otherwise no row fits, and steps of 1 are tried
+                break  # no row fits otherwise; try steps of 1
         row[chosen[order[:count]]] = steps[:count] * (rng.choice((-1, 1), count) if signs else 1)
     return x, judged
 
 
 def exact_products(x: F64, terms: Terms, types: tuple[str, ...], kind: Weights = "exact") -> Array:
-    """Which elements of X W are exact sums in each of some types, for any X of T × K: T × N.
+    """A mask, T × N: which elements of X W are exact sums in each of the given types, for any X of T × K.
 
-    A weight that is multiplied must be held by `kind`.
+    `kind` must hold each weight that is multiplied.
     """
     units, held = units_of(terms), representable(terms.values, kind)
     least = np.stack([(unit_of(row)[:, np.newaxis] * units).min(axis=0) for row in x])
@@ -78,7 +78,7 @@ def exact_products(x: F64, terms: Terms, types: tuple[str, ...], kind: Weights =
 
 
 def within(sums: F64, units: F64, types: tuple[str, ...]) -> Array:
-    """Whether sums of magnitudes, of multiples of these powers of two, are exact in each of some types."""
+    """Whether sums of these magnitudes, of multiples of these powers of two, are exact in each of the given types."""
     roundoff, least = (max(table[each] for each in types) for table in (UNIT_ROUNDOFF, ETA))
     largest = min(LARGEST.get(each, np.inf) for each in types)
     return np.asarray((sums <= units / roundoff) & (sums <= largest) & (units >= 2 * least))
@@ -109,7 +109,7 @@ def unit_of(values: F64) -> F64:
 
 
 def representable(values: F64, name: Weights) -> Array:
-    """Which numbers a type of weights holds; all of them where no weight is formed."""
+    """Which numbers a type of weights holds; all numbers if no weight is formed."""
     if name == "exact":
         return np.ones(values.shape, bool)
     kept = rounded(np.ascontiguousarray(values), name).astype(np.float64)

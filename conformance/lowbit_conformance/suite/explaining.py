@@ -24,17 +24,17 @@ from lowbit_conformance.defects.running import of_kept_sums
 from lowbit_conformance.defects.seen import Seen, compared
 from lowbit_conformance.isolation.calls import Call, RemoteLinear, RemoteSession
 
-MOST_BYTES = 1 << 20  # of a call that is looked at
-MOST_KEPT = 1 << 28  # bytes of all calls that are kept
+MOST_BYTES = 1 << 20  # of one call that is examined
+MOST_KEPT = 1 << 28  # of all calls that are kept
 MOST_CALLS = 6  # of a case
-MOST_FAILURES = 16  # of an operation that are compared with the bank
-MOST_PASSES = 8  # calls of an operation that were right
+MOST_FAILURES = 16  # failures of an operation that are compared with the bank
+MOST_PASSES = 8  # right calls of an operation
 DESCRIBED = 20  # failures of each clause
-LEAST_WRONG = 3  # elements from which a mistake is named
-BEFORE = 4  # calls that a stale result may belong to
+LEAST_WRONG = 3  # least number of wrong elements for which a mistake is named
+BEFORE = 4  # number of earlier calls that a stale result may belong to
 
 MOVING = ("NONDETERMINISTIC", "STALE_OUTPUT")
-"""Verdicts on results that are not the same twice: an element that is not written holds anything."""
+"""Verdicts on results that differ between two equal calls; an unwritten element can hold anything."""
 
 STALE = {
     "matrix": "the result is that of a matrix that was prepared before",
@@ -45,7 +45,7 @@ STALE = {
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """A call as the reference is asked for it: a prepared matrix is an argument, a session is all its steps."""
+    """A call in the form for the reference: a prepared matrix is an argument, a session is all its steps."""
 
     operation: str
     arguments: tuple[Any, ...]
@@ -58,7 +58,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a report says of a failure besides the failure: where it begins, and which mistake it looks like."""
+    """What a report adds to a failure: the first wrong element, and the mistake that explains it."""
 
     where: Mapping[str, Any] = field(default_factory=dict)
     diagnosis: str = ""
@@ -67,7 +67,7 @@ class Explanation:
 
 @dataclass(frozen=True, eq=False)
 class Failure:
-    """A failed case: its calls, and the calls of the chapter before them; no calls where many others are kept."""
+    """A failed case: its calls and the earlier calls of the chapter; no calls if many others are kept."""
 
     id: str
     calls: tuple[Asked, ...]
@@ -79,7 +79,7 @@ class Failure:
 
 
 class Explainer:
-    """Takes note of the cases of a run, and explains those that failed when it is over."""
+    """Records the cases of a run, and explains the failed ones at its end."""
 
     def __init__(self) -> None:
         self._failures: dict[str, list[Failure]] = defaultdict(list)
@@ -90,12 +90,12 @@ class Explainer:
         self._room = MOST_KEPT
 
     def note(self, id: str, calls: Iterable[Asked], verdict: str) -> None:
-        """Take note of a case that passed, or whose results say why it failed.
+        """Record a case that passed, or whose results may show why it failed.
 
         Args:
             id: the case.
-            calls: its calls that gave a result.
-            verdict: that on the case; empty if it passed. Those on memory and processes are not looked at.
+            calls: its calls that returned a result.
+            verdict: of the case; empty if it passed. Verdicts on memory and processes are ignored.
         """
         if verdict not in ("", "WRONG", *MOVING):
             return
@@ -116,13 +116,13 @@ class Explainer:
         history.extend(taken[-BEFORE:])
 
     def explanations(self) -> Iterator[tuple[str, Explanation]]:
-        """For each failed case of which something can be said, what that is."""
+        """The explanation of each failed case that has one."""
         kept = {operation: told for operation in self._moving if (told := self._kept_sums(operation))}
         for operation, told in kept.items():
             for failure in (*self._moving[operation], *self._failures.get(operation, ())):
                 yield failure.id, told
         for operation, failures in self._failures.items():
-            # A report that cannot explain is still a report: arguments that were wrong on purpose end here.
+            # An error here must not prevent the report; deliberately wrong arguments can cause one.
             with contextlib.suppress(Exception), np.errstate(all="ignore"):
                 yield from self._of_operation(operation, failures if operation not in kept else [])
         for operation, failures in self._moving.items():
@@ -130,7 +130,8 @@ class Explainer:
                 yield from self._of_moving(operation, failures if operation not in kept else [])
 
     def _kept_sums(self, operation: str) -> Explanation | None:
-        """Where results that are not the same twice grow by what is right each time: that explains all others, too."""
+        """Explain nondeterministic results that grow by the right result with each call; this explains all others
+        too."""
         with contextlib.suppress(Exception), np.errstate(all="ignore"):
             failures = _spread([failure for failure in self._moving[operation] if failure.calls], MOST_FAILURES)
             if found := of_kept_sums([Seen.of(operation, failure.calls[-1]) for failure in failures]):
@@ -138,7 +139,7 @@ class Explainer:
         return None
 
     def _of_moving(self, operation: str, failures: list[Failure]) -> Iterator[tuple[str, Explanation]]:
-        """Where all elements that move and are wrong lie, if they lie in places that a loop may leave out."""
+        """The places of all changing wrong elements, if a loop may leave out these places."""
         some = _spread([failure for failure in failures if failure.calls], MOST_FAILURES)
         seen = [first for failure in some if (first := _first_wrong(failure, last=True))]
         passes = [Seen.of(each.operation, each) for each in _spread(self._passes[operation], MOST_PASSES)]
@@ -172,17 +173,17 @@ class Explainer:
                 yield failure.id, Explanation(found.where, text, name.defects)
 
     def _common(self, operation: str, seen: list[tuple[Failure, Seen]]) -> Explanation:
-        """The one thing that explains all failures, if there is one and they say enough to tell it from others."""
+        """The single mistake that explains all failures, if there is one and they suffice to tell it from others."""
         clear = [pair for pair in seen if pair[1].wrong] or seen
-        # Where x is infinite, NaN or infinity depends on the order of a sum, and so says nothing of a defect; where
-        # only the result is infinite, it may. The failures that say most are compared with the bank first.
+        # If x is infinite, the order of a sum decides between NaN and infinity, which says nothing about a defect; if
+        # only the result is infinite, it may. The most informative failures are compared with the bank first.
         meant, finite = ([pair for pair in clear if getattr(pair[1], kind)] for kind in ("meant_finite", "finite"))
         several: list[list[tuple[Failure, Seen]]] = []
         for some in (meant, finite, clear if _wrong(finite) < LEAST_WRONG else []):
             if _wrong(some) >= LEAST_WRONG and some not in several:
                 several.append(some)
         if several and min(each.size for _, each in several[0]) > MOST_SEARCHED:
-            several.insert(0, [pair for pair in seen if pair[1].finite])  # small ones say which of many mistakes it is
+            several.insert(0, [pair for pair in seen if pair[1].finite])  # small ones distinguish many mistakes
         if text := next((text for some in several if (text := _stale(some))), ""):
             return Explanation({}, text)
         passes = [Seen.of(each.operation, each) for each in _spread(self._passes[operation], MOST_PASSES)]
@@ -193,7 +194,7 @@ class Explainer:
                     return Explanation({}, sentence(found), tuple(each.name for each in found))
         if several or not finite or operation in self._moving:
             return Explanation()
-        # What was near enough to pass may say which roundings were made; only one that gives its bits counts.
+        # Results within the bound may show which roundings were made; only a mistake that gives their bits counts.
         unequal = [each for each in right if each.unequal and not each.wrong]
         bits = [*(each for _, each in finite), *unequal]
         known = known_defects(operation, bits, right) if unequal else ()
@@ -202,19 +203,19 @@ class Explainer:
 
 
 def _wrong(pairs: list[tuple[Failure, Seen]]) -> int:
-    """How many elements say which mistake was made."""
+    """How many elements show which mistake was made."""
     return sum(each.telling or each.unequal for _, each in pairs)
 
 
 def _spread(given: list[Any], most: int) -> list[Any]:
-    """Some of a list, evenly spread, the first among them."""
+    """Some elements of a list, evenly spread, including the first."""
     return given[:: max(1, -(-len(given) // most))]
 
 
 def _first_wrong(failure: Failure, last: bool = False) -> Seen | None:
-    """The first call of a case whose result is visibly wrong; if there is none, the first whose bits are not right.
+    """The first call of a case whose result is visibly wrong; if there is none, the first with wrong bits.
 
-    With `last`, only the last call is looked at, which ended the case.
+    With `last`, only the last call is examined, which ended the case.
     """
     weak = None
     for call in failure.calls[-1:] if last else failure.calls:
@@ -227,14 +228,14 @@ def _first_wrong(failure: Failure, last: bool = False) -> Seen | None:
 
 
 def _stale(seen: list[tuple[Failure, Seen]]) -> str:
-    """The sentence that says of which call before each of the wrong results is; empty if they are not stale."""
+    """A sentence that names the earlier call to which the wrong results belong; empty if they are not stale."""
     kinds = [_stale_kinds(failure, each) for failure, each in seen]
     shared = set.intersection(*kinds) if kinds else set()
     return next((STALE[kind] for kind in STALE if kind in shared), "")
 
 
 def _stale_kinds(failure: Failure, seen: Seen) -> set[str]:
-    """Of which parts of a call before the result is."""
+    """The parts of an earlier call from which the result was computed."""
     found = set()
     earlier = [*failure.before, *[call for call in failure.calls if call is not seen.call]]
     for call in earlier:
@@ -256,9 +257,9 @@ def _stale_kinds(failure: Failure, seen: Seen) -> set[str]:
 
 
 def _is_other(seen: Seen, other: Any) -> bool:
-    """Whether the wrong result is this one, and this one is not right; zeros and NaN may come from anywhere.
+    """Whether the wrong result equals this one, which is not right; zeros and NaN may have any source.
 
-    So may numbers that cannot be told from zeros here.
+    So may numbers that cannot be distinguished from zeros here.
     """
     arrays = [np.nan_to_num(part) for _, part in leaves(other) if isinstance(part, np.ndarray) and part.size]
     if not any(part.any() for part in arrays) or not nearly(seen.given, other, seen.limits):
@@ -268,7 +269,7 @@ def _is_other(seen: Seen, other: Any) -> bool:
 
 
 def asked_of(calls: list[Call]) -> Iterator[Asked]:
-    """The calls of a case that answered, as the reference is asked for them."""
+    """The calls of a case that returned, in the form for the reference."""
     sessions: dict[int, list[Call]] = {}
     for call in calls:
         if call.nbytes > MOST_BYTES or call.result is None:

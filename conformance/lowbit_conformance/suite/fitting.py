@@ -20,20 +20,21 @@ from lowbit_conformance.suite.cases import Case
 ENOUGH = 4
 TIERS = ("lattice", "edge", "random")
 MOST_NUMBERS = 2**24
-"""In a moved case, counted as the product of its sizes: a matrix of 4096 by 4096."""
+"""The largest product of the sizes of a moved case: a matrix of 4096 by 4096."""
 DOUBLINGS = 10
-"""Sizes tried of a limit: a multiple, its double and so on, as blocks, groups and words have powers of two."""
+"""Multiples of a limit that are tried: 1, 2, 4 and so on, because sizes of blocks, groups and words are powers of
+two."""
 
 
 def moved(cases: Iterable[Case], declaration: Declaration | None) -> list[Case]:
-    """The cases that a declaration adds to those of a test; none where enough of them lie within it.
+    """The cases that a declaration adds to those of a test; none if enough of these satisfy it.
 
     Args:
         cases: of one test, of one operation.
         declaration: of that operation; None if there is none.
 
     Returns:
-        Cases within the declaration, none of which is among the cases of the test.
+        Cases that satisfy the declaration and are not among the cases of the test.
     """
     own = [case for case in cases if case.tier in TIERS and not case.large and case.movable]
     if declaration is None or not any(name in declaration.limits for case in own[:1] for name in case.movable):
@@ -51,7 +52,8 @@ def moved(cases: Iterable[Case], declaration: Declaration | None) -> list[Case]:
 
 
 def nearest(case: Case, declaration: Declaration) -> Case | None:
-    """A case at sizes near its own that a declaration allows; None if it allows none, or lacks something else."""
+    """The case at the nearest sizes that a declaration allows; None if there are none, or if anything else is not
+    declared."""
     others = {name: value for name, value in case.parameters().items() if name not in case.movable}
     if declaration.lacks(others):
         return None
@@ -66,7 +68,7 @@ def nearest(case: Case, declaration: Declaration) -> Case | None:
 
 
 def why_none(cases: Iterable[Case], declaration: Declaration) -> str:
-    """Why no case of an operation lies within a declaration, of which none does, in a clause of a sentence."""
+    """Why no case of an operation satisfies a declaration, as part of a sentence."""
     own = [case for case in cases if case.tier in TIERS]
     parameters = [case.parameters() for case in own]
     for name, allowed in declaration.limits.items():
@@ -82,17 +84,17 @@ def why_none(cases: Iterable[Case], declaration: Declaration) -> str:
 
 
 def _few(values: Iterable[object]) -> str:
-    """A few values, in order where they have one."""
+    """A few values, sorted if possible."""
     shown = sorted(map(str, values), key=lambda each: (len(each), each))
     return ", ".join(shown[:6]) + (" …" if len(shown) > 6 else "")
 
 
 @lru_cache(maxsize=4096)
 def near(allowed: tuple[object, ...] | Range, size: int) -> list[int]:
-    """Sizes that a limit allows, near another one: of all sizes, then of the multiples of 2, of 4 and so on.
+    """Sizes near a given one that a limit allows: among all sizes, then among multiples of 2, of 4 and so on.
 
-    Of a range, it is the least size that is not below the other, or the largest size if all lie below; of sizes in a
-    list, the nearest.
+    From a range, it takes the least size not below the given one, or the largest if all are below; from a list, the
+    nearest.
 
     >>> near(Range(24), 32)[:4], near(Range(24, most=40), 100), near((7, 30, 64), 32)
     ([48, 96, 192, 384], [24], [30, 64])

@@ -70,7 +70,7 @@ class FormatCase(Case):
 
     @property
     def possible(self) -> bool:
-        """Whether its formats allow its sizes; the casts of the edge tier are of numbers in runs of 32."""
+        """Whether its formats allow its sizes; casts of the edge tier need runs of 32 numbers."""
         if self.operation == "linear.gemv" and self.vectors != 1:
             return False
         if self.operation == "formats.quantize" and self.tier == "edge" and self.rows % 32:
@@ -88,13 +88,13 @@ def allows(table: Format, rows: int, columns: int, options: tuple[tuple[str, int
         at = table.sizes(rows, columns, dict(options))
         for each in table.tensors:
             each.sizes(at)
-    except ValueError:  # as ArgumentError is one
+    except ValueError:  # ArgumentError is one
         return False
     return True
 
 
 def activation_options(name: str) -> tuple[tuple[str, int], ...]:
-    """The options of a format that activations are stored in."""
+    """The options of the format of stored activations."""
     return tuple((option, 32) for option in FORMATS[name].options)
 
 
@@ -103,8 +103,8 @@ def activation_options(name: str) -> tuple[tuple[str, int], ...]:
 
 NONE: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 Codes = Literal["usual", "cast", "patterns", "largest"]
-"""How codes are drawn: integers as any bits and floats of usual sizes; signed bytes from -127, as casts give them;
-floats as any bits too; or all the largest."""
+"""How codes are drawn: random bits for integers and floats of usual size; signed bytes from -127, as casts give; random
+bits for floats too; or all codes the largest."""
 
 
 def drawn(
@@ -115,9 +115,9 @@ def drawn(
     scales: Mapping[str, tuple[int, ...]] = NONE,
     kept: Array | None = None,
 ) -> Stored:
-    """A matrix of the case; with `powers`, float scales are powers of two, with the exponents that `scales` has.
+    """A random matrix for the case; with `powers`, float scales are powers of two with exponents from `scales`.
 
-    Only rows that are `kept` have codes other than 0; that is for formats with a code in each byte.
+    Only `kept` rows have nonzero codes; this needs a format with one code per byte.
     """
     at = case.table.sizes(case.rows, case.columns, dict(case.options))
     return stored_from(case, at, case.generator(), powers=powers, codes=codes, scales=scales, kept=kept)
@@ -151,13 +151,13 @@ def stored_from(
 
 
 def wide_scales(table: Format) -> list[Field]:
-    """The fields of scales, and of minima, whose type holds numbers beyond float16."""
+    """The fields of scales and minima whose type has a wider range than float16."""
     rows = [row for row in table.fields if row.role in ("scale", "zero") and row.dtype in FLOATS]
     return [row for row in rows if FLOATS[row.dtype].largest > FLOATS["float16"].largest]
 
 
 def other_codes(row: Field, usual: Array, rng: np.random.Generator, codes: Codes) -> Array:
-    """Codes that are drawn otherwise, where that means something for their type."""
+    """Other ways to draw codes that make sense for their type."""
     floats = row.dtype in FLOATS
     if codes == "cast" and usual.dtype == np.int8:
         return np.maximum(usual, np.int8(-127))
@@ -170,8 +170,8 @@ def other_codes(row: Field, usual: Array, rng: np.random.Generator, codes: Codes
 
 
 def finite_numbers(kind: FloatType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Numbers of a type by their patterns, each as likely as any other."""
-    if kind.bits == 32:  # too many to be listed
+    """Numbers of a type with uniformly random bit patterns."""
+    if kind.bits == 32:  # too many to list
         signs = rng.integers(0, 2, shape, np.uint32) << np.uint32(31)
         patterns: Array = signs | rng.integers(0, kind.top, shape, np.uint32, endpoint=True)
         return patterns.view(np.float32)
@@ -180,7 +180,7 @@ def finite_numbers(kind: FloatType, shape: tuple[int, ...], rng: np.random.Gener
 
 
 def without(codes: Array, rows: Array) -> Array:
-    """Codes of N × K bytes, those of some rows of the matrix set to 0."""
+    """Codes, N × K bytes, with some rows of the matrix set to 0."""
     octets = codes.view(np.uint8).reshape(-1, rows.size).copy()
     octets[:, rows] = 0
     return octets.view(codes.dtype).reshape(codes.shape)
@@ -202,7 +202,7 @@ def field(row: Field, shape: tuple[int, ...], at: Sizes, rng: np.random.Generato
 
 
 def real(row: Field, shape: tuple[int, ...], rng: np.random.Generator, *, powers: bool) -> Array:
-    """Floats of a field: powers of two, or numbers over several octaves; minima and the like have either sign."""
+    """Floats of a field: powers of two, or numbers over several octaves; minima and the like have both signs."""
     kind = FLOATS[row.dtype]
     if powers:
         numbers = np.exp2(-rng.integers(0, 3, shape).astype(np.float64))
@@ -218,13 +218,13 @@ def real(row: Field, shape: tuple[int, ...], rng: np.random.Generator, *, powers
 
 
 def activations(case: FormatCase, numbers: F64) -> Array:
-    """T × K numbers in the type of the case; one vector for a product with one."""
+    """T × K numbers in the type of the case; one vector for a product with a vector."""
     x = rounded(numbers, check_choice("activations", case.activations, NAMES))
     return x[0] if case.operation == "linear.gemv" else x
 
 
 def random_numbers(case: FormatCase) -> F64:
-    """Numbers as activations have them, some channels larger than others."""
+    """Random numbers like activations, with some channels larger than others."""
     rng = case.generator()
     return rng.normal(size=(case.vectors, case.rows)) * np.exp(rng.normal(0, 1, case.rows))
 
@@ -232,12 +232,12 @@ def random_numbers(case: FormatCase) -> F64:
 def lattice_numbers(
     case: FormatCase, weights: Stored, arithmetic: Arithmetic, rows: I64 | None = None
 ) -> tuple[F64, Array]:
-    """T × K numbers of -1, 0 and 1, and which elements of the T × N results have one right answer; all numbers of other
-    rows than these are 0."""
+    """T × K numbers of -1, 0 and 1, and a mask of the T × N results that have one right answer; numbers of all other
+    rows are 0."""
     types = (accumulated(arithmetic), case.result)
     return exact_sums(weights, case.vectors, arithmetic.weights, types, case.generator(), rows=rows)
 
 
 def accumulated(arithmetic: Arithmetic) -> str:
-    """The narrowest type that a sum is kept in."""
+    """The narrowest type in which a sum is kept."""
     return "float16" if arithmetic.promotion else arithmetic.accumulator

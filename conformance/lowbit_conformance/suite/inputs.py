@@ -24,9 +24,9 @@ FLOAT32_INTEGERS = 2**24
 
 
 def build(case: MatrixCase, codes: Codes, scales: Scales, zeros: F64) -> QuantizedMatrix:
-    """A matrix in the convention of the case whose value is ``scale * (code - zero)`` either way.
+    """A matrix in the convention of the case with the value ``scale * (code - zero)``.
 
-    Under ``zero_point`` the zeros are codes; under ``minimum`` they are any real numbers, of either sign.
+    Under ``zero_point`` zeros are codes; under ``minimum`` they are real numbers of both signs.
     """
     stored = scales.astype(case.scale_dtype)
     if case.convention == "minimum":
@@ -38,14 +38,13 @@ def build(case: MatrixCase, codes: Codes, scales: Scales, zeros: F64) -> Quantiz
 
 
 def lattice(case: MatrixCase, *, dense: bool, sparse: bool = False) -> tuple[F32, QuantizedMatrix]:
-    """Activations (max(1, T) × K) and a matrix whose every partial sum is exact in float32.
+    """Activations (max(1, T) × K) and a matrix, such that every partial sum is exact in float32.
 
-    With `sparse` all activations are zero but those of a few rows (`live_rows`). Products with a zero are zero and add
-    nothing to any sum in any order, so the sums are those of the live rows alone, and there is room for codes of 8 bits
-    in a column of any depth.
+    With `sparse` only the activations of a few rows (`live_rows`) are nonzero. Products with zero add nothing to a sum
+    in any order, so sums are those of the live rows alone, and codes of 8 bits fit at any K.
 
-    Minima are odd multiples of half a scale, so that they have either sign, are no zero-point in disguise, and meet no
-    code: a product is never zero under ``minimum``.
+    Minima are odd multiples of half a scale, of both signs. They equal no zero-point and cancel no code, so a product
+    is never zero under ``minimum``.
     """
     rng = case.generator()
     top = 2**case.bits - 1
@@ -65,7 +64,7 @@ def lattice(case: MatrixCase, *, dense: bool, sparse: bool = False) -> tuple[F32
     x = rng.integers(1, amplitude + 1, (max(1, case.vectors), case.rows)) * rng.choice((-1, 1), case.rows)
     if dense:
         zero = np.repeat(zeros, case.group_size, axis=0)[: case.rows]
-        codes = rng.integers(1, top, zero.shape)  # one value fewer than 1 … top, then step over the zero
+        codes = rng.integers(1, top, zero.shape)  # one value fewer than 1 … top, then skip the zero
         codes += (codes >= zero) & (zero >= 1)
     else:
         codes = rng.integers(0, top + 1, (case.rows, case.columns))
@@ -75,14 +74,14 @@ def lattice(case: MatrixCase, *, dense: bool, sparse: bool = False) -> tuple[F32
 
 
 def live_rows(rows: int) -> I64:
-    """The rows at both ends, on both sides of every power of two, and some between."""
+    """The rows at both ends and on both sides of every power of two, and some between."""
     powers = 2 ** np.arange(4, 31)
     near = np.concatenate([[0, 1, rows - 2, rows - 1], powers - 1, powers, np.arange(0, rows, rows // 23 + 1)])
     return np.unique(near[near < rows]).astype(np.int64)
 
 
 def random_zeros(case: MatrixCase, rng: np.random.Generator) -> F64:
-    """Zeros as they occur: codes, or real numbers from below the codes to above them."""
+    """Typical zeros: codes, or real numbers from below the codes to above them."""
     shape, top = (-(-case.rows // case.group_size), case.columns), 2**case.bits - 1
     if case.convention == "minimum":
         return rng.uniform(-top / 2, 1.5 * top, shape)
@@ -90,7 +89,7 @@ def random_zeros(case: MatrixCase, rng: np.random.Generator) -> F64:
 
 
 def random(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
-    """Activations (max(1, T) × K) and a matrix as they occur: normal activations, scales over several octaves."""
+    """Typical activations (max(1, T) × K) and matrix: normal activations, scales over several octaves."""
     rng = case.generator()
     codes = rng.integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8)
     zeros = random_zeros(case, rng)
@@ -117,7 +116,7 @@ EDGES = (
 
 
 def edge(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
-    """The inputs that arithmetic treats specially, by the variant of the case; x is max(1, T) × K."""
+    """Inputs that arithmetic treats specially, chosen by the variant of the case; x is max(1, T) × K."""
     x, matrix = random(case)
     boundary = case.group_size % case.rows
     if case.variant == "zero-x":
@@ -140,7 +139,7 @@ def edge(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
     elif case.variant == "zero-weights":
         zeros = np.ones(matrix.scales.shape)
         matrix = _with(case, matrix, codes=np.ones((case.rows, case.columns), np.uint8), zeros=zeros)
-    elif case.variant == HALF_SUBNORMAL:  # float16 has them below 2^-14, and home-made conversions flush them
+    elif case.variant == HALF_SUBNORMAL:  # subnormal in float16, below 2^-14; simple conversions flush them
         steps = case.generator().integers(1, 500, matrix.scales.shape)
         matrix = _with(case, matrix, scales=np.ldexp(steps.astype(np.float16), -24))
     return x, matrix
@@ -153,7 +152,7 @@ def _with(
     scales: Scales | None = None,
     zeros: F64 | None = None,
 ) -> QuantizedMatrix:
-    """The matrix of a case with some of its parts replaced."""
+    """The matrix of a case with some parts replaced."""
     rng = case.generator()
     if codes is None:
         codes = rng.integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8)
@@ -166,8 +165,8 @@ NON_FINITE = {"nan": np.nan, "infinity": np.inf, "minus-infinity": -np.inf}
 
 
 def in_turn(shape: tuple[int, ...], rows: Sequence[tuple[float, ...]]) -> Iterator[list[F32]]:
-    """Arrays of a shape through which rows of numbers go in turn, one number of a row in each: so they stand in what a
-    kernel does with whole registers, and in what is left over."""
+    """Arrays of a shape that are filled with rows of numbers in turn, one number of a row in each array, so that they
+    reach both a kernel's whole registers and its remainders."""
     size, width = int(np.prod(shape)), len(rows[0])
     for first in range(0, len(rows), max(1, size // 2)):
         some = np.resize(np.array([*rows[first:], *rows[:first]], np.float32), (size, width))

@@ -53,11 +53,11 @@ FORMATS = ((16, 8, 8), (64, 8, 8), (128, 8, 8), (32, 4, 8), (20, 6, 7), (7, 12, 
 
 VECTORS = (1, 2, 3, 4, 5, 8, 17)
 ROWS = {2: 160, 3: 160, 4: 136, 8: 100}
-"""K of the cases of all formats: whole blocks of any, and a short one."""
+"""K of the cases of all formats: whole blocks of each, and a short one."""
 
 
 def of(case: MatrixCase, vectors: int, format: tuple[int, int, int] = (32, 8, 8)) -> IntegerCase:
-    """A case of another operation with so many rows of blocks."""
+    """The case as one with this number of rows of blocks."""
     own = {part.name: getattr(case, part.name) for part in fields(case) if part.name != "vectors"}
     block, mantissa, exponent = format
     return IntegerCase(**own, vectors=vectors, block=block, mantissa=mantissa, exponent=exponent)
@@ -70,7 +70,7 @@ def with_vectors(cases: Iterator[MatrixCase]) -> Iterator[IntegerCase]:
 
 
 def formats(clause: str, tier: str, variant: str) -> Iterator[IntegerCase]:
-    """All formats with groups that they divide, that divide them and that do neither."""
+    """All formats, with groups that are multiples of a block, that divide one, and neither."""
     for choice in FORMATS:
         for bits in BITS:
             for number, group_size in enumerate((16, 24, 64, ROWS[bits])):
@@ -80,7 +80,7 @@ def formats(clause: str, tier: str, variant: str) -> Iterator[IntegerCase]:
 
 
 def shapes(clause: str, settings: Settings) -> Iterator[IntegerCase]:
-    """Of the lattice: the systematic shapes, those of every random case and of a model, and all formats."""
+    """Shapes for the lattice: the systematic ones, those of every random case and of a model, and all formats."""
     yield from with_vectors(systematic(clause))
     for bits in BITS:
         for convention in CONVENTIONS:
@@ -99,11 +99,11 @@ def model_cases(clause: str, settings: Settings) -> Iterator[IntegerCase]:
 
 
 EXTREME_ROWS = {2: 512, 3: 512, 4: 512, 8: 128}
-"""K of the extreme cases, of which all sums are exact in float32 still."""
+"""K of the extreme cases, whose sums are all still exact in float32."""
 
 
 def extreme_cases(clause: str, settings: Settings) -> Iterator[IntegerCase]:
-    """All groups that a kernel treats in another way, and the formats whose mantissas fill a byte."""
+    """All groups that kernels treat differently, and the formats whose mantissas fill a byte."""
     for bits in BITS:
         for convention in CONVENTIONS:
             for group_size in (16, 32, 40, 128, EXTREME_ROWS[bits]):
@@ -128,12 +128,12 @@ def special_cases(clause: str, settings: Settings) -> Iterator[IntegerCase]:
             scale_dtype: ScaleDtype = "float16" if "half" in variant else "float32"
             case = MatrixCase(clause, "edge", variant, bits, 160, 19, (24, 64)[number % 2], CONVENTIONS[number % 2])
             yield of(replace(case, scale_dtype=scale_dtype), 2)
-        if variant != inputs.SUBNORMAL_RESULT:  # which would take scales below those of float16
+        if variant != inputs.SUBNORMAL_RESULT:  # scales would underflow float16
             yield from (of(case, 2) for case in in_use(clause, "edge", variant))
 
 
 def random_cases(clause: str, settings: Settings) -> Iterator[IntegerCase]:
-    """Special inputs, shapes and inputs from the seeds, all formats, and a model's own weights."""
+    """Special inputs, shapes and inputs drawn from the seeds, all formats, and a model's own weights."""
     yield from special_cases(clause, settings)
     for seed in settings.seeds:
         yield from (of(case, max(1, case.vectors)) for case in drawn(clause, "random", seed))
@@ -148,10 +148,9 @@ def random_cases(clause: str, settings: Settings) -> Iterator[IntegerCase]:
 
 
 def lattice(case: IntegerCase, *, dense: bool) -> tuple[Blocks, QuantizedMatrix]:
-    """Blocks and a matrix whose every partial sum is exact in float32.
+    """Blocks and a matrix, such that every partial sum is exact in float32.
 
-    Without `dense` mantissas and codes may be zero, and some blocks are all zeros, with the exponent that a cast gives
-    them.
+    Without `dense`, mantissas and codes may be zero, and some blocks are all zeros with the exponent that a cast gives.
     """
     _, matrix = inputs.lattice(case, dense=dense)
     rng, format = case.generator(), case.format
@@ -191,7 +190,7 @@ SIGNS: Mapping[str, Callable[[Array], Array]] = {
 
 
 def extreme(case: IntegerCase) -> tuple[Blocks, QuantizedMatrix]:
-    """Largest mantissas by largest codes: a row for each pattern of signs, a column for each pattern of codes."""
+    """Largest mantissas times largest codes: a row for each pattern of signs, a column for each pattern of codes."""
     k, top, format = np.arange(case.rows), 2**case.bits - 1, case.format
     mantissas = np.stack([format.top * signs(k) for signs in SIGNS.values()])
     patterns = (np.ones(len(k)), np.zeros(len(k)), k % 2, 1 - k % 2, k // 2 % 2, k % 16 < 8)
@@ -204,7 +203,7 @@ def extreme(case: IntegerCase) -> tuple[Blocks, QuantizedMatrix]:
 
 
 def random(case: IntegerCase) -> tuple[Blocks, QuantizedMatrix]:
-    """Activations as they occur, cast; or the special input that the variant names."""
+    """Typical activations, cast; or the special input that the variant names."""
     if case.variant in OWN_EDGES:
         return _own_edge(case)
     x, matrix = inputs.edge(case) if case.tier == "edge" else inputs.random(case)
@@ -212,7 +211,8 @@ def random(case: IntegerCase) -> tuple[Blocks, QuantizedMatrix]:
 
 
 def _own_edge(case: IntegerCase) -> tuple[Blocks, QuantizedMatrix]:
-    """What no cast gives, or seldom: blocks far apart, at the end of the exponents, or not normalised."""
+    """Blocks that a cast never or seldom gives: with exponents far apart or at the ends of the range, or not
+    normalised."""
     rng, format = case.generator(), case.format
     variant = "top-codes" if case.variant == TOP_OF_ALL else "random"
     matrix = (inputs.edge if variant == "top-codes" else inputs.random)(replace(case, variant=variant))[1]
@@ -236,7 +236,7 @@ def empty(case: IntegerCase) -> Blocks:
 
 
 def one_hot(case: IntegerCase, row: int) -> Blocks:
-    """A single mantissa in each row of X: 1, the largest and the least, each with exponents of its own."""
+    """A single mantissa in each row of X: 1, the largest and the least, each with its own exponents."""
     mantissas = np.zeros((case.vectors, case.rows))
     mantissas[:, row] = np.resize([1, case.format.top, -case.format.top], case.vectors)
     exponents = case.generator().integers(-9, 9, (case.vectors, case.format.blocks(case.rows)))

@@ -10,12 +10,12 @@ from lowbit_conformance.suite.cases import Case, MatrixCase
 
 Test = TypeVar("Test", bound=Callable[..., None])
 Record = Callable[[str, object], None]
-"""pytest's ``record_property``, which takes the share of the bound that was used to the report."""
+"""pytest's ``record_property``, which passes the fraction of the bound that was used to the report."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked for: which random seeds, and cases from which model.
+    """The options of a run: the random seeds, and cases from a model.
 
     Attributes:
         seeds: the seeds of the random tier.
@@ -30,7 +30,7 @@ Generator = Callable[[str, Settings], Iterator[Case]]
 
 
 def grid(kind: Callable[..., Case], tier: str, variants: Iterable[str], *shapes: tuple[object, ...]) -> Generator:
-    """Each variant at each shape, which is what a case of this kind takes after its variant."""
+    """A case for each variant at each shape; a shape holds the arguments that follow the variant."""
     every = list(product(variants, shapes))
 
     def generator(clause: str, settings: Settings) -> Iterator[Case]:
@@ -41,7 +41,7 @@ def grid(kind: Callable[..., Case], tier: str, variants: Iterable[str], *shapes:
 
 
 def chained(*generators: Generator) -> Generator:
-    """The cases of one generator after those of another."""
+    """The cases of several generators, one after another."""
 
     def generator(clause: str, settings: Settings) -> Iterator[Case]:
         for each in generators:
@@ -51,11 +51,11 @@ def chained(*generators: Generator) -> Generator:
 
 
 def unrecorded(name: str, value: object) -> None:
-    """A ``record_property`` for calls of a test outside a run, which report nothing."""
+    """A ``record_property`` for tests that are called outside a run; it records nothing."""
 
 
 def call(test: Callable[..., None], backend: Any, case: Case, record_property: Record = unrecorded) -> None:
-    """Call a test with those of its fixtures that it has parameters for, as pytest does, and without a model.
+    """Call a test with the fixtures that its parameters name, as pytest does, but without a model.
 
     Raises:
         AssertionError: the backend fails the case.
@@ -78,11 +78,11 @@ class Mark:
 
 
 MARKS: list[Mark] = []
-"""The marks of all test modules that have been imported, in the order of import."""
+"""The marks of all imported test modules, in the order of import."""
 
 
 def checks(clauses: str | Iterable[str], generator: Generator) -> Callable[[Test], Test]:
-    """Mark a test as the check of a clause, or of several, to be run on every case that `generator` yields for each.
+    """Mark a test as the check of one or several clauses, to run on every case that `generator` yields for each.
 
     The clause ``*/H4`` stands for the habit of every operation.
     """

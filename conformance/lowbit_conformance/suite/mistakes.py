@@ -17,7 +17,7 @@ from lowbit.contract.signature import Argument, Signature, View
 from lowbit.errors import ArgumentError
 
 Change = Callable[[Any], Any]
-"""From a right argument to a wrong one."""
+"""Turns a right argument into a wrong one."""
 
 FAR = 2**40
 """Beyond every range."""
@@ -25,11 +25,11 @@ FAR = 2**40
 
 @dataclass(frozen=True)
 class Mistake:
-    """One argument made wrong.
+    """A way to make one argument wrong.
 
     Attributes:
         argument: its name.
-        change: how.
+        change: makes the wrong argument.
     """
 
     argument: str
@@ -37,7 +37,7 @@ class Mistake:
 
 
 def mistakes(signature: Signature) -> dict[str, Mistake]:
-    """All mistakes that can be made with a signature, by names such as ``x-dtype``."""
+    """All mistakes for a signature, by names such as ``x-dtype``."""
     shared = _shared_sizes(signature)
     found = {}
     for argument in signature.arguments:
@@ -47,9 +47,9 @@ def mistakes(signature: Signature) -> dict[str, Mistake]:
 
 
 def made(signature: Signature, mistake: Mistake, arguments: tuple[Any, ...], choices: Mapping[str, Any]) -> Any:
-    """The arguments of a right call with one of them made wrong; None if this call cannot be made wrong so.
+    """The arguments of a right call with one made wrong; None if the mistake is not possible for this call.
 
-    An array of a single number is contiguous whatever its strides, for instance.
+    For example, an array of a single number is contiguous whatever its strides.
     """
     given = signature.given(arguments, choices)
     if given[mistake.argument] is None and mistake.change not in (_text, _far):
@@ -65,7 +65,7 @@ def made(signature: Signature, mistake: Mistake, arguments: tuple[Any, ...], cho
 
 
 def _shared_sizes(signature: Signature) -> set[str | int]:
-    """The sizes that an array cannot have more of alone."""
+    """The sizes that cannot be larger in one array alone."""
     sizes = Counter(size for argument in signature.arguments if argument.shape for size in argument.shape.sizes)
     return {size for size, count in sizes.items() if count > 1 or not isinstance(size, str) or "." in size}
 
@@ -88,7 +88,7 @@ def _changes(argument: Argument, shared: set[str | int]) -> dict[str, Change]:
 
 
 def _array_changes(argument: Argument, shared: set[str | int]) -> dict[str, Change]:
-    """The mistakes that can be made with an array."""
+    """The mistakes for an array."""
     assert argument.shape is not None
     other = next(each for each in (np.float64, np.float32, np.float16) if each not in argument.classes)
     changes: dict[str, Change] = {
@@ -113,7 +113,7 @@ def _array_changes(argument: Argument, shared: set[str | int]) -> dict[str, Chan
 
 
 def _swapped(array: Any) -> Any:
-    """The other byte order."""
+    """The array in the other byte order."""
     return array.astype(array.dtype.newbyteorder())
 
 

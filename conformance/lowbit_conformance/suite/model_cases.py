@@ -16,11 +16,11 @@ VECTORS = 3
 
 
 def model_matrices_of(path: str) -> dict[str, QuantizedMatrix]:
-    """The matrices of the first layer that have shapes of their own: as stored where that is an affine grouping, and
-    re-quantised. Later layers repeat the shapes.
+    """The matrices of the first layer with distinct shapes: as stored if that is affine grouping, and re-quantised.
+    Later layers repeat the shapes.
 
     Raises:
-        FormatError, ArgumentError: the file is no model that lowbit reads, or has none of these matrices.
+        FormatError, ArgumentError: the file is not a model that lowbit reads, or has none of these matrices.
     """
     from lowbit.formats.gguf.reader import open_gguf  # which takes a while, and few runs name a model
 
@@ -41,7 +41,7 @@ def model_matrices_of(path: str) -> dict[str, QuantizedMatrix]:
 
 
 def model_cases(matrices: dict[str, QuantizedMatrix]) -> Iterator[MatrixCase]:
-    """A case for one vector and one for several, for each matrix; their clause is filled in by the test."""
+    """For each matrix a case with one vector and one with several; the test fills in the clause."""
     for variant, matrix in matrices.items():
         for vectors in (0, VECTORS):
             yield MatrixCase(

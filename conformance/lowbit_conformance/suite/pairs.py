@@ -21,19 +21,19 @@ from lowbit_conformance.suite.marking import Record, Settings, call
 Own = TypeVar("Own", bound=Case)
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 80, 96, 128)
-"""Powers of two and their neighbours, and multiples of the registers and tiles that kernels have."""
+"""Powers of two and their neighbours, and multiples of the sizes of registers and tiles."""
 
 HUNDREDS = (160, 192, 224, 256, 288, 300, 320, 384, 400, 448, 500, 511, 512, 513, 576, 640)
 THOUSANDS = (704, 768, 896, 960, 1000, 1023, 1024, 1025, 1152, 1280, 1408, 1536, 1792, 1920, 2000, 2047, 2048, 2049)
 LONG = (*HUNDREDS, *THOUSANDS, *(2304, 2560, 3072, 3584, 4095, 4096, 4097, 5120, 6144, 7168, 8192, 11008, 14336, 16384))
-"""Lengths of contexts and widths of models, each met alone, beside small sizes."""
+"""Lengths of contexts and widths of models, each combined with small sizes only."""
 
 PRIME = 23
 EVERY_PAIR = "every-pair"
 
 
 def rows(turn: int, values: Sequence[Sequence[int]], prime: int = PRIME) -> Iterator[tuple[int, ...]]:
-    """The calls of one turn: for each a value of every size.
+    """The calls of one turn: a value of every size for each call.
 
     >>> table = [row for turn in range(3) for row in rows(turn, [(1, 2, 3)] * 3, prime=3)]
     >>> all(len({(row[i], row[j]) for row in table}) == 9 for i, j in ((0, 1), (0, 2), (1, 2)))
@@ -45,10 +45,10 @@ def rows(turn: int, values: Sequence[Sequence[int]], prime: int = PRIME) -> Iter
 
 @dataclass(frozen=True)
 class Pairs(Generic[Own]):
-    """The cases of one operation in which every two sizes meet.
+    """The cases of one operation in which every two values of two sizes occur together.
 
     Attributes:
-        made: a case of a clause with a value of each size.
+        made: makes the case of a clause from a value of each size.
         values: of each size, in the order in which `made` takes them; at most `prime` of each.
         prime: see the top of this file.
     """
@@ -58,7 +58,7 @@ class Pairs(Generic[Own]):
     prime: int = PRIME
 
     def cases(self, clause: str, settings: Settings) -> Iterator[Own]:
-        """One for each turn, which its seed says."""
+        """One case for each turn, which is its seed."""
         for turn in range(self.prime):
             yield self._case(clause, turn, next(rows(turn, self.values, self.prime)))
 
@@ -72,8 +72,8 @@ class Pairs(Generic[Own]):
 
 
 def each_of(backend: Remote, cases: Iterable[Case], record_property: Record, test: Callable[..., None]) -> None:
-    """Run a test on each of these cases that the backend declares; a failure names the one, and the share of the bound
-    is the largest."""
+    """Run a test on each of these cases that the backend declares; a failure names its case, and the largest fraction
+    of the bound is recorded."""
     __tracebackhide__ = True
     shares: list[float] = []
     for case in cases:

@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass(frozen=True)
 class Planned:
-    """The cases of one mark: all that there are with these seeds, and those of this run."""
+    """The cases of one mark: all for these seeds, and those of this run."""
 
     every: list[Case]
     wanted: list[Case]
@@ -116,7 +116,7 @@ class Run:
             self.unmet = self._unmet_operations()
             if added and not self.quick:
                 self._tell("added", ids=added)
-            if self.quick:  # which certifies nothing: its few cases are among those that are declared
+            if self.quick:  # which certifies nothing: it takes a few of the declared cases
                 self.plan = {mark: self._quick(planned) for mark, planned in self.plan.items()}
                 self._announce()
         except LowbitError as error:
@@ -128,23 +128,23 @@ class Run:
         self.tally = Tally(self.backend.name, details, claims, isolation=self.backend.isolation)
 
     def _tell(self, kind: str, **content: object) -> None:
-        """Send an event to the command, if there is one."""
+        """Send an event to the command-line process, if there is one."""
         if self.events:
             self.events.send(kind, **content)
 
     def _planned(self) -> dict[Mark, Planned]:
-        """The cases of each mark, known before there is a host.
+        """The cases of each mark, determined before a host is started.
 
-        All test modules are imported now: a backend could replace the file of one that is imported later.
+        All test modules are imported now, because a backend could replace the file of a module that is imported later.
         """
         pytest.register_assert_rewrite(*(name for name in module_names() if name not in sys.modules))
         load_suite()
         return {mark: self._planned_of(mark) for mark in MARKS if self._may_be_wanted(mark)}
 
     def _may_be_wanted(self, mark: Mark) -> bool:
-        """Whether a mark may have cases of this run; the cases of the others are not even made.
+        """Whether a mark may have cases in this run; the cases of other marks are not generated.
 
-        A profile needs all its cases, to say which of them were not run.
+        A profile needs all its cases, in order to report those that were not run.
         """
         operation = mark.clause.partition("/")[0]
         if self.profiles or operation in ("*", LOADING):
@@ -159,10 +159,10 @@ class Run:
         return Planned(list(every.values()), wanted)
 
     def _move_cases(self) -> list[str]:
-        """Add the cases that lie within the declared sizes where hardly any of a test's own does (`fitting`).
+        """Add cases that satisfy the declared sizes for tests of whose own cases hardly any does (`fitting`).
 
         Returns:
-            The ids of those that are wanted.
+            The ids of the wanted cases.
         """
         added = []
         known = {case.id for planned in self.plan.values() for case in planned.every}
@@ -176,17 +176,17 @@ class Run:
         return added
 
     def _quick(self, planned: Planned) -> Planned:
-        """A few of the cases that the backend declares; where it declares none, a few that say so."""
+        """A few of the cases that the backend declares; if it declares none, a few that report this."""
         claims = self.capabilities.operations
         declared = [case for case in planned.wanted if not not_declared(claims.get(case.operation), case)]
         return Planned(planned.every, few(declared or planned.wanted, tuple(self.model)))
 
     def _announce(self) -> None:
-        """Tell the command which cases need a verdict."""
+        """Tell the command-line process which cases need a verdict."""
         self._tell("expected", ids=[case.id for planned in self.plan.values() for case in planned.wanted])
 
     def _load(self) -> None:
-        """Load the backend; if that fails, the case of loading says so, and no other is run."""
+        """Load the backend; if that fails, the loading case reports it, and no other case is run."""
         try:
             self.backend.load()
         except BrokenPromiseError as error:
@@ -216,7 +216,7 @@ class Run:
         return not self.operations or case.operation in self.operations or case.clause in self.operations
 
     def _unmet_operations(self) -> dict[str, str]:
-        """The declared operations of which no case of this run lies within the limits, and why none does."""
+        """The declared operations of which no case of this run satisfies the limits, with the reason."""
         cases: dict[str, list[Case]] = {}
         for case in (case for planned in self.plan.values() for case in planned.every if case.tier != HABIT):
             cases.setdefault(case.operation, []).append(case)
@@ -230,15 +230,15 @@ class Run:
         return found
 
     def _not_loaded(self, case: Case) -> bool:
-        """Whether a case cannot be run because the backend could not be loaded; the case of loading says why."""
+        """Whether a case cannot be run because the backend could not be loaded; the loading case gives the reason."""
         if self.loaded or case.operation == LOADING:
             return False
-        if case.id == self.case_id:  # then there is no case of loading in this run
+        if case.id == self.case_id:  # then this run has no loading case
             self.tally.verdicts.append(Verdict(case.id, "failed", ": ".join(self.backend.breaches[0])))
         return True
 
     def _undeclared(self, case: Case) -> bool:
-        """Whether a case is not declared: then it has its verdict already, and pytest has no test of it."""
+        """Whether a case is not declared; it then has its verdict already, and pytest gets no test for it."""
         missing = ""
         if case.operation != LOADING:
             missing = not_declared(self.capabilities.operations.get(case.operation), case)
@@ -258,7 +258,7 @@ class Run:
             raise pytest.UsageError(f"--case is {self.case_id}; allowed: the id of a case, as a report prints it")
         if self.events:
             gc.collect()
-            gc.freeze()  # thousands of cases, which the collector need not look through again and again
+            gc.freeze()  # thousands of cases, which garbage collection should not scan again and again
         tally = self.tally
         self._tell("loaded", details=tally.details, claims=tally.claims, isolation=tally.isolation)
         for verdict in tally.verdicts:
@@ -299,7 +299,7 @@ class Run:
             certificate = certify(profile, self.certified_cases, self.tally.verdicts, seeds)
             self.tally.certificates.append(certificate)
             self._tell("certificate", **vars(certificate))
-        if session.exitstatus != pytest.ExitCode.INTERRUPTED:  # a kernel may interrupt, too
+        if session.exitstatus != pytest.ExitCode.INTERRUPTED:  # a kernel may interrupt too
             self._tell("finished")
         self.backend.close()
         if self.events:
@@ -329,12 +329,12 @@ class Run:
 
 
 def under_test(option: Any) -> Remote:
-    """The backend, by how the command line names it.
+    """The backend that the command line names.
 
-    Its loading may take longer than a call, unless the user says how long a call may take.
+    Loading may take longer than a call, unless the user sets the deadline of a call.
 
     Raises:
-        ArgumentError, UnavailableError: there is no such backend, as far as that shows without running code of it.
+        ArgumentError, UnavailableError: there is no such backend, as far as this can be seen without running its code.
     """
     named = {"name": option.backend, "library": option.library, "command": option.command}
     named["function"] = option.function
@@ -351,11 +351,11 @@ def under_test(option: Any) -> Remote:
 
 
 def few(cases: list[Case], asked_for: tuple[str, ...] = ()) -> list[Case]:
-    """Some of a test's cases, spread evenly over them, and none of the slow ones; and all of a model that was given.
+    """Some of a test's cases, evenly spread and without slow ones, and all cases of a given model.
 
     Args:
         cases: of one test.
-        asked_for: how the variants of the model's cases begin.
+        asked_for: the prefixes of the variants of the model's cases.
     """
     own = [case for case in cases if case.variant.startswith(asked_for)]
     left_out = {case.id for case in cases if case.tier in SLOW_TIERS or case.large} | {case.id for case in own}
@@ -364,7 +364,7 @@ def few(cases: list[Case], asked_for: tuple[str, ...] = ()) -> list[Case]:
 
 
 def _check_known(argument: str, given: Iterable[str], known: list[str]) -> None:
-    """Refuse the name of what does not exist; the message lists operations, or the clauses of the one that is named."""
+    """Refuse a name that does not exist; the message lists the operations, or the clauses of the named operation."""
     for name in given:
         if name not in known:
             own = [each for each in known if each.partition("/")[0] == name.partition("/")[0] and "/" in each]
@@ -373,7 +373,7 @@ def _check_known(argument: str, given: Iterable[str], known: list[str]) -> None:
 
 
 def _seeds(option: Any) -> range:
-    """The seeds of the random tier; a single case brings its own."""
+    """The seeds of the random tier; a single case has its own."""
     if option.case:
         seed = option.case.rpartition("-s")[2]
         if not (seed.isascii() and seed.isdecimal()):
@@ -385,29 +385,29 @@ def _seeds(option: Any) -> range:
 
 
 def case_of(item: pytest.Item) -> Case | None:
-    """The case that a collected test runs; none for a test of another suite."""
+    """The case that a collected test runs; None for a test of another suite."""
     callspec = getattr(item, "callspec", None)
     case = callspec.params.get("case") if callspec else None
     return case if isinstance(case, Case) else None
 
 
 def not_declared(declaration: Declaration | None, case: Case) -> str:
-    """What of the case the backend does not declare; empty if it declares all of it."""
+    """The parts of the case that the backend does not declare; empty if it declares all of it."""
     if declaration is None:
         return case.operation
-    missing = "" if case.tier == HABIT else declaration.lacks(case.parameters())  # a habit makes no choices of its own
+    missing = "" if case.tier == HABIT else declaration.lacks(case.parameters())  # a habit has no choices of its own
     return f"{case.operation} with {missing}" if missing else ""
 
 
 def own_parameters(case: Case) -> dict[str, object]:
-    """The choices that a case makes, without what its id begins and ends with."""
+    """The choices of a case, without the fields with which its id begins and ends."""
     return {name: value for name, value in case.parameters().items() if name not in COMMON}
 
 
 def verdict_of(
     case_id: str, report: pytest.TestReport, raised: pytest.ExceptionInfo[BaseException] | None
 ) -> Verdict | None:
-    """The verdict that a report of pytest carries; none for phases that decide nothing."""
+    """The verdict in a report of pytest; None for phases that decide nothing."""
     if report.failed and raised is not None:
         message = str(raised.value).partition("\nassert ")[0]  # pytest appends the expression to a message of its own
         if not isinstance(raised.value, AssertionError):
@@ -434,7 +434,7 @@ def backend(request: pytest.FixtureRequest) -> Remote:
 
 @pytest.fixture(scope="session")
 def model_matrices(request: pytest.FixtureRequest) -> dict[str, QuantizedMatrix]:
-    """The matrices of ``--model`` by the variant of their case; empty without."""
+    """The matrices of ``--model`` by the variant of their case; empty without ``--model``."""
     return _run(request).model
 
 

@@ -23,8 +23,8 @@ class RoutingCase(Case):
         experts: E.
         k: experts of a token.
         inner: width of an expert.
-        scores: what the gate answers with.
-        softmax: before or after the choice.
+        scores: what the gate returns.
+        softmax: before or after the choice of experts.
     """
 
     tokens: int
@@ -49,7 +49,7 @@ SHAPES = ((1, 1, 1, 1, 1), (1, 8, 2, 1, 4), (3, 33, 8, 3, 17), (2, 16, 5, 5, 9),
 LARGE = ((70, 24, 8, 2, 12), (2, 300, 4, 2, 150), (3, 16, 100, 24, 5))
 
 
-# Hidden sizes, numbers of experts and inner widths as models have them.
+# Hidden sizes, numbers of experts and inner widths of real models.
 WIDE = ((2, 4096, 8, 2, 3), (1, 14336, 5, 2, 2))
 MANY_EXPERTS = ((3, 24, 256, 8, 3), (2, 12, 300, 9, 2))
 
@@ -71,8 +71,8 @@ def random_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
 
 
 def with_models(cases: Generator) -> Generator:
-    """These cases, then one of each size of models that the operation can have; in a lattice with sums of thousands of
-    terms silu of an expert would be neither the identity nor zero."""
+    """These cases, then one of each model size that the operation can have. On a lattice with sums of thousands of
+    terms, an expert's silu would be neither the identity nor zero."""
 
     def generator(clause: str, settings: Settings) -> Iterator[Case]:
         first: RoutingCase | None = None
@@ -105,7 +105,7 @@ def experts_of(case: RoutingCase, rng: np.random.Generator) -> tuple[F32, F32, F
 
 
 def routes(case: RoutingCase, rng: np.random.Generator) -> tuple[Ids, F32]:
-    """k distinct experts for each token, in no order, and weights that sum to about 1."""
+    """k distinct experts for each token, unordered, and weights that sum to about 1."""
     chosen = np.argsort(rng.random((case.tokens, case.experts)), axis=1)[:, : case.k].astype(np.int64)
     weights = rng.random(chosen.shape) + 0.1
     return chosen, (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -121,7 +121,7 @@ def assert_only_row_one_spoilt(result: F32) -> None:
     assert finite[[0, 2, 3]].all(), "WRONG: a finite row of x gave a row that is not finite"
 
 
-# Mistakes that annotations do not tell, each in the routes or the scores.
+# Mistakes that do not follow from annotations, each in the routes or the scores.
 
 Change = Callable[[Any], Any]
 WRONG: tuple[int, ...] = (3, 19, 6, 2, 11)

@@ -23,7 +23,7 @@ WORD = re.compile(r"[A-Z][A-Z_]{1,40}(?:\([A-Z0-9]+\))?(?=[: ]|$)")
 
 
 def plain(value: object) -> Any:
-    """A parameter or a place as JSON has it; what JSON lacks becomes text."""
+    """A parameter or a place as a JSON value; other types become text."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Integral):  # numpy's integers, too
@@ -52,7 +52,7 @@ HABIT_OF: Mapping[str, str] = {
     "FORKED": "H6",
     "SILENT_FALLBACK": "H7",
 }
-"""The habit that a verdict is about, in whichever case it was seen."""
+"""The habit that a verdict is about, whichever case it was seen in."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Verdict:
     Attributes:
         id: the case.
         outcome: passed, failed, or not declared by the backend and so not run.
-        message: for a failure what was seen, for a case not run what is not declared.
-        share: the part of the error bound that was used, for a bounded operation.
-        verdict: for a failure the word with which the message begins, ``WRONG`` or ``CRASHED(SIGSEGV)``; ``FAILED`` if
-            it begins with none.
-        where: for a failure, the place of the first wrong element, as far as it is known: index, row, column, group,
+        message: for a failure, what was observed; for a case that was not run, what is not declared.
+        share: the fraction of the error bound that was used, for a bounded operation.
+        verdict: for a failure, the first word of the message, ``WRONG`` or ``CRASHED(SIGSEGV)``; ``FAILED`` if there is
+            no such word.
+        where: for a failure, the place of the first wrong element, as far as known: index, row, column, group,
             word, bit.
-        diagnosis: for a failure, the mistake that explains it, in a sentence; empty if none is known.
+        diagnosis: for a failure, a sentence that names the mistake that explains it; empty if none is known.
         parameters: the choices of the case, by name: bits, group_size …
         seconds: how long the case took.
     """
@@ -98,12 +98,12 @@ class Verdict:
 
     @property
     def clause(self) -> str:
-        """``linear.qgemv/C1``; the whole of an id that is no case's."""
+        """``linear.qgemv/C1``; the whole id if it is not the id of a case."""
         return "/".join(self.id.split("/")[:2])
 
     @property
     def broken(self) -> str:
-        """What a failure breaks: the clause of its case, or the habit that its verdict is about.
+        """The broken clause or habit: the clause of the case, or the habit that the verdict is about.
 
         >>> Verdict("packing.pack/C1/lattice/b4-s0", "failed", "SILENT_FALLBACK: it called packing.pack").broken
         'packing.pack/H7'
@@ -116,12 +116,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a run says of one profile (`lowbit.profiles`).
+    """The result of a run for one profile (`lowbit.profiles`).
 
     Attributes:
         profile: its id.
         certified: whether every case of every clause has run and passed.
-        missing: if not, why not, a line for each clause or habit concerned.
+        missing: if not, the reasons, one line for each clause or habit.
         cases: how many cases the profile has in this suite.
     """
 
@@ -140,22 +140,22 @@ PRODUCT_SIZES: Mapping[str, tuple[str, str]] = {
     "batch": ("batch", "batch"),
     "vectors": ("batch", "batch"),
 }
-"""The parameters of cases of products that are sizes: what the report calls each, and what people do."""
+"""The parameters of product cases that are sizes, with the name of each in the report and in text for people."""
 
 
 NO_CASE = "no case lies within the limits of"
-"""How the text of a case begins that is not declared, and with it all others of its operation."""
+"""The beginning of the text of a case that is not declared and whose operation has no declared case."""
 
 
 @dataclass
 class Row:
-    """One operation's line of the report: three counts that always stand together, and the error budget.
+    """One operation's line of the report: the three counts, which are always shown together, and the error budget.
 
     Attributes:
-        worst_share: the largest part of its bound that a case used; None where all is exact.
+        worst_share: the largest fraction of the bound that a case used; None if all cases are exact.
         worst_case: the id of that case.
-        sizes: of a product the largest rows (K), columns (N) and batch of a case that passed; empty for operations
-            whose cases do not name all their sizes.
+        sizes: for a product, the largest rows (K), columns (N) and batch of a passed case; empty for operations whose
+            cases do not name all their sizes.
     """
 
     operation: str
@@ -168,7 +168,7 @@ class Row:
 
     @property
     def shown_sizes(self) -> str:
-        """The sizes for people; empty if there are none.
+        """The sizes as text for people; empty if there are none.
 
         >>> Row("linear.gemm", sizes={"rows": 4096, "columns": 11008, "batch": 512}).shown_sizes
         'linear.gemm: K ≤ 4096, N ≤ 11008, batch ≤ 512'
@@ -179,7 +179,8 @@ class Row:
 
     @property
     def shown_share(self) -> str:
-        """How much of the error bound was used, as a table says it; a dash where no case with a bound has passed."""
+        """The fraction of the error bound that was used, as text for a table; a dash if no case with a bound has
+        passed."""
         if not self.declared:
             return "not declared"
         if self.worst_share is not None:
@@ -202,16 +203,16 @@ class Row:
 
 @dataclass
 class Tally:
-    """All verdicts of one run against one backend.
+    """All verdicts of one run on one backend.
 
     Attributes:
         backend: its name.
-        details: what it says of itself.
-        claims: what it declares, as `claims_of` puts it.
-        collected: how many cases are to be decided; 0 until that is known. A run that was stopped decided fewer.
-        isolation: how the backend was separated from the process that judges, a word of `isolation.ISOLATION`.
+        details: what it reports about itself.
+        claims: what it declares, as `claims_of` returns it.
+        collected: the number of cases to decide; 0 until it is known. A run that was stopped decided fewer.
+        isolation: how the backend was isolated from the judging process, a key of `isolation.ISOLATION`.
         verdicts: in the order of the run.
-        certificates: of the profiles that were to be certified, granted or not.
+        certificates: of the requested profiles, granted or not.
     """
 
     backend: str
@@ -230,13 +231,14 @@ class Tally:
         yield from (rows[operation] for operation in sorted(rows))
 
     def total(self) -> Row:
-        """All operations together, without a share: budgets of different operations do not compare."""
+        """All operations together, without a fraction of the bound, because budgets of operations are not
+        comparable."""
         rows = list(self.rows())
         counts = (sum(getattr(row, name) for row in rows) for name in ("passed", "declared", "specified"))
         return Row("all", *counts)
 
     def explain(self, id: str, where: Mapping[str, object], diagnosis: str) -> None:
-        """Add to a failure what became known of it at the end of the run."""
+        """Add to a failure what was found out about it at the end of the run."""
         for number, verdict in enumerate(self.verdicts):
             if verdict.id == id and verdict.outcome == "failed":
                 self.verdicts[number] = replace(verdict, where=where, diagnosis=diagnosis)
@@ -247,7 +249,7 @@ class Tally:
 
     @property
     def executed(self) -> int:
-        """Cases of operations that were run; that of loading the backend counts only if it failed."""
+        """Executed cases of operations; the loading case counts only if it failed."""
         return sum(
             verdict.outcome == "failed" or (verdict.outcome == "passed" and verdict.operation != LOADING)
             for verdict in self.verdicts
@@ -255,12 +257,12 @@ class Tally:
 
     @property
     def undecided(self) -> int:
-        """How many cases have no verdict; a verdict on the run as a whole is that of no case."""
+        """The number of cases without a verdict; a verdict on the run as a whole belongs to no case."""
         return max(0, self.collected - sum("/" in verdict.id for verdict in self.verdicts))
 
     @property
     def verdict(self) -> str:
-        """``passed``, ``failed``, or ``nothing executed``, which is no pass; nor is a run with undecided cases."""
+        """``passed``, ``failed`` or ``nothing executed``; a run with undecided cases has not passed."""
         if not self.executed:
             return "nothing executed"
         certified = all(certificate.certified for certificate in self.certificates)

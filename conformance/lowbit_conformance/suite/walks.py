@@ -23,8 +23,8 @@ class ArrangedCase(Case):
 
     Attributes:
         layers, experts, slots, buffers, memory: of the `lowbit.moe.offload.Arrangement`.
-        needed: the most experts that a request needs, but for prompts.
-        guesses: the most that it guesses.
+        needed: the largest number of experts that a request needs, except for prompts.
+        guesses: the largest number that it guesses.
     """
 
     layers: int
@@ -46,7 +46,7 @@ class ArrangedCase(Case):
 
 
 class Walk:
-    """Requests for one engine, each in turn after those before it.
+    """A sequence of requests for one engine.
 
     Attributes:
         arrangement: of the engine.
@@ -54,7 +54,7 @@ class Walk:
     """
 
     def __init__(self, arrangement: Arrangement, needed: int, guesses: int, rng: np.random.Generator) -> None:
-        """At most so many needed experts and guesses in a request, but for prompts."""
+        """`needed` and `guesses` are the largest numbers of experts in a request, except for prompts."""
         self.arrangement, self.layer = arrangement, -1
         self._most_needed, self._most_guesses, self._rng = needed, guesses, rng
         self._before = [self._some(needed) for _ in range(arrangement.layers)]
@@ -62,7 +62,7 @@ class Walk:
         self._taken = 0
 
     def next(self) -> Request:
-        """The next request: usually of the next layer, now and then of a new pass before the old one has ended."""
+        """The next request: usually for the next layer, sometimes for a new pass before the old one has ended."""
         last = self.arrangement.layers - 1
         abandoned = self._rng.random() < 0.08
         self.layer = 0 if abandoned or self.layer == last else self.layer + 1
@@ -75,7 +75,7 @@ class Walk:
         return Request(self.layer, needed, self._guessed(self._plan) if self.layer < last else ())
 
     def wrong(self) -> Any:
-        """A request that must be refused now; the walk goes on as if it had not been made."""
+        """A request that must be refused now; the walk continues as if it had not been made."""
         return self.mistakes()[int(self._rng.integers(len(self.mistakes())))]
 
     def mistakes(self) -> list[Any]:
@@ -97,7 +97,7 @@ class Walk:
         return wrong + [replace(right, layer=layer) for layer in out_of_turn[:1] + out_of_turn[-1:]]
 
     def _wanted(self, layer: int) -> Experts:
-        """What the layer needs: some of what it needed last, some others; all but one of them for a prompt."""
+        """The experts that the layer needs: some that it needed last and some others; for a prompt, all but one."""
         if self._rng.random() < 0.06:
             return self._some(max(1, self.arrangement.experts - 1))
         kept = [expert for expert in self._before[layer] if self._rng.random() < 0.6]
@@ -106,7 +106,7 @@ class Walk:
         return tuple(int(expert) for expert in mixed)
 
     def _guessed(self, needed: Experts) -> Experts:
-        """Some of what will be needed, one of them twice, and others that will not."""
+        """Guesses: some experts that will be needed, one of them twice, and others that will not."""
         right = [expert for expert in needed if self._rng.random() < 0.7]
         others = [expert for expert in self._some(self.arrangement.experts) if expert not in needed]
         mixed = self._rng.permutation([*right, *right[:1], *others[:2]])[: self._most_guesses]
@@ -117,7 +117,7 @@ class Walk:
 
 
 IDLE_EVERY = 17
-"""Every so many requests one needs nothing; a prime, so that all layers have their turn."""
+"""The interval at which a request needs nothing; a prime number, so that this occurs in all layers."""
 
 Spoil = Callable[[Arrangement], Any]
 WRONG_ARRANGEMENTS: dict[str, Spoil] = {
