@@ -13,7 +13,7 @@ from lowbit_conformance.defects.roundings import finite, half, in_steps
 DEFECTS: list[Defect] = []
 of_norm = of_operation(DEFECTS, "blocks.rms_norm")
 
-# **The norm.** What differs between defects is nearly always what stands under the root.
+# **The norm.** Most defects change the number under the root.
 
 
 def normed(x: F32, gain: F32, root: Array) -> F64:
@@ -28,7 +28,7 @@ def mean_square(x: Array) -> F64:
 
 
 def right(x: F32, epsilon: float) -> F64:
-    """The root that is right."""
+    """The right root."""
     return np.asarray(np.sqrt(mean_square(x) + epsilon))
 
 
@@ -45,11 +45,11 @@ def under(root: Callable[[F32, float], Array]) -> Function:
 of_root = of_operation(DEFECTS, "blocks.rms_norm", under)
 of_root.add(
     "epsilon-outside-the-root",
-    "ε is added to the root and not under it.",
+    "ε is added to the root instead of under it.",
     "C1 C2 C3",
     lambda x, epsilon: np.sqrt(mean_square(x)) + epsilon,
 )
-of_root.add("epsilon-of-another-model", "ε is 1e-5, whatever is given.", "C1 C2 C3", lambda x, epsilon: right(x, 1e-5))
+of_root.add("epsilon-of-another-model", "ε is always 1e-5.", "C1 C2 C3", lambda x, epsilon: right(x, 1e-5))
 of_root.add(
     "epsilon-left-out",
     "There is no ε, and a row of zeros becomes NaN.",
@@ -58,25 +58,25 @@ of_root.add(
 )
 of_root.add(
     "squares-not-averaged",
-    "The squares are summed, and not divided by their number.",
+    "The sum of the squares is not divided by their number.",
     "C1 C2 C3",
     lambda x, epsilon: np.sqrt(mean_square(x) * x.shape[1] + epsilon),
 )
 of_root.add(
     "squares-averaged-by-one-less",
-    "The sum of the squares is divided by n - 1, as of a sample.",
+    "The sum of the squares is divided by n - 1, as for a sample variance.",
     "C1 C2 C3",
     lambda x, epsilon: np.sqrt(mean_square(x) * x.shape[1] / max(1, x.shape[1] - 1) + epsilon),
 )
 of_root.add(
     "root-left-out",
-    "Rows are divided by the mean square and not by its root.",
+    "Rows are divided by the mean square instead of its root.",
     "C2",
     lambda x, epsilon: mean_square(x) + epsilon,
 )
 of_root.add(
     "mean-over-tokens",
-    "Squares are averaged over the rows and not along them.",
+    "Squares are averaged over the rows instead of along each row.",
     "C1 C2 C3 C5",
     lambda x, epsilon: np.sqrt(mean_square(x.T).T + epsilon),
     verdicts=MOVES,
@@ -85,13 +85,13 @@ of_root.add(
 
 @of_root("C1 C2 C3 C5", verdicts=MOVES)
 def squares_carried_over(x: F32, epsilon: float) -> Array:
-    """The sum is not set back to 0 between rows."""
+    """The sum is not reset to 0 between rows."""
     return np.sqrt(np.cumsum(mean_square(x), axis=0) + epsilon)
 
 
 @of_root("C1 C2 C3")
 def squares_without_tail(x: F32, epsilon: float) -> Array:
-    """The sum leaves out what fills no register of 8."""
+    """The sum leaves out the remainder after the last full register of 8."""
     whole = x.shape[1] // 8 * 8
     sums = np.square(x[:, :whole].astype(np.float64)).sum(axis=1, keepdims=True)
     return np.asarray(np.sqrt(sums / x.shape[1] + epsilon))
@@ -120,7 +120,7 @@ def layer_norm_for_rms_norm(x: F32, gain: F32, epsilon: float) -> Array:
 
 @of_norm("C2 C3")
 def normed_in_half(x: F32, gain: F32, epsilon: float) -> Array:
-    """Rows are rounded to float16 before they meet the gain."""
+    """Rows are rounded to float16 before they are multiplied by the gain."""
     with np.errstate(all="ignore"):
         return np.asarray(half(normed(x, np.ones_like(gain), right(x, epsilon))).astype(np.float64) * gain)
 
@@ -133,13 +133,13 @@ def gain_left_out(x: F32, gain: F32, epsilon: float) -> Array:
 
 @of_norm("C1 C2 C3")
 def gain_plus_one(x: F32, gain: F32, epsilon: float) -> Array:
-    """The gain is taken for one that was stored less 1."""
+    """The gain is read as one that was stored minus 1."""
     return normed(x, gain + 1, right(x, epsilon))
 
 
 @of_norm("C5", verdicts=MOVES)
 def norm_one_step_for_all_rows(x: F32, gain: F32, epsilon: float) -> Array:
-    """Rows are rounded with one step, so each depends on all."""
+    """All rows are rounded with one common step, so each depends on all."""
     return normed(in_steps(x), gain, right(in_steps(x), epsilon))
 
 
@@ -170,12 +170,12 @@ def gated(activation: Activation) -> Function:
 
 
 def of_all_elements(activation: Activation) -> Function:
-    """Gates are rounded with one step, that of the largest of all."""
+    """Gates are rounded with one common step, from the largest of all."""
     return lambda gate, up: gated(activation)(in_steps(gate), up)
 
 
 def without_nan(activation: Activation) -> Function:
-    """What is not finite becomes 0 first."""
+    """Non-finite numbers become 0 first."""
     return lambda gate, up: gated(activation)(finite(gate), finite(up))
 
 
@@ -196,7 +196,7 @@ of_unit.add("silu-of-both", "The activation is applied to up as well.", "C2", jo
 of_unit.add("up-left-out", "The result is not multiplied by up.", "C2", joined(silu, np.ones_like))
 of_unit.add(
     "swiglu-one-step-for-all",
-    "Gates are rounded with one step, so each element depends on all.",
+    "All gates are rounded with one common step, so each element depends on all.",
     "C4",
     of_all_elements(silu),
     verdicts=MOVES,
@@ -204,27 +204,27 @@ of_unit.add(
 of_unit.add("swiglu-hides-nan", "NaN and infinity become zero on the way.", "C5", without_nan(silu))
 
 of_silu = of_operation(DEFECTS, "blocks.swiglu", gated)
-of_silu.add("swiglu-without-sigmoid", "Gate and up are multiplied as they are.", "C1 C2", lambda a: a)
+of_silu.add("swiglu-without-sigmoid", "Gate and up are multiplied without an activation.", "C1 C2", lambda a: a)
 of_silu.add("sigmoid-for-silu", "The sigmoid is not multiplied by the gate.", "C1 C2", logistic)
 of_silu.add("sigmoid-of-minus", "The sigmoid is that of minus the gate.", "C2", lambda a: a * logistic(-a))
 of_silu.add("relu-for-silu", "The activation is a ReLU.", "C2", relu)
 of_silu.add("geglu-for-swiglu", "The activation is a GELU.", "C2", gelu)
 of_silu.add(
     "hard-swish-for-silu",
-    "The sigmoid is replaced by straight lines.",
+    "The sigmoid is replaced by a piecewise linear function.",
     "C2",
     lambda a: a * np.clip(a + 3, 0, 6) / 6,
 )
 of_silu.add("swiglu-overflows", "silu is a e^a / (1 + e^a), NaN for large a.", "C1 C2 C3", by_exponential)
 of_silu.add(
     "exponent-clamped",
-    "e^-a is kept from overflowing by a clamp, under which silu falls without end.",
+    "e^-a is clamped against overflow, so that silu decreases without limit below the clamp.",
     "C1 C3",
     lambda a: a / (1 + np.exp(np.minimum(-a, 88))),
 )
 of_silu.add(
     "silu-in-half",
-    "The activation is rounded to float16 before it meets up.",
+    "The activation is rounded to float16 before it is multiplied by up.",
     "C2",
     lambda a: half(silu(a)).astype(np.float64),
 )
@@ -239,6 +239,6 @@ def sigmoid_by_tanh(a: F64) -> Array:
 
 @of_silu("C2")
 def power_of_a_rounded_product(a: F64) -> Array:
-    """e^a is 2 to a product rounded to float32."""
+    """e^a is computed as 2 to the power of a product that was rounded to float32."""
     power = np.exp2(-a.astype(np.float32) * np.float32(np.log2(np.e)))
     return np.asarray(a / (1 + power.astype(np.float64)))

@@ -22,7 +22,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def unshifted(kind: type[np.floating[Any]]) -> Callable[[Array], Array]:
-    """The exponentials of scores as they are, in this dtype: those of float32 overflow at 89."""
+    """The exponentials of unshifted scores in this dtype; in float32 they overflow at 89."""
 
     def probabilities(scores: Array) -> Array:
         with np.errstate(all="ignore"):
@@ -57,7 +57,7 @@ def minus_infinity_clamped(scores: F32) -> Array:
 
 @of_softmax("C2")
 def base_2_before_the_difference(scores: F32) -> Array:
-    """Scores and the largest are each multiplied by log2 e and rounded before one is taken from the other."""
+    """Each score and the largest are multiplied by log2 e and rounded before they are subtracted."""
     base = scores * np.float32(np.log2(np.e))
     powers = np.exp2((base - base.max(axis=1, keepdims=True)).astype(np.float64))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True), np.float32)
@@ -78,7 +78,7 @@ def last_share_is_the_rest(scores: F32) -> Array:
 
 
 def undivided(scores: Array) -> Array:
-    """Exponentials of what is left of scores without the largest of their row."""
+    """The exponentials of scores minus the largest of their row."""
     with np.errstate(all="ignore"):
         wide = scores.astype(np.float64)
         return np.asarray(np.exp(wide - wide.max(axis=-1, keepdims=True)))
@@ -89,23 +89,24 @@ of_softmax.add("softmax-not-divided", "Exponentials are not divided by their sum
 
 @of_softmax("C2")
 def powers_of_2(scores: F32) -> Array:
-    """Powers are of 2 and not of e."""
+    """Powers of 2 are used instead of powers of e."""
     return softmax(scores.astype(np.float64) * np.log(2.0))
 
 
 @of_softmax("C2 C3", verdicts=MOVES)
 def softmax_along_columns(scores: F32) -> Array:
-    """Columns sum to 1, and not rows."""
+    """Columns sum to 1 instead of rows."""
     return softmax(scores.astype(np.float64).T).T
 
 
-# **Attention**, with one thing at a time to be replaced.
+# **Attention**, in which one step at a time can be replaced.
 
 
 def visible(
     tokens: int, length: int, window: int | None, ahead: int = 0, back: int = 0, start: int | None = None
 ) -> Mask:
-    """T × S: the tokens that each token sees; `ahead` and `back` are tokens too many, `start` the first position."""
+    """A mask, T × S, of the tokens that each token sees; `ahead` and `back` are extra tokens, `start` the first
+    position."""
     position = (length - tokens if start is None else start) + np.arange(tokens)[:, None]
     u = np.arange(length)
     seen = u <= position + ahead
@@ -141,11 +142,11 @@ def attend(
         values: see `queries`.
         window: see `queries`.
         see: which tokens a token sees.
-        query: the head of queries that gives result h.
+        query: the query head that gives result h.
         head: the key-value head that it reads.
-        value_head: the same for values, where that is another one.
+        value_head: the same for values, if it differs.
         scale: of scores.
-        masked: the scores of tokens that are seen, and of others.
+        masked: the scores of visible and of hidden tokens.
         probabilities: the softmax.
         of_operands: how long contexts round queries and keys.
         of_probabilities: how they round probabilities.
@@ -184,12 +185,12 @@ of_attend.add(
 
 
 def added(number: float) -> Callable[[F64, Mask], F64]:
-    """A mask that adds a number to the scores that it hides."""
+    """A mask that adds a number to hidden scores."""
     return lambda scores, mask: np.where(mask, scores, scores + number)
 
 
 def replaced(number: float) -> Callable[[F64, Mask], F64]:
-    """A mask that gives what it hides a number for a score."""
+    """A mask that sets hidden scores to a number."""
     return lambda scores, mask: np.where(mask, scores, number)
 
 
@@ -224,7 +225,7 @@ of_attend.add(
 )
 of_attend.add(
     "keys-of-first-head",
-    "Values go by group, and keys are always of the first.",
+    "Values are read by group, but keys always from the first head.",
     "C3",
     replacing(head=lambda h, heads, groups: 0, value_head=lambda h, heads, groups: h * groups // heads),
 )
@@ -267,7 +268,7 @@ def window_ignored(tokens: int, length: int, window: int | None) -> Mask:
 
 @of_sight("C1 C3 C4", verdicts=MOVES)
 def mask_left_out(tokens: int, length: int, window: int | None) -> Mask:
-    """A token sees all that come after it."""
+    """A token sees all later tokens."""
     return visible(tokens, length, window, ahead=length)
 
 
@@ -276,6 +277,6 @@ def own_token_hidden(tokens: int, length: int, window: int | None) -> Mask:
     """A token does not see itself."""
     seen = visible(tokens, length, window)
     position = np.arange(length - tokens, length)
-    lonely = seen.sum(axis=1) == 1  # the first has no other
+    lonely = seen.sum(axis=1) == 1  # the first token has no other
     seen[~lonely, position[~lonely]] = False
     return seen

@@ -25,20 +25,20 @@ from lowbit_conformance.defects.defect import Defect, Function
 
 
 def right(operation: str) -> Function:
-    """A right function of an operation, quick where the reference is slow."""
+    """A right function for an operation, which is fast where the reference is slow."""
     own = steps.RIGHT.operations() | {integers.OPERATION: integers.product}
     return own[operation] if operation in own else OPERATIONS[operation].reference
 
 
 def rounded(operation: str, result: Any, inputs: str = "float32") -> Any:
-    """The result as a backend gives it: in the type of its inputs where the reference answers in float64."""
+    """The result in a backend's type: that of the inputs if the reference returns float64."""
     if OPERATIONS[operation].promise is not Promise.BOUNDED or not isinstance(result, np.ndarray):
         return result
     return in_type(result, inputs) if result.dtype == np.float64 or inputs == "float32" else result
 
 
 class BankLinear(PreparedLinear):
-    """Weights as the defect makes them, multiplied as it multiplies."""
+    """Weights and products with the defect."""
 
     def __init__(self, owner: "BankBackend", matrix: QuantizedMatrix) -> None:
         super().__init__(owner.name, matrix.rows, matrix.columns, matrix.nbytes)
@@ -77,14 +77,14 @@ class BankBackend(Backend):
     """A backend with one defect.
 
     Attributes:
-        defect: the one.
+        defect: the defect.
     """
 
     def __init__(self, defect: Defect) -> None:
         self.defect, self.name = defect, f"bank:{defect.name}"
 
     def roundings(self) -> Roundings:
-        """What it declares of its sums."""
+        """The roundings of its sums that it declares."""
         return any_order
 
     def capabilities(self) -> Capabilities:
@@ -128,5 +128,9 @@ class Control(Defect):
 
 
 CONTROL = Control(
-    "none", "No mistake: the control, which must pass.", (), verdicts=(), inputs=("float32", "float16", "bfloat16")
+    "none",
+    "No mistake: this is the control, which must pass.",
+    (),
+    verdicts=(),
+    inputs=("float32", "float16", "bfloat16"),
 )

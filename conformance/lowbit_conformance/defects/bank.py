@@ -61,7 +61,7 @@ MODULES = (*PRODUCTS, *CACHES, *LAYERS, *FORMATS, *DEEP)
 
 
 def gathered(defects: Iterable[Defect]) -> dict[str, Defect]:
-    """Defects by their names.
+    """Defects by name.
 
     Raises:
         ValueError: two have the same name.
@@ -79,10 +79,10 @@ BANK: Mapping[str, Defect] = MappingProxyType(gathered(defect for module in MODU
 
 
 def defect_of(name: str, known: Mapping[str, Defect] = BANK) -> Defect:
-    """The defect of this name; that of ``none`` is the control, which has no defect.
+    """The defect with this name; ``none`` is the control, which has no mistake.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: there is no such defect.
     """
     if name == CONTROL.name:
         return CONTROL

@@ -27,7 +27,7 @@ of_load = of_operation(DEFECTS, "bfp.load")
 
 
 def decode(blocks: Blocks, exponents: Array | None = None) -> F32:
-    """Right, unless other exponents are given."""
+    """Decode blocks; right unless other exponents are given."""
     e = (blocks.exponents if exponents is None else exponents).astype(np.int64)
     each = np.repeat(e, blocks.format.block, axis=1)[:, : blocks.columns]
     with np.errstate(over="ignore", under="ignore"):
@@ -64,7 +64,7 @@ def exponent_one_low_in_decode(blocks: Blocks) -> F32:
 
 @of_decode("C1")
 def exponent_of_first_block(blocks: Blocks) -> F32:
-    """All blocks of a row have the exponent of the first."""
+    """All blocks of a row use the exponent of the first."""
     return decode(blocks, np.repeat(blocks.exponents[:, :1], blocks.exponents.shape[1], axis=1))
 
 
@@ -80,7 +80,7 @@ def dot(
     narrow: Callable[[I64], I64] = lambda products: products.sum(axis=-1),
     joined: Callable[[I64, I64], I64] = np.add,
 ) -> BlockSums:
-    """Sums of products of mantissas; `narrow` adds them up, `joined` makes one exponent of two."""
+    """Sums of products of mantissas; `narrow` adds the products, `joined` combines two exponents."""
     sums = []
     for span in a.format.spans(a.columns):
         sums.append(narrow(a.mantissas[:, None, span].astype(np.int64) * b.mantissas[None, :, span].astype(np.int64)))
@@ -89,14 +89,14 @@ def dot(
 
 
 def saturating(products: I64) -> I64:
-    """Pairs of products are added in 16 bits, and stop at the end of them."""
+    """Pairs of products are added in 16 bits and saturate."""
     odd = products.shape[-1] % 2
     padded = np.concatenate([products, np.zeros_like(products[..., :odd])], axis=-1)
     return np.asarray(np.clip(padded[..., 0::2] + padded[..., 1::2], -(2**15), 2**15 - 1).sum(axis=-1))
 
 
 def wrapping(dtype: Any, products: I64) -> I64:
-    """The sum, kept in a type."""
+    """The sum, wrapped in a type."""
     return np.asarray(products.sum(axis=-1).astype(dtype), np.int64)
 
 
@@ -126,7 +126,8 @@ def terms(blocks: BlockSums) -> F64:
 
 
 def total(blocks: BlockSums, order: int = 1, rounded: bool = False) -> F32:
-    """Block by block in float32, backwards if `order` is −1; with each block rounded to float32 first if asked."""
+    """The total of blocks in float32, from the last if `order` is −1; on request each block is rounded to float32
+    first."""
     y = np.zeros(blocks.sums.shape[:2], np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for number in range(blocks.sums.shape[2])[::order]:
@@ -249,7 +250,7 @@ of_load.add(
 )
 of_dot.add(
     "exponents-subtracted",
-    "The exponents of a product are subtracted and not added.",
+    "The exponents of a product are subtracted instead of added.",
     "C2",
     partial(dot, joined=np.subtract),
 )

@@ -15,11 +15,11 @@ of_cast = of_operation(DEFECTS, "bfp.cast")
 
 MX_BLOCKS = "https://github.com/DeepWok/mase/pull/321"
 
-# **Casting**, all blocks at once, with one thing at a time to be replaced.
+# **Casting**, all blocks at once, in which one step at a time can be replaced.
 
 
 def away(x: F64) -> F64:
-    """Ties away from zero."""
+    """Round ties away from zero."""
     return np.sign(x) * np.floor(np.abs(x) + 0.5)
 
 
@@ -29,7 +29,7 @@ def power(largest: F64) -> I64:
 
 
 def logarithm(largest: F64) -> I64:
-    """The same by a logarithm in float32, which rounds up to a whole number too early."""
+    """The same by a float32 logarithm, which rounds up to an integer too early."""
     with np.errstate(divide="ignore"):
         return np.floor(np.log2(largest.astype(np.float32), dtype=np.float32)).astype(np.int64) + 1
 
@@ -44,7 +44,8 @@ def cast(
     clamp: str = "first",
     of_zeros: int | None = None,
 ) -> Blocks:
-    """Blocks; `shift` goes to the exponent, `least` to the lowest mantissa, `clamp` says when exponents are clamped."""
+    """Cast blocks; `shift` is added to the exponent, `least` to the lowest mantissa, and `clamp` says when exponents
+    are clamped."""
     rows, columns = x.shape
     count = format.blocks(columns)
     padded = np.zeros((rows, count * format.block))
@@ -62,7 +63,7 @@ def cast(
 
 
 def blocks_of(mantissas: Array, exponents: Array, format: Format) -> Blocks:
-    """Blocks without the checks of their construction."""
+    """Blocks, constructed without checks."""
     return unchecked(
         Blocks,
         mantissas=np.ascontiguousarray(mantissas).astype(format.dtype),
@@ -88,7 +89,7 @@ def exponent_grows_instead_of_saturating(x: F32, format: Format) -> Blocks:
 @of_cast("C1", MX_BLOCKS)
 def blocks_cross_rows(x: F32, format: Format) -> Blocks:
     """Blocks are cut from the matrix as one run, across its rows."""
-    # Each row keeps the exponents of the runs that its blocks begin in.
+    # Each row keeps the exponents of the runs in which its blocks begin.
     rows, columns = x.shape
     flat = cast(x.reshape(1, -1), format)
     starts = np.arange(rows)[:, None] * columns + np.arange(format.blocks(columns)) * format.block
@@ -155,7 +156,7 @@ of_cast.add(
 )
 of_cast.add(
     "mantissas-rounded-down",
-    "Mantissas are rounded down and not to the nearest.",
+    "Mantissas are rounded down instead of to nearest.",
     "C2",
     partial(cast, rounded=np.floor),
 )

@@ -35,14 +35,14 @@ def numbers_of(read: Read | None, part: Stored, head_dim: int) -> F64:
 def attend(
     of_keys: Read | None, of_values: Read | None, q: Array, keys: Stored, values: Stored, w: Any = None
 ) -> Array:
-    """Attention with keys or values that are read wrong."""
+    """Attention with keys or values that are read wrongly."""
     with np.errstate(all="ignore"):
         own = numbers_of(of_keys, keys, q.shape[2]), numbers_of(of_values, values, q.shape[2])
         return in_type(attended(q.astype(np.float64), *own, w), q.dtype.name)
 
 
 def scaled(factor: Callable[[int, int, int], float], q: Array, keys: Stored, values: Stored, w: Any = None) -> Array:
-    """Scores with another scale, of the size of a head, and the numbers of heads of queries and of keys."""
+    """Scores with another scale, a function of the head size and of the numbers of query and key heads."""
     with np.errstate(all="ignore"):
         own = numbers_of(None, keys, q.shape[2]), numbers_of(None, values, q.shape[2])
         scale = factor(q.shape[2], q.shape[1], len(own[0]))
@@ -59,7 +59,7 @@ def heads_in(order: Callable[[Array, int, int], Array], q: Array, keys: Stored, 
 
 
 def windowed(by: int, q: Array, keys: Stored, values: Stored, w: Any = None) -> Array:
-    """A window of more or fewer tokens.
+    """A window with more or fewer tokens.
 
     Raises:
         ValueError: there is no such window.
@@ -70,7 +70,7 @@ def windowed(by: int, q: Array, keys: Stored, values: Stored, w: Any = None) -> 
 
 
 def seeing(end: Callable[[int, int, int], int], q: Array, keys: Stored, values: Stored, w: Any = None) -> Array:
-    """Query i of T sees the tokens up to another end than S - T + i + 1, of S.
+    """Query i of T sees the tokens up to an end other than S - T + i + 1, of S.
 
     Raises:
         ValueError: a query would see no token.
@@ -87,7 +87,7 @@ def seeing(end: Callable[[int, int, int], int], q: Array, keys: Stored, values: 
 
 
 def with_fields_of(role: str, for_keys: bool, q: Array, keys: Stored, values: Stored, w: Any = None) -> Array:
-    """Keys or values with the fields of one role of the other.
+    """Keys or values with the fields of one role taken from the other.
 
     Raises:
         ValueError: they have no such field in common.
@@ -119,7 +119,7 @@ SCALES: tuple[tuple[str, Callable[[int, int, int], float]], ...] = (
     ("divided by the root of 128", lambda d, h, g: 1 / float(np.sqrt(128))),
     ("negated", lambda d, h, g: -1 / float(np.sqrt(d))),
     ("in base 2: they are multiplied by the logarithm of e", lambda d, h, g: float(np.log2(np.e) / np.sqrt(d))),
-    ("in base 2: the logarithm of e is forgotten", lambda d, h, g: float(np.log(2) / np.sqrt(d))),
+    ("in base 2: the factor log2 e is missing", lambda d, h, g: float(np.log(2) / np.sqrt(d))),
 )
 HEADS: tuple[tuple[str, Callable[[Array, int, int], Array]], ...] = (
     ("j mod G", lambda j, h, g: j % g),
@@ -131,7 +131,7 @@ HEADS: tuple[tuple[str, Callable[[Array, int, int], Array]], ...] = (
 
 
 def kinds(format: str) -> Iterator[tuple[str, str, Read]]:
-    """What may be wrong in the numbers of a format."""
+    """Mistakes in the numbers of a format."""
     yield from ((name, cause, change) for name, (cause, change) in DECODES.items())
     yield from of_numbers()
     yield from of_fields(format)
@@ -140,7 +140,7 @@ def kinds(format: str) -> Iterator[tuple[str, str, Read]]:
 
 
 def ways() -> Iterator[tuple[str, str, Way]]:
-    """What may be wrong whatever the format."""
+    """Mistakes that do not depend on the format."""
     for role, said in (("scale", "scales"), ("zero", "zeros or minima"), ("codes", "codes")):
         for for_keys, own, other in ((True, "Keys", "values"), (False, "Values", "keys")):
             cause = f"{own} have the {said} of {other}."
@@ -173,7 +173,7 @@ def members(keys: str, values: str) -> tuple[Defect, ...]:
 
 
 def of_caches(failures: list[Any], operation: str) -> tuple[Defect, ...]:
-    """The members for the formats of failures, if these have one pair of formats."""
+    """The members for the formats of failures, if all failures have the same pair."""
     if operation != OPERATION:
         return ()
     formats = {(each.arguments[1].format, each.arguments[2].format) for each in failures}

@@ -31,7 +31,7 @@ def ties_away(numbers: Array) -> Array:
 
 
 def fraction_doubled(numbers: Array) -> Array:
-    """Ties away from zero by the fraction alone: no sum rounds what lies just below a half."""
+    """Round ties away from zero by the fraction alone, so that no sum rounds numbers just below a half."""
     whole = np.trunc(numbers)
     return np.asarray(whole + np.trunc(2 * (numbers - whole)))
 
@@ -46,13 +46,13 @@ def of_column(x: F32) -> F32:
 
 
 def signed(least: float, x: F32) -> F32:
-    """The largest number, and no less than a limit."""
+    """The largest number, but at least a limit."""
     found: F32 = np.maximum(x.max(axis=-1, keepdims=True), np.float32(least))
     return found
 
 
 def zero_for_zero(quotient: Callable[[F32, F32], Array], numbers: F32, d: F32) -> Array:
-    """A quotient that is 0 where the scale is."""
+    """A quotient that is 0 if the scale is 0."""
     with np.errstate(all="ignore"):
         return np.asarray(np.where(d == 0, np.float32(0), quotient(numbers, d)))
 
@@ -67,7 +67,7 @@ def clamped(levels: int, integer: Callable[[Array], Array], numbers: Array) -> A
 
 
 def wrapped(integer: Callable[[Array], Array], numbers: Array) -> Array:
-    """The lowest byte of an integer of 32 bits; 0 of what is too large for one, as x86 converts it."""
+    """The lowest byte of a 32-bit integer; 0 for numbers that are too large for one, as on x86."""
     whole = integer(numbers)
     return np.asarray(np.where(np.abs(whole) < 2.0**31, (whole + 128) % 256 - 128, 0))
 
@@ -78,7 +78,7 @@ ROUNDED: tuple[tuple[str, str, Callable[[Array], Array]], ...] = (
     ("", "", fraction_doubled),
     ("cast-truncates", "Codes are rounded towards zero.", np.trunc),
     ("cast-rounds-down", "Codes are rounded down.", np.floor),
-    ("cast-half-added-to-all", "A half is added to negative numbers as well, before codes are truncated.", half_added),
+    ("cast-half-added-to-all", "Codes are truncated after 1/2 is added, to negative numbers as well.", half_added),
 )
 LEASTS = (-np.inf, 0.0, 1e-10)
 OF_SIGNED: tuple[Callable[[F32], F32], ...] = (not_absolute, *(partial(signed, least) for least in LEASTS))
@@ -97,13 +97,13 @@ SEEN: tuple[tuple[str, str, Callable[[F32], F32]], ...] = (
 
 
 def single(mistakes: Iterator[tuple[str, str]]) -> tuple[str, str] | None:
-    """The one mistake of several steps; None if there is none, or more than one."""
+    """The single mistake among several steps; None if there is none, or more than one."""
     found = [each for each in mistakes if each[0]]
     return found[0] if len(found) == 1 else None
 
 
 def of_casts(operation: str) -> Iterator[Defect]:
-    """All members: one step is wrong, the others are any of the right ones; what is too large may wrap in a byte."""
+    """All members: one step is wrong, the others are right in any allowed way; too large codes may wrap in a byte."""
     if operation != OPERATION:
         return
     for scale in SCALED:

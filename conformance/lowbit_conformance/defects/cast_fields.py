@@ -36,7 +36,7 @@ _casts: deque[tuple[Array, str, str, Options, Stored]] = deque(maxlen=REMEMBERED
 
 
 def right_cast(x: F32, format: str, options: Options, choice: str) -> Stored:
-    """A right cast; hundreds of changes are tried on it, and it is computed once."""
+    """A right cast, cached because hundreds of changes are tried on it."""
     for own, name, chosen, sizes, found in _casts:
         if own is x and (name, chosen, sizes) == (format, choice, options):
             return found
@@ -46,7 +46,7 @@ def right_cast(x: F32, format: str, options: Options, choice: str) -> Stored:
 
 
 def written(choice: str, name: str, change: Written, x: F32, format: str, options: Options = ()) -> Stored:
-    """A cast with one field written otherwise."""
+    """A cast with one field written differently."""
     right = right_cast(x, format, options, choice)
     fields = dict(right.table.fields_of(right.by_name))
     row = next(each for each in right.table.fields if each.name == name)
@@ -57,7 +57,7 @@ def written(choice: str, name: str, change: Written, x: F32, format: str, option
 
 
 def negated(choice: str, x: F32, format: str, options: Options = ()) -> Stored:
-    """A scale with the other sign, and codes and sums that fit it."""
+    """A scale with the opposite sign, and matching codes and sums."""
     right = right_cast(x, format, options, choice)
     fields = dict(right.table.fields_of(right.by_name))
     for row in right.table.fields:
@@ -75,7 +75,7 @@ def inside(order: Order, row: Field, array: Array, weights: Stored) -> Array:
 
 
 def of_field_of_codes(row: Field) -> Iterator[tuple[str, str, Written]]:
-    """Other orders of the codes of an integer."""
+    """Other orders of the codes in an integer."""
     if row.role not in ("codes", "zero") or row.dtype in FLOATS or row.numpy_dtype.kind not in "iu":
         return
     for name, words, order in (*INSIDE, *NIBBLES):
@@ -86,7 +86,7 @@ def of_fields(format: str) -> Named:
     table = FORMATS[format]
     choices = tuple(table.encode)[:MOST_CHOICES]
     for choice in choices:
-        cause = "The scale has the other sign, and so have the codes."
+        cause = "The scale and the codes have the opposite sign."
         yield "cast-scale-and-codes-negated", cause, partial(negated, choice)
     for row in table.fields:
         for name, words, change in (*of_field_of_codes(row), *of_field(row, table.block is not None)):
@@ -107,7 +107,7 @@ FP8_AXES = {"fp8-channel": 1, "fp8-tensor": None}
 
 
 def in_fp8(levels: int, quotient: Callable[..., Array], x: F32, format: str, options: Options = ()) -> Stored:
-    """A cast to FP8 with a scale of the largest magnitude over another number.
+    """A cast to FP8 with a scale that is the largest magnitude over another number.
 
     Raises:
         ValueError: the format has other scales.
@@ -145,7 +145,7 @@ def in_kivi(
     format: str,
     options: Options = (),
 ) -> Stored:
-    """A cast to KIVI's groups with another number of levels, or with other roundings of codes.
+    """A cast to KIVI's groups with another number of levels or another rounding of codes.
 
     Raises:
         ValueError: the format has no such groups.

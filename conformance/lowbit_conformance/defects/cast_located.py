@@ -19,11 +19,11 @@ from lowbit_conformance.defects.places import right_answer
 
 SAID = 3
 SAME = 2.0**-9
-"""Of a factor: so far may factors of numbers lie apart that were rounded to 16 bits."""
+"""Relative difference allowed between the factors of numbers that were rounded to 16 bits."""
 
 
 def wrong_fields(given: Stored, right: Stored) -> list[str]:
-    """The names of fields whose numbers are other ones."""
+    """The names of fields whose numbers are wrong."""
     ours, theirs = (each.table.fields_of(each.by_name) for each in (given, right))
     return [
         row.name
@@ -44,7 +44,7 @@ def nearest_choice(failures: list[Any]) -> tuple[str, list[str]]:
         names: list[str] = []
         try:
             rights = rights_of(failures, choice)
-        except ArgumentError:  # a scale that this choice cannot keep
+        except ArgumentError:  # a scale that this choice cannot store
             continue
         for each, right in zip(failures, rights, strict=True):
             names += [name for name in wrong_fields(each.given, right) if name not in names]
@@ -58,13 +58,13 @@ def rights_of(failures: list[Any], choice: str) -> list[Stored]:
 
 
 def of_field(given: Stored, right: Stored, name: str) -> tuple[F64, F64]:
-    """The numbers of a field that came back, and the right ones, in a row."""
+    """The returned numbers of a field and the right ones, both flat."""
     ours, theirs = (np.asarray(each.table.fields_of(each.by_name)[name]) for each in (given, right))
     return ours.astype(np.float64).reshape(-1), theirs.astype(np.float64).reshape(-1)
 
 
 def factor_of(pairs: list[tuple[F64, F64]]) -> float | None:
-    """The factor by which all numbers are too large; None if they have none in common."""
+    """The factor by which all numbers are too large; None if there is no common factor."""
     ours, theirs = (np.concatenate(each) for each in zip(*pairs, strict=True))
     there = (theirs != 0) & np.isfinite(ours) & np.isfinite(theirs)
     if not there.any() or (ours[~there & np.isfinite(theirs)] != 0).any():
@@ -76,7 +76,7 @@ def factor_of(pairs: list[tuple[F64, F64]]) -> float | None:
 
 
 def said_of(name: str, pairs: list[tuple[F64, F64]]) -> str:
-    """What stands in a field in place of right numbers."""
+    """What a field contains in place of the right numbers."""
     factor = factor_of(pairs)
     if factor is not None:
         return f"all of {name} are {factor:.5g} times what is right"
@@ -89,7 +89,7 @@ def said_of(name: str, pairs: list[tuple[F64, F64]]) -> str:
 
 
 def replayed(failures: list[Any], *given: Any, **choices: Any) -> Any:
-    """What came back, and right results for other arguments."""
+    """The returned result; right results for other arguments."""
     for each in failures:
         if len(each.arguments) == len(given) and all(map(lambda a, b: a is b, each.arguments, given)):
             return each.given

@@ -11,7 +11,7 @@ import numpy as np
 from lowbit.arrays import F64, Array
 
 Rule = Callable[[F64], F64]
-"""Of numbers, tokens x runs x numbers of a run: what has the largest code, tokens x runs."""
+"""From numbers, tokens x runs x numbers of a run, to the magnitude that gets the largest code, tokens x runs."""
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FLOORS = (1e-12, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
@@ -34,7 +34,7 @@ def over_tokens(numbers: F64) -> F64:
 
 
 def of_channels(all_alike: bool, numbers: F64) -> F64:
-    """The largest of all tokens in one channel: token t has that of channel t, or all have that of the first."""
+    """The largest of all tokens in one channel: token t uses channel t, or all use the first channel."""
     channels = np.abs(numbers).max(axis=0).reshape(-1)
     count = numbers.shape[0] * numbers.shape[1]
     return (np.full(count, channels[0]) if all_alike else np.resize(channels, count)).reshape(numbers.shape[:2])
@@ -49,7 +49,7 @@ def of_whole_token(numbers: F64) -> F64:
 
 
 def of_some(kept: Callable[[Array, int], Array], numbers: F64) -> F64:
-    """The largest of some places of each run.
+    """The largest number at some places of each run.
 
     Raises:
         ValueError: there are none.
@@ -62,7 +62,7 @@ def of_some(kept: Callable[[Array, int], Array], numbers: F64) -> F64:
 
 
 def of_powers(rounded: Callable[[F64], F64], top: float, numbers: F64) -> F64:
-    """What gives a scale that is a power of two."""
+    """The magnitude that gives a scale that is a power of two."""
     most = largest(numbers)
     with np.errstate(all="ignore"):
         return np.where(most == 0, 0.0, top * np.exp2(rounded(np.log2(most / top))))
@@ -77,8 +77,8 @@ def added(least: float, numbers: F64) -> F64:
 
 
 STATISTICS: tuple[tuple[str, str, Rule], ...] = (
-    ("maximum-of-signed", "the largest number, whatever the magnitude of negative ones", lambda a: a.max(axis=-1)),
-    ("minimum-of-signed", "the least number without its sign", lambda a: np.abs(a.min(axis=-1))),
+    ("maximum-of-signed", "the largest number, ignoring the magnitude of negative ones", lambda a: a.max(axis=-1)),
+    ("minimum-of-signed", "the magnitude of the least number", lambda a: np.abs(a.min(axis=-1))),
     ("range", "the range of numbers, from the least to the largest", lambda a: np.ptp(a, axis=-1)),
     ("half-the-range", "half of the range of numbers", lambda a: np.ptp(a, axis=-1) / 2),
     ("mean-magnitude", "the mean magnitude", lambda a: np.abs(a).mean(axis=-1)),
@@ -121,7 +121,7 @@ POWERS: tuple[tuple[str, str, Callable[[F64], F64]], ...] = (
 
 
 def rules(top: float) -> Iterator[tuple[str, str, Rule]]:
-    """Names, what stands for the largest magnitude, and how it is found."""
+    """For each rule a name, the description of what replaces the largest magnitude, and a function."""
     yield "one-scale", "the largest magnitude of all numbers", of_everything
     yield "scale-of-row", "the largest magnitude of all runs of a token", of_whole_token
     yield "scale-of-all-rows", "the largest magnitude over all tokens, run by run", over_tokens
@@ -147,11 +147,11 @@ def rules(top: float) -> Iterator[tuple[str, str, Rule]]:
         yield "magnitude-and-a-number", f"the largest magnitude plus {least:g}", partial(added, least)
 
 
-# **What is stored** as a scale, where codes are right.
+# **What is stored** as a scale, if codes are right.
 
 
 def over_largest(above: float | None, at_zero: float, top: float, numbers: F64) -> F64:
-    """A number, or the largest code, over the largest magnitude; another number where that is 0."""
+    """A number, or the largest code, over the largest magnitude; another number if that is 0."""
     most = largest(numbers)
     with np.errstate(all="ignore"):
         return np.where(most == 0, at_zero, (top if above is None else above) / most)

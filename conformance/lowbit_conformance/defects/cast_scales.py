@@ -24,19 +24,19 @@ from lowbit_conformance.defects.casts import Options
 from lowbit_conformance.defects.defect import Defect, arithmetical
 
 CLOSE = 2.0**-20
-"""Of a number of float32 that was computed in one of several orders."""
+"""Relative error of a float32 number that was computed in any of several orders."""
 INTEGER_TOP, FLOAT_TOP = 127.0, 448.0
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A cast, or what came back of one.
+    """A cast, or the result of one.
 
     Attributes:
-        numbers: that were cast: tokens x runs x numbers of a run, padded with zeros.
-        scales: tokens x runs; with a sign where blocks have one.
+        numbers: the cast numbers: tokens x runs x numbers of a run, padded with zeros.
+        scales: tokens x runs; with a sign if blocks have one.
         codes: like the numbers.
-        whole: whether sums that the format keeps are those of these codes.
+        whole: whether the stored sums, if any, are those of these codes.
     """
 
     numbers: F64
@@ -46,7 +46,7 @@ class View:
 
 
 def rows_of(format: Any) -> tuple[Field, Field] | None:
-    """The fields of scales and of codes of a format with one scale for each run of codes of 8 bits; None for others."""
+    """The fields of scales and codes of a format with one scale for each run of 8-bit codes; None for other formats."""
     scales = [row for row in format.fields if row.role == "scale"]
     codes = [row for row in format.fields if row.role == "codes"]
     if len(scales) != 1 or len(codes) != 1 or codes[0].dtype not in ("int8", "float8_e4m3fn"):
@@ -55,10 +55,10 @@ def rows_of(format: Any) -> tuple[Field, Field] | None:
 
 
 def view_of(x: Array, given: Stored) -> View:
-    """What came back beside the numbers that were cast.
+    """A result beside the numbers that were cast.
 
     Raises:
-        ValueError: the format has no one scale for each run.
+        ValueError: the format does not have one scale for each run.
     """
     table, at = given.table, given.sizes
     rows = rows_of(table)
@@ -81,7 +81,7 @@ def view_of(x: Array, given: Stored) -> View:
 
 
 def sums_fit(given: Stored, fields: dict[str, Array]) -> bool:
-    """Whether sums of codes that a format keeps are right for its codes."""
+    """Whether the stored sums of codes are right for the codes."""
     table = given.table
     if table.complete is None:
         return True
@@ -90,7 +90,7 @@ def sums_fit(given: Stored, fields: dict[str, Array]) -> bool:
 
 
 def precision(given: Stored) -> float:
-    """How far, of itself, a scale may lie from the one that was computed."""
+    """The relative distance allowed between a stored scale and the computed one."""
     rows = rows_of(given.table)
     kind = FLOATS[rows[0].dtype] if rows else FLOATS["float32"]
     return max(CLOSE, 2.0 ** -(kind.mantissa + 1))
@@ -101,24 +101,24 @@ def top_of(given: Stored) -> float:
     return INTEGER_TOP if rows and rows[1].dtype == "int8" else FLOAT_TOP
 
 
-# **Codes**: of quotients, what a kernel makes of them.
+# **Codes**: how a kernel turns quotients into codes.
 
 
 def fitting(view: View, integers: bool, read: Callable[[F64], F64], scales: F64 | None = None) -> bool:
-    """Whether codes are what `read` makes of quotients, each of which may have been rounded either way.
+    """Whether codes are `read` of the quotients, each of which may have been rounded in either direction.
 
     Args:
         view: the cast.
         integers: whether codes are integers.
-        read: of quotients.
-        scales: that numbers are divided by; those that are stored if None.
+        read: turns quotients into codes.
+        scales: the divisors of the numbers; the stored ones if None.
     """
     by = (view.scales if scales is None else np.copysign(scales, view.scales))[..., np.newaxis]
     with np.errstate(all="ignore"):
         quotients = np.where(by == 0, 0.0, view.numbers / by)
     if not np.isfinite(quotients).all():
         return False
-    if not integers:  # of FP8: half of the distance of neighbours, and saturated
+    if not integers:  # FP8: half of the distance between neighbours, saturated
         near = np.abs(view.codes - quotients.clip(-FLOAT_TOP, FLOAT_TOP))
         return bool((near <= np.maximum(np.abs(quotients) * 2.0**-4, 2.0**-10) * (1 + CLOSE)).all())
     ways = [read(quotients * (1 + by)) for by in (0.0, CLOSE, -CLOSE)]
@@ -150,8 +150,8 @@ def _half_added(numbers: F64) -> F64:
 CODES: tuple[tuple[str, str, Callable[[F64], F64]], ...] = (
     ("truncates", "rounded towards zero", np.trunc),
     ("rounds-down", "rounded down", np.floor),
-    ("half-added-to-all", "rounded towards zero after a half was added, to negative ones as well", _half_added),
-    ("rounds-up", "rounded up, as by a half that is added before they are rounded", np.ceil),
+    ("half-added-to-all", "rounded towards zero after 1/2 was added, to negative ones as well", _half_added),
+    ("rounds-up", "rounded up, as if 1/2 was added before rounding", np.ceil),
     ("rounded-away", "rounded away from zero", lambda a: np.copysign(np.ceil(np.abs(a)), a)),
     ("codes-one-higher", "one too high", lambda a: np.rint(a) + 1),
     ("codes-one-lower", "one too low", lambda a: np.rint(a) - 1),
@@ -163,14 +163,14 @@ CODES: tuple[tuple[str, str, Callable[[F64], F64]], ...] = (
     ("codes-even", "even: rounded to a multiple of 2", lambda a: 2 * np.rint(a / 2)),
     (
         "codes-unsigned",
-        "128 too high, as unsigned codes are, and wrap around",
+        "128 too high, as unsigned codes, and wrap around",
         lambda a: (np.rint(a) + 256) % 256 - 128,
     ),
 )
 
 
 def codes_of(views: list[View]) -> Iterator[tuple[str, str]]:
-    """What was done to all codes of 8-bit integers, by their scales, whatever these are."""
+    """The change that explains all 8-bit integer codes for their stored scales, right or not."""
     least, most = (end([pick(view.codes) for view in views]) for end, pick in ((min, np.min), (max, np.max)))
     bounds = ((-128, 127), (-127, 127))
     for name, words, read in CODES:
@@ -191,13 +191,16 @@ def _in_bytes(numbers: F64) -> F64:
 
 # **As defects.**
 
-ROUNDED = "inverse-of-rounded-scale", "Codes are divided by the scale that is stored, after it was rounded to its type."
-SIGNS = "sign-of-scale", "The scale has the right size, and not the sign that the number of largest magnitude gives it."
-"""Where codes fit scales of the right size."""
+ROUNDED = "inverse-of-rounded-scale", "Numbers are divided by the stored scale, after it was rounded to its type."
+SIGNS = (
+    "sign-of-scale",
+    "The scale has the right magnitude, but not the sign that the number of largest magnitude gives it.",
+)
+"""If codes fit scales of the right magnitude."""
 
 
 def divisor(views: list[View]) -> float | None:
-    """The number over which all largest magnitudes are taken; None if there is no such number."""
+    """The number by which all largest magnitudes are divided; None if there is none."""
     pairs = [(largest(view.numbers), np.abs(view.scales)) for view in views]
     most, scales = (np.concatenate([each[at].reshape(-1) for each in pairs]) for at in (0, 1))
     there = (scales > 0) & (most > 0)
@@ -218,10 +221,11 @@ def same(found: F64, scales: F64, near: float, kind: str) -> bool:
 def explained(
     failures: list[Any], rule: Rule, levels: float, x: Array, format: str, options: Options = ()
 ) -> Stored | None:
-    """What came back where it was wrong, right results where the rule gives the right scales, and nothing elsewhere."""
+    """The returned result where it was wrong, right results where the rule gives the right scales, and None
+    elsewhere."""
     for each in failures:
         if each.arguments[0] is x:
-            return each.given  # type: ignore[no-any-return]  # of a failure, which may be of any operation
+            return each.given  # type: ignore[no-any-return]  # a failure may be of any operation
     right = right_cast(x, format, options, next(iter(failures[0].right.table.encode)))
     view = view_of(x, right)
     rows = rows_of(right.table)
@@ -230,7 +234,7 @@ def explained(
 
 
 def of_scales_of_casts(failures: list[Any], operation: str) -> Iterator[Defect]:
-    """The rules that all scales follow, where codes fit them; with right scales, what was done to codes."""
+    """The rules that explain all scales if codes fit them; with right scales, the change of codes."""
     if operation != OPERATION or any(not isinstance(each.given, Stored) for each in failures):
         return
     first = failures[0].right

@@ -26,7 +26,7 @@ Options = tuple[tuple[str, int], ...]
 
 
 def stored_as(right: Stored, fields: dict[str, Array]) -> Stored:
-    """A matrix of the same kind with other fields, past the checks of its construction."""
+    """A matrix of the same kind with other fields, constructed without checks."""
     tensors = right.table.tensors_of(fields, right.sizes)
     return unchecked(
         Stored, format=right.format, rows=right.rows, columns=right.columns, tensors=tensors, options=right.options
@@ -58,7 +58,7 @@ def of_row(x: F32) -> F32:
 
 
 def not_absolute(x: F32) -> F32:
-    """The largest number, whatever the magnitude of negative ones."""
+    """The largest number, ignoring the magnitude of negative ones."""
     found: F32 = np.maximum(x.max(axis=-1, keepdims=True), np.float32(1e-9))
     return found
 
@@ -73,7 +73,7 @@ def in_float16(d: F32) -> F32:
 
 
 def divided_by(seen: Callable[[F32], F32], numbers: F32, d: F32) -> Array:
-    """The numbers over a scale."""
+    """The numbers divided by a scale."""
     return np.asarray(numbers / seen(d))
 
 
@@ -83,7 +83,7 @@ def times_the_inverse(seen: Callable[[F32], F32], numbers: F32, d: F32) -> Array
 
 
 def half_down(numbers: Array) -> Array:
-    """Ties towards minus infinity."""
+    """Round ties towards minus infinity."""
     return np.ceil(numbers - 0.5)
 
 
@@ -111,7 +111,7 @@ def in_eight(
             integer(np.nan_to_num(quotient(numbers, d), posinf=levels, neginf=-levels)).clip(-128, 127).astype(np.int8)
         )
         scales = d[..., 0].astype(fields[scale].dtype)
-    if right.format == "q8_k":  # its reference gives the number of largest magnitude the code -127
+    if right.format == "q8_k":  # the reference gives code -127 to the number of largest magnitude
         sign = np.sign(fields["d"])
         codes, scales = (codes * sign[..., None]).astype(np.int8), scales * sign
     if table.block is None:
@@ -148,7 +148,7 @@ def plus_one(row: Any, array: Array, at: Any) -> Array:
 
 
 def in_four(signed: bool, added: float, x: F32, format: str, options: Options = ()) -> Stored:
-    """A cast to Q4_0 or Q5_0 whose scale takes no sign, or whose codes are rounded by another number than a half."""
+    """A cast to Q4_0 or Q5_0 whose scale has no sign, or whose codes are rounded by a number other than 1/2."""
     right = quantized(x, format, options)
     if format not in ("q4_0", "q5_0"):
         return right
@@ -160,7 +160,7 @@ def in_four(signed: bool, added: float, x: F32, format: str, options: Options = 
 
 
 def of_all_rows(x: F32, format: str, options: Options = ()) -> Stored:
-    """The scale of a block is that of the largest numbers at its place in any row."""
+    """The scale of a block is from the largest numbers at its place in any row."""
     others = quantized(np.copysign(np.abs(x).max(axis=0), x), format, options)
     mine = quantized(x, format, options)
     fields = mine.table.fields_of(mine.by_name)
@@ -182,18 +182,18 @@ def of_powers(scaling: Callable[[F64, float], Array], x: F32, format: str, optio
 
 
 def one_higher(blocks: F64, largest: float) -> Array:
-    """The exponent of the scale is one higher than the standard's, also for a power of two."""
+    """The exponent of the scale is one higher than the standard's, even for a power of two."""
     exponents = np.frexp(np.abs(blocks).max(axis=-1))[1]
     return np.asarray((exponents - np.frexp(largest)[1] + 128).clip(0, 254), np.uint8)
 
 
 def of_mantissa(blocks: F64, largest: float) -> Array:
-    """The exponent of the scale is not lowered by that of the largest element."""
+    """The exponent of the largest element is not subtracted from that of the scale."""
     return np.asarray((np.frexp(np.abs(blocks).max(axis=-1))[1] + 126).clip(0, 254), np.uint8)
 
 
 def in_e4m3(factor: float, shared: bool, x: F32, format: str, options: Options = ()) -> Stored:
-    """A cast to FP8 whose scale is larger by a factor, or the largest of all tokens; casts to others are right."""
+    """A cast to FP8 whose scale is larger by a factor or the largest of all tokens; other casts are right."""
     right = quantized(x, format, options)
     weight = right.by_name.get("weight")
     if "weight_scale" not in right.by_name or weight is None or weight.dtype.name != "float8_e4m3fn":
@@ -224,8 +224,10 @@ of_cast.add(
 of_cast.add(
     "cast-scale-of-first", "All blocks have the scale of the first.", "C1", partial(with_fields, first, "scale")
 )
-of_cast.add("cast-sum-without-scale", "The sum of a block is that of its codes.", "C1", sum_of_codes)
-of_cast.add("cast-scale-of-all-rows", "The scale of a block takes in the same block of all rows.", "C1 C2", of_all_rows)
+of_cast.add("cast-sum-without-scale", "The stored sum of a block is that of its codes, not scaled.", "C1", sum_of_codes)
+of_cast.add(
+    "cast-scale-of-all-rows", "The scale of a block is computed over the same block of all rows.", "C1 C2", of_all_rows
+)
 of_cast.add(
     "cast-extreme-without-sign", "The scale of Q4_0 and Q5_0 is never negative.", "C1", partial(in_four, False, 0.5)
 )
@@ -237,18 +239,18 @@ of_cast.add(
 )
 of_cast.add(
     "cast-exponent-rounded-up",
-    "The exponent of an MX scale is rounded up, that of a power of two as well.",
+    "The exponent of an MX scale is rounded up, even for a power of two.",
     "C1",
     partial(of_powers, one_higher),
 )
 of_cast.add(
     "cast-exponent-of-element-forgotten",
-    "An MX scale is the exponent of the largest number itself.",
+    "An MX scale has the exponent of the largest number itself.",
     "C1",
     partial(of_powers, of_mantissa),
 )
 of_cast.add(
     "cast-fp8-by-240", "The scale is the largest magnitude over 240, not 448.", "C1", partial(in_e4m3, 448 / 240, False)
 )
-of_cast.add("cast-fp8-one-scale", "All tokens have the scale of the largest.", "C1 C2", partial(in_e4m3, 1.0, True))
+of_cast.add("cast-fp8-one-scale", "All tokens have the largest scale.", "C1 C2", partial(in_e4m3, 1.0, True))
 of_cast.add("cast-half-not-added", "Codes of Q4_0 and Q5_0 are not rounded.", "C1", partial(in_four, True, 0.0))

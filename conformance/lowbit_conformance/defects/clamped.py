@@ -15,7 +15,7 @@ DEFECTS: list[Defect] = []
 of_unit = of_operation(DEFECTS, "blocks.clamped_swiglu")
 of_cap = of_operation(DEFECTS, "blocks.soft_cap")
 
-# **The clamped unit**, with one thing at a time to be replaced.
+# **The clamped unit**, in which one step at a time can be replaced.
 
 Clamp = Callable[[F64, float], F64]
 Activation = Callable[[F64], Array]
@@ -56,31 +56,31 @@ def replacing(**replaced: Any) -> Function:
 
 for name, cause, numbers, replaced in (
     ("gate-not-clamped", "The gate is not clamped.", "C1 C2 C3", {"of_gate": lambda a, limit: a}),
-    ("up-not-clamped", "The other side is not clamped.", "C1 C2 C3", {"of_up": lambda b, limit: b}),
-    ("gate-clamped-from-below", "The gate ends at minus the limit too.", "C1 C2 C3", {"of_gate": between}),
+    ("up-not-clamped", "Up is not clamped.", "C1 C2 C3", {"of_up": lambda b, limit: b}),
+    ("gate-clamped-from-below", "The gate is also clamped at minus the limit.", "C1 C2 C3", {"of_gate": between}),
     (
         "gate-clamped-below-only",
-        "The gate ends at minus the limit, and not at it.",
+        "The gate is clamped at minus the limit instead of the limit.",
         "C1 C2 C3",
         {"of_gate": lambda a, limit: np.maximum(a, -limit)},
     ),
-    ("up-clamped-above-only", "The other side ends at the limit, and not at minus it.", "C1 C2 C3", {"of_up": below}),
+    ("up-clamped-above-only", "Up is clamped at the limit, but not at minus the limit.", "C1 C2 C3", {"of_up": below}),
     (
         "clamps-exchanged",
-        "The gate is clamped on both sides, and the other side above only.",
+        "The gate is clamped on both sides, and up only above.",
         "C1 C2 C3",
         {"of_gate": between, "of_up": below},
     ),
     (
         "limit-of-7",
-        "The limit is 7, whatever is given.",
+        "The limit is always 7.",
         "C1 C2 C3",
         {"of_gate": lambda a, limit: below(a, 7.0), "of_up": lambda b, limit: between(b, 7.0)},
     ),
-    ("clamped-without-plus-1", "1 is not added to the other side.", "C1 C2", {"joined": lambda a, b: a * b}),
+    ("clamped-without-plus-1", "1 is not added to up.", "C1 C2", {"joined": lambda a, b: a * b}),
     (
         "clamped-plus-1-to-the-gate",
-        "1 is added to the activation and not to the other side.",
+        "1 is added to the activation instead of to up.",
         "C1 C2",
         {"joined": lambda a, b: (a + 1) * b},
     ),
@@ -89,7 +89,7 @@ for name, cause, numbers, replaced in (
     ("clamped-slope-rounded", "The slope is 1.7.", "C2", {"activation": lambda a: a * logistic(1.7 * a)}),
     (
         "clamped-slope-outside",
-        "The slope multiplies the activation and not the logit.",
+        "The slope multiplies the activation instead of the logit.",
         "C1 C2",
         {"activation": lambda a: SLOPE * silu(a)},
     ),
@@ -99,7 +99,7 @@ for name, cause, numbers, replaced in (
         "C2",
         {"activation": lambda a: a * logistic(float(np.float16(SLOPE)) * a)},
     ),
-    ("clamped-by-gelu", "The activation is a GELU by a tanh.", "C2", {"activation": gelu}),
+    ("clamped-by-gelu", "The activation is the tanh approximation of GELU.", "C2", {"activation": gelu}),
     (
         "clamped-not-multiplied",
         "The activation lacks its factor, the gate.",
@@ -108,7 +108,7 @@ for name, cause, numbers, replaced in (
     ),
     (
         "clamped-in-half",
-        "The activation is rounded to float16 before it meets the other side.",
+        "The activation is rounded to float16 before it is multiplied by up.",
         "C2",
         {"activation": lambda a: half(sloped(a)).astype(np.float64)},
     ),
@@ -118,32 +118,32 @@ for name, cause, numbers, replaced in (
 
 @of_unit("C1 C2 C3")
 def clamped_after_the_sum(gate: F32, up: F32, limit: float) -> Array:
-    """The other side is clamped after 1 has been added."""
+    """Up is clamped after 1 has been added."""
     return clamped(gate, up, limit, of_up=lambda b, limit: between(b + 1, limit) - 1)
 
 
 @of_unit("C2 C3")
 def clamped_after_the_activation(gate: F32, up: F32, limit: float) -> Array:
-    """The activation is clamped and not the gate."""
+    """The activation is clamped instead of the gate."""
     return clamped(gate, up, limit, of_gate=lambda a, limit: a, activation=lambda a: np.minimum(sloped(a), limit))
 
 
 @of_unit("C1 C2")
 def clamped_exchanged(gate: F32, up: F32, limit: float) -> Array:
-    """Gate and other side are exchanged."""
+    """Gate and up are exchanged."""
     return clamped(up, gate, limit)
 
 
 @of_unit("C5")
 def clamped_hides_nan(gate: F32, up: F32, limit: float) -> Array:
-    """The minimum and the maximum of C take the limit for a NaN."""
+    """The clamp returns the limit for NaN, as minimum and maximum in C do."""
     a, b = (np.where(np.isnan(part), np.float32(limit), part) for part in (gate, up))
     return clamped(a, b, limit)
 
 
 @of_unit("C4", verdicts=MOVES)
 def clamped_one_step_for_all(gate: F32, up: F32, limit: float) -> Array:
-    """Gates are rounded with one step, so each element depends on all."""
+    """All gates are rounded with one common step, so each element depends on all."""
     return clamped(in_steps(finite(gate)), up, limit)
 
 
@@ -162,7 +162,7 @@ def clamped_overflows(gate: F32, up: F32, limit: float) -> Array:
 
 
 def capped(squashed: Callable[[F64], Array]) -> Function:
-    """The cap times this function of numbers over the cap."""
+    """The cap times a function of the numbers divided by the cap."""
 
     def cap_of(x: F32, cap: float) -> Array:
         with np.errstate(all="ignore"):
@@ -172,14 +172,14 @@ def capped(squashed: Callable[[F64], Array]) -> Function:
 
 
 of_tanh = of_operation(DEFECTS, "blocks.soft_cap", capped)
-of_tanh.add("logits-not-capped", "The numbers come back as they are.", "C1 C2 C3", lambda z: z)
+of_tanh.add("logits-not-capped", "The numbers are returned unchanged.", "C1 C2 C3", lambda z: z)
 of_tanh.add("logits-clipped", "Numbers are clipped at the cap.", "C2", lambda z: np.clip(z, -1, 1))
 of_tanh.add("logits-by-a-sigmoid", "The tanh is a sigmoid.", "C1 C2 C3", logistic)
 of_tanh.add("logits-by-a-quotient", "The tanh is z / (1 + |z|).", "C1 C2 C3", lambda z: z / (1 + np.abs(z)))
 of_tanh.add("logits-in-half", "The tanh is rounded to float16.", "C2", lambda z: half(np.tanh(z)).astype(np.float64))
 of_tanh.add(
     "logits-in-11-bits",
-    "The tanh is that of an instruction of 11 bits.",
+    "The tanh comes from an instruction with 11 bits of precision.",
     "C2",
     lambda z: tensor_float(np.tanh(z).astype(np.float32)).astype(np.float64),
 )
@@ -187,7 +187,7 @@ of_tanh.add(
 
 @of_tanh("C2")
 def logits_cancel(z: F64) -> Array:
-    """The tanh is 1 - 2 / (e^2z + 1) throughout, which cancels for small z."""
+    """The tanh is 1 - 2 / (e^2z + 1) for all z, which cancels for small z."""
     power = np.exp((2 * z).astype(np.float32))
     return np.asarray(np.float32(1) - np.float32(2) / (power + np.float32(1)), np.float64)
 
@@ -203,12 +203,12 @@ of_cap.add("logits-not-divided", "Numbers are not divided by the cap.", "C2", la
 of_cap.add(
     "logits-not-multiplied", "The tanh is not multiplied by the cap.", "C1 C2 C3", lambda x, cap: np.tanh(x / cap)
 )
-of_cap.add("logits-capped-at-30", "The cap is 30, whatever is given.", "C1 C2 C3", lambda x, cap: soft_cap(x, 30.0))
+of_cap.add("logits-capped-at-30", "The cap is always 30.", "C1 C2 C3", lambda x, cap: soft_cap(x, 30.0))
 
 
 @of_cap("C4", verdicts=MOVES)
 def logits_one_step_for_all(x: F32, cap: float) -> Array:
-    """Numbers are rounded with one step, so each element depends on all."""
+    """All numbers are rounded with one common step, so each element depends on all."""
     return soft_cap(in_steps(finite(x)), cap)
 
 

@@ -22,7 +22,7 @@ BOTH = f"{PACKS} {READS}"
 
 
 def misplaced(name: str, cause: str, clauses: str, place: Callable[[int, int], Place], seen: str = COMMON) -> Defect:
-    """A defect that reads and writes codes at places of its own."""
+    """A defect that reads and writes codes at other places."""
     return stepwise(
         name,
         cause,
@@ -94,13 +94,13 @@ def three_bits_do_not_straddle(rows: int, bits: int) -> Place:
 
 @of_unpack(f"packing.unpack/C1 {VALUES}")
 def codes_without_top_bit(words: Words, bits: int) -> Array:
-    """The mask is one bit short, so that codes lose their top bit."""
+    """The mask is one bit too short, so that codes lose their top bit."""
     return unpack(words, bits) & np.uint8(2 ** (bits - 1) - 1)
 
 
 @of_unpack(VALUES, only=steps.VALUES)
 def codes_not_masked(words: Words, bits: int) -> Array:
-    """A code keeps what lies above it in its word."""
+    """A code keeps the bits above it in its word."""
     word, shift = places(len(words) * WORD_BITS // bits, bits)
     return np.asarray(words[word] >> shift[:, None].astype(np.uint32))
 
@@ -193,7 +193,7 @@ def rows_in_16_bits(codes: Array) -> Array:
 DEFECTS.append(
     stepwise(
         "rows-wrap-at-65536",
-        "The number of a row is kept in 16 bits, so that rows begin again at the 65537th.",
+        "The row number has 16 bits, so that it wraps at row 65,536.",
         "packing.pack/C2 packing.unpack/C1",
         unpack=lambda words, bits: rows_in_16_bits(unpack(words, bits)),
         pack=lambda codes, bits: pack(rows_in_16_bits(codes), bits),

@@ -15,7 +15,7 @@ from lowbit.contract.rounding import Accumulator
 from lowbit.quantization.affine import QuantizedMatrix
 
 Function = Callable[..., Any]
-"""Of an operation: the arguments of its reference, and a result of the same kind."""
+"""A wrong operation: it takes the arguments of the reference and returns a result of the same kind."""
 
 
 Kind = TypeVar("Kind")
@@ -23,7 +23,7 @@ Wrong = TypeVar("Wrong", bound=Callable[..., Any])
 
 WRONG = ("WRONG",)
 MOVES = ("WRONG", "NONDETERMINISTIC")
-"""The verdicts on a result that changes with what it must not depend on."""
+"""The verdicts on a result that depends on something it must not depend on."""
 
 COMMON = "common"
 """For `Defect.seen`: a mistake so common that it needs no source."""
@@ -34,16 +34,17 @@ class Defect:
     """One mistake.
 
     Attributes:
-        name: in kebab-case; it never changes: ``nibbles-swapped``.
+        name: in kebab-case; never changed: ``nibbles-swapped``.
         cause: one line.
         clauses: full ids of the clauses and habits that it breaks.
-        seen: where it was seen: the address of an issue, a ruling of the errata for what a paper prints, or `COMMON`.
-        verdicts: the words that may name it in a report.
-        wrong: for each operation the function that makes the mistake.
-        weights: of a product with quantised weights, what makes weights of a matrix, once for many products.
-        product: of the same, what multiplies them.
-        accumulator: the format of running sums that it declares.
-        inputs: the types of arrays that it declares, of operations that have several.
+        seen: where it was seen: the address of an issue, an entry of the errata for what a paper prints, or `COMMON`.
+        verdicts: the verdicts that a report may give.
+        wrong: for each operation, the function with the mistake.
+        weights: for a product with quantised weights, the function that makes weights from a matrix, once for many
+            products.
+        product: for the same, the function that multiplies.
+        accumulator: the declared format of running sums.
+        inputs: the declared types of arrays, for operations with several.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Defect:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """The operations that it is made for."""
+        """The operations that have the mistake."""
         return tuple(self.wrong)
 
 
@@ -71,19 +72,19 @@ def arithmetical(
     seen: str = COMMON,
     verdicts: tuple[str, ...] = WRONG,
 ) -> Defect:
-    """A defect of the result; `clauses` are separated by spaces."""
+    """A defect in the result; `clauses` are separated by spaces."""
     return Defect(name, cause, tuple(clauses.split()), seen, verdicts, wrong)
 
 
 class Declaring:
-    """Declares defects of one kind, and adds them to the list of a module.
+    """Declares defects of one kind, and adds them to a module's list.
 
-    It decorates a function whose name is that of the defect and whose docstring is the cause. What another function
-    makes has no name and no docstring of its own; `add` takes them as arguments.
+    It decorates a function whose name is that of the defect and whose docstring is the cause. Functions made by another
+    function have no name and docstring; `add` takes these as arguments.
     """
 
     def __init__(self, into: list[Defect], make: Callable[..., Defect]) -> None:
-        """`make` takes a name, a cause, clauses, what is wrong, and what a declaration says besides."""
+        """`make` takes a name, a cause, clauses, the wrong function, and other attributes."""
         self._into, self._make = into, make
 
     def __call__(self, clauses: str, *more: Any, **rest: Any) -> Callable[[Wrong], Wrong]:
@@ -94,12 +95,12 @@ class Declaring:
         return declare
 
     def add(self, name: str, cause: str, clauses: str, wrong: Any, *more: Any, **rest: Any) -> None:
-        """Declare what is wrong under a name."""
+        """Declare a wrong function under a name."""
         self._into.append(self._make(name, cause, clauses, wrong, *more, **rest))
 
 
 def _named(name: str) -> str:
-    """The name of a defect, by that of its function or class.
+    """The name of a defect, from that of its function or class.
 
     >>> _named("zeros_in_float16"), _named("StepsIn16Bits")
     ('zeros-in-float16', 'steps-in-16-bits')
@@ -114,9 +115,9 @@ def of_operation(
     """Declares defects of one operation, whose clauses are named by their numbers: ``C1 C3``.
 
     Args:
-        into: where they are added.
+        into: the list to which they are added.
         operation: its id.
-        made: makes the wrong operation of what is declared, which may be one of its steps.
+        made: makes the wrong operation from the declared function, which may be one of its steps.
         always: other attributes of all of them.
     """
 
@@ -138,7 +139,7 @@ def of_operation(
 
 
 def unchecked(kind: type[Kind], **fields: object) -> Kind:
-    """A dataclass of lowbit whose fields are what no right backend gives, past the checks of its construction."""
+    """A dataclass of lowbit with fields that no right backend gives, constructed without checks."""
     made = object.__new__(kind)
     for name, value in fields.items():
         object.__setattr__(made, name, value)

@@ -32,17 +32,17 @@ of_dot = of_operation(DEFECTS, "bfp.dot")
 of_root = of_operation(DEFECTS, "blocks.rms_norm", activations.under)
 of_root.add(
     "norm-of-tf32",
-    "The mean square is that of x rounded to TF32.",
+    "x is rounded to TF32 for the mean square.",
     "C2",
     lambda x, e: activations.right(tensor_float(x), e),
 )
 of_root.add(
-    "norm-of-half", "The mean square is that of x rounded to float16.", "C2", lambda x, e: activations.right(half(x), e)
+    "norm-of-half", "x is rounded to float16 for the mean square.", "C2", lambda x, e: activations.right(half(x), e)
 )
 
 
 def where_deep(rounded: Rounding) -> Rounding:
-    """A rounding of arrays with many rows."""
+    """Rounds arrays with many rows only."""
     return lambda numbers: rounded(numbers) if len(numbers) >= DEEP else numbers
 
 
@@ -101,7 +101,7 @@ def in_float32(products: I64) -> I64:
 
 
 def narrow_dot(narrow: Callable[[I64], I64]) -> Callable[[Blocks, Blocks], BlockSums]:
-    """Sums of bytes, that is of mantissas of up to 12 bits, in a narrow accumulator."""
+    """Sums of short mantissas, of up to 12 bits, in a narrow accumulator."""
 
     def dot(a: Blocks, b: Blocks) -> BlockSums:
         small = max(a.format.mantissa, b.format.mantissa) <= 12

@@ -18,7 +18,7 @@ DEFECTS: list[Defect] = []
 
 
 def deep_gate(of_x: Rounding, of_router: Rounding) -> Function:
-    """Operands are rounded where the sum is deep."""
+    """A gate that rounds operands of long sums."""
 
     def logits(x: F32, router: F32) -> Array:
         return routes.product(*((of_x(x), of_router(router)) if len(router) >= DEEP else (x, router)))
@@ -60,7 +60,7 @@ for of_layer, gate, logits, numbers in (
 
 
 def expert(of_weights: Rounding, of_inner: Rounding = exactly) -> Callable[..., Array]:
-    """Matrices, and what goes into the last of them, are rounded where experts are deep."""
+    """An expert with large K that rounds its matrices and the input of the last one."""
 
     def one(x: F32, gate: F32, up: F32, down: F32) -> Array:
         if max(gate.shape) < DEEP:
@@ -82,7 +82,7 @@ for of_layer, name in ((of_expert, "expert"), (of_sparse, "layer")):
     of_layer.add(f"deep-{name}-in-half", "Matrices of deep experts are kept in float16.", "C1", expert(half))
 of_expert.add(
     "deep-inner-in-bfloat16",
-    "Activations between the products of deep experts are bfloat16.",
+    "Activations between the products of deep experts are rounded to bfloat16.",
     "C1",
     expert(exactly, bfloat16),
 )
@@ -107,7 +107,7 @@ def long_shares_in_half(scores: F32) -> Array:
 
 
 def largest_from(start: float) -> Callable[[Array], F64]:
-    """The search for the largest score begins at a number."""
+    """The search for the largest score starts at a number."""
 
     def probabilities(scores: Array) -> F64:
         wide = scores.astype(np.float64)
@@ -185,5 +185,5 @@ def last_exchanged(h: int, heads: int) -> int:
 
 
 of_attend.add(
-    "last-heads-exchanged", "The queries of the last two heads change places.", "C2 C3", {"query": last_exchanged}
+    "last-heads-exchanged", "The queries of the last two heads are swapped.", "C2 C3", {"query": last_exchanged}
 )

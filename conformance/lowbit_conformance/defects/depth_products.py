@@ -39,7 +39,7 @@ LATTICE = "linear.qgemv/C1 linear.qgemm/C1"
 
 
 def operands(of_x: Rounding, of_weights: Rounding = exactly) -> Callable[[F32, F32], Array]:
-    """A product of operands that are rounded where it is deep."""
+    """A product that rounds its operands if K is large."""
 
     def product(x: F32, weights: F32) -> Array:
         deep = len(weights) >= DEEP
@@ -49,7 +49,7 @@ def operands(of_x: Rounding, of_weights: Rounding = exactly) -> Callable[[F32, F
 
 
 def chunks(size: int, narrow: Rounding) -> Callable[[F32, F32], Array]:
-    """A sum that is narrow within chunks of rows, and of float32 from one to the next."""
+    """A sum that is narrow within chunks of rows, and float32 between them."""
 
     def product(x: F32, weights: F32) -> Array:
         if len(weights) < DEEP:
@@ -98,12 +98,12 @@ def minima_rounded(narrow: Rounding) -> Callable[[QuantizedMatrix], F32]:
 
 
 def tall(of_x: Rounding) -> Callable[[F32, F32], Array]:
-    """x is rounded where it has many rows."""
+    """x is rounded if it has many rows."""
     return lambda x, weights: steps.product(of_x(x) if len(x) >= 32 else x, weights)
 
 
 def wide(of_x: Rounding) -> Callable[[F32, F32], Array]:
-    """x is rounded where the matrix has many columns."""
+    """x is rounded if the matrix has many columns."""
     return lambda x, weights: steps.product(of_x(x) if weights.shape[1] >= DEEP else x, weights)
 
 
@@ -129,7 +129,7 @@ of_product.add(
     only=("linear.qgemm",),
 )
 of_product.add("wide-x-in-bfloat16", "Products of 1024 columns and more round x to bfloat16.", LATTICE, wide(bfloat16))
-of_product.add("deep-subnormals-flushed", "Deep products take subnormal x for zero.", LATTICE, operands(flushed))
+of_product.add("deep-subnormals-flushed", "Deep products treat subnormal x as zero.", LATTICE, operands(flushed))
 of_product.add(
     "deep-operands-in-tf32", "Deep products round both operands to TF32.", BOTH, operands(tensor_float, tensor_float)
 )
@@ -181,13 +181,13 @@ of_real_product.add(
 )
 of_numbers.add(
     "eight-bit-numbers-rounded-once",
-    "Numbers in 8 bits are decoded in float64 and rounded once.",
+    "8-bit numbers are decoded in float64 and rounded once.",
     "hqq.dequantize/C3",
     real_zeros.eight_bit(lambda q, s, z: s.astype(np.float64) * (q - z.astype(np.float64))),
 )
 of_numbers.add(
     "eight-bit-numbers-distributed",
-    "Numbers in 8 bits are scale' code less scale' zero', each rounded.",
+    "8-bit numbers are computed as scale' code - scale' zero', each rounded.",
     "hqq.dequantize/C3",
     real_zeros.eight_bit(lambda q, s, z: s * q - s * z),
 )
@@ -205,7 +205,7 @@ of_numbers.add(
 )
 of_numbers.add(
     "eight-bit-zero-of-the-first",
-    "All meta groups take the zero of the first.",
+    "All meta groups use the zero of the first.",
     "hqq.dequantize/C3 hqq.qgemv/C2",
     real_zeros.eight_bit(lambda q, s, z: s * (q - z[:1])),
 )

@@ -24,10 +24,10 @@ TAILS = (32, 16, 8, 4)
 
 @dataclass(frozen=True)
 class Description:
-    """What is seen.
+    """A description of a wrong result.
 
     Attributes:
-        where: of the first wrong element: index, and row, column, group, word and bit as far as they mean something.
+        where: of the first wrong element: index, and row, column, group, word and bit if they apply.
         text: what the wrong elements have in common, in a few words.
     """
 
@@ -36,13 +36,13 @@ class Description:
 
 
 def describe(operation: str, arguments: tuple[Any, ...], given: Any, expected: Any) -> Description:
-    """Look at a wrong result beside the right one.
+    """Describe a wrong result by comparison with the right one.
 
     Args:
         operation: its id.
-        arguments: of the call; for a product x and the matrix.
-        given: what came back.
-        expected: what the reference answers, in its own precision.
+        arguments: of the call; for a product, x and the matrix.
+        given: the returned result.
+        expected: the reference's result, in its own precision.
     """
     for (path, ours), (other, right) in zip(leaves(given), leaves(expected), strict=False):
         if path != other:
@@ -63,12 +63,12 @@ def describe(operation: str, arguments: tuple[Any, ...], given: Any, expected: A
 
 
 def place(operation: str, arguments: tuple[Any, ...], wrong: Any, right: Any) -> Mapping[str, Any]:
-    """Where a wrong result first departs from the right one."""
+    """The place of the first difference from the right result."""
     return describe(operation, arguments, wrong, right).where
 
 
 def _place_of(path: str) -> dict[str, Any]:
-    """Of an element of a sequence, its number and its field.
+    """The number and the field of an element of a sequence.
 
     >>> _place_of("[16].expert")
     {'event': 16, 'field': 'expert'}
@@ -80,13 +80,13 @@ def _place_of(path: str) -> dict[str, Any]:
 
 
 def _unequal(given: Array, near: Array) -> Array:
-    """Other values; a NaN is a NaN."""
+    """Which values differ; NaN equals NaN."""
     unequal: Array = ~((given == near) | (np.isnan(given) & np.isnan(near)))
     return unequal
 
 
 def different(given: Array, right: Array) -> Array:
-    """Which elements differ; floats that were rounded differ by more than that, NaN equals NaN."""
+    """Which elements differ, by more than roundings for floats; NaN equals NaN."""
     if not floating(given):
         return np.not_equal(given, right)
     with np.errstate(all="ignore"):
@@ -134,7 +134,7 @@ def _of_row(row: int, column: int, bits: int) -> dict[str, int]:
 def _of_word(
     operation: str, arguments: tuple[Any, ...], index: tuple[int, ...], given: Array, right: Array
 ) -> dict[str, int]:
-    """Of a word, its lowest wrong bit and the row whose code lies there."""
+    """The lowest wrong bit of a word, and the row of the code there."""
     changed = int(given[index]) & 0xFFFFFFFF ^ int(right[index]) & 0xFFFFFFFF
     bit = (changed & -changed).bit_length() - 1
     where = {"word": index[0], "column": index[-1], "bit": bit}
@@ -151,7 +151,7 @@ def group_at(matrix: QuantizedMatrix | HqqMatrix, row: int, column: int) -> int:
 
 
 def _guessed_row(arguments: tuple[Any, ...], index: tuple[int, ...], given: Array, right: Array) -> dict[str, Any]:
-    """The one row of the matrix whose product is missing or counted twice, if there is just one such row."""
+    """The row of the matrix whose product is missing or counted twice, if there is exactly one."""
     x, matrix = arguments[0], arguments[1]
     if not isinstance(matrix, QuantizedMatrix) or not np.isfinite(given[index]):
         return {}
@@ -187,7 +187,7 @@ def _reach(operation: str, arguments: tuple[Any, ...], wrong: Array) -> Iterator
 
 
 def _lines(wrong: Array) -> tuple[Array, Array]:
-    """Which rows and which columns have something wrong."""
+    """The rows and columns with wrong elements."""
     return np.logical_or.reduce(wrong, axis=1), np.logical_or.reduce(wrong, axis=0)
 
 
@@ -200,7 +200,7 @@ def _mixed(operation: str, arguments: tuple[Any, ...], wrong: Array) -> Iterator
 
 
 def _grouping(operation: str, arguments: tuple[Any, ...], rows: Array) -> str:
-    """Whether the wrong rows are whole groups, or stand at one place of every word."""
+    """Whether the wrong rows are whole groups, or are at one place in every word."""
     matrix = next((argument for argument in arguments if isinstance(argument, QuantizedMatrix)), None)
     numbers = np.flatnonzero(rows)
     if matrix is not None and len(rows) == matrix.rows:
@@ -220,7 +220,7 @@ def _grouping(operation: str, arguments: tuple[Any, ...], rows: Array) -> str:
 
 
 def _tail(wrong: Array) -> str:
-    """Whether only what is past the last whole register is wrong."""
+    """Whether only elements past the last full register are wrong."""
     for width in TAILS:
         whole = len(wrong) // width * width
         if whole < len(wrong) and not wrong[:whole].any() and wrong[whole:].all():
@@ -229,7 +229,7 @@ def _tail(wrong: Array) -> str:
 
 
 def few(wrong: Array) -> str:
-    """The first numbers of what is wrong.
+    """The first few indices of wrong elements.
 
     >>> few(np.array([False, True, True]))
     '1, 2'
@@ -242,7 +242,7 @@ def few(wrong: Array) -> str:
 
 
 def _pattern(operation: str, arguments: tuple[Any, ...], given: Array, right: Array, wrong: Array) -> Iterator[str]:
-    # A reference sums in float64; what is asked for is float32, or the type that an argument names.
+    # A reference sums in float64; the requested type is float32, or the one that an argument names.
     asked = next((each for each in arguments if isinstance(each, str) and each in RESULTS), "float32")
     expected = asked if right.dtype == np.float64 != given.dtype else right.dtype.name
     if given.dtype.name != expected:
@@ -292,7 +292,7 @@ def _constant(numbers: Array) -> bool:
 
 
 def _orders(given: Array, right: Array) -> Iterator[str]:
-    """Whether the right elements stand in other places."""
+    """Whether the result has the right elements in other places."""
     near = right.astype(given.dtype)
     if _equal(given, near):
         return

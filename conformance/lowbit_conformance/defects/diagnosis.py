@@ -38,34 +38,33 @@ MOST_NAMED = 2
 NOTHING = "result-taken-as-0"
 POWER = "-times-a-power"
 FACTOR_NEARER = 4096.0
-"""Times smaller must squares of distances be, so that a factor is named in the place of what was found."""
+"""How many times smaller the squared distance must be for a factor to replace another diagnosis."""
 PART = "-in-part"
 NARROWED = "stored-weights-in-"
 LOST = "subnormals-lost"
-"""Of the names of defects whose weights may be 0 where right ones are not."""
-LEAST_SPOILT = 3  # failures, from which a defect is named that is wrong where the backend was right
+"""Parts of the names of defects whose weights may be 0 where right ones are not."""
+LEAST_SPOILT = 3  # failures that suffice to name a defect that is wrong where the backend was right
 MANY = 256
-"""Wrong elements, on which what several defects give is the same: they are one mistake."""
+"""Number of wrong elements on which several defects must agree to count as one mistake."""
 MANY_FLOATS = 8
-"""The same of elements that were computed with roundings, each of which says more than a code."""
-CLOSE = 0.25  # of the size of results: beyond that narrow numbers are not what is wrong with them
-CLOSE_IN_HALF = 1 / 32  # the same of results in float16, which lie in that type whatever is wrong with them
-MOST_SEARCHED = 1 << 16  # elements of the arguments of a failure for which hundreds of changes are tried
-MOST_READ = 1 << 18  # the same of a stored matrix, of which few changes are tried
-ROUNDING = 1e-3  # of the distance from what is right: further away on the lattice others are tried, too
-MUCH = 0.25  # of that distance: so much nearer must be what is tried then
+"""The same for elements that were computed with roundings, each of which says more than a code."""
+CLOSE = 0.25  # relative to the results: larger errors are not due to a narrow type
+CLOSE_IN_HALF = 1 / 32  # the same for results in float16, which are always in that type
+MOST_SEARCHED = 1 << 16  # elements of the arguments of a failure up to which hundreds of changes are tried
+MOST_READ = 1 << 18  # the same for a stored matrix, with which few changes are tried
+ROUNDING = 1e-3  # relative distance beyond which others are tried too, on the lattice
+MUCH = 0.25  # fraction of that distance that those must reach
 
 
 def common_defects(
     operation: str, failures: list[Seen], passes: list[Seen], most: int = MOST_NAMED
 ) -> tuple[Defect, ...]:
-    """The defects that give every one of the wrong results; none if there are too many to mean one.
+    """The defects that give every wrong result; none if too many do to mean one mistake.
 
-    Those that leave right what the backend had right go before others. The others count only where enough results say
-    the same: few results resemble those of many mistakes. Where the bank has no name, `families` and then `places` may
-    have one; of their many members only those count that spoil nothing that was right. A defect that comes near the
-    results, but not to the bit where it should, is one as long as no other comes much nearer. Last, the part that is
-    wrong is `located`.
+    Defects that are right where the backend was right have priority. Others count only with enough results, because few
+    results resemble those of many mistakes. If the bank has none, `families` and then `places` are searched; of their
+    many members only those count that keep right results right. A defect that comes near the results, but does not give
+    their bits where it should, counts if no other comes much nearer. Last, the wrong part is `located`.
     """
     return known_defects(operation, failures, passes, most) or located(operation, failures, passes)
 
@@ -73,12 +72,12 @@ def common_defects(
 def known_defects(
     operation: str, failures: list[Seen], passes: list[Seen], most: int = MOST_NAMED
 ) -> tuple[Defect, ...]:
-    """The same without what only has a place in common."""
+    """The same without defects that only locate the wrong elements."""
     named = _explaining([defect for defect in BANK.values() if operation in defect.wrong], failures)
     fitting = _fitting(named, passes) or (named if len(failures) >= LEAST_SPOILT else [])
     found, away = _nearest(fitting, failures)
     least = min((each.size for each in failures), default=0)
-    bad = [*failures, *(each for each in passes if each.wrong)]  # a case may judge only a part of its calls
+    bad = [*failures, *(each for each in passes if each.wrong)]  # a case may judge only some of its calls
     families: tuple[tuple[Callable[[str], Iterable[Defect]], float], ...] = (
         (relatives, np.inf),
         (partial(of_casts_to_formats, failures), np.inf),
@@ -110,16 +109,15 @@ def known_defects(
     floats = all(isinstance(each.given, np.ndarray) and floating(each.given) for each in failures)
     enough = MANY_FLOATS if floats else MANY
     many = len(failures) >= LEAST_SPOILT or sum(each.telling for each in failures) >= enough
-    if len(found) > most and many:  # they cannot be told apart: one mistake by several names
+    if len(found) > most and many:  # they are indistinguishable: one mistake with several names
         return tuple(found.values())[:1]
     return tuple(found.values()) if len(found) <= most else ()
 
 
 def _much_nearer(operation: str, found: list[Defect], failures: list[Seen], passes: list[Seen]) -> dict[str, Defect]:
-    """Factors of what codes or zeros add, where these come much nearer to the results than all that was found.
+    """Factors of the terms of codes or zeros, if these come much nearer to the results than all defects found.
 
-    Where results are rounded, what a small factor leaves may be within what rounding explains. Results of 0 say nothing
-    of factors.
+    With rounded results, the error of a small factor may be within rounding. Results of 0 say nothing about factors.
     """
     if not any(isinstance(each.given, np.ndarray) and each.given.any() for each in failures):
         return {}
@@ -129,7 +127,7 @@ def _much_nearer(operation: str, found: list[Defect], failures: list[Seen], pass
 
 
 def _distance(defect: Defect, failures: list[Seen]) -> float:
-    """How far the results lie from what a defect gives: the sum of squares; 0 where it gives no array."""
+    """The distance of the results from those of a defect: the sum of squares; 0 if these are not arrays."""
     outcomes = [(each, each.outcome(defect)) for each in failures]
     return sum(
         squares(each.given, wrong.astype(np.float32), each.right)[0]
@@ -139,9 +137,9 @@ def _distance(defect: Defect, failures: list[Seen]) -> float:
 
 
 def plainest(found: dict[str, Defect]) -> dict[str, Defect]:
-    """Without those that say of zeros, too, what another says of codes or scales alone: there are no zeros, then.
+    """Without defects that name zeros too where another names codes or scales alone: there are no zeros then.
 
-    Those that say of a part of a matrix what another says of all are left out as well.
+    Defects that name a part of a matrix where another names all of it are left out as well.
     """
     shorter = {name: name.replace("-and-zeros", "").replace("-and-zero", "") for name in found}
     shorter |= {name: name.removesuffix(PART) for name in found if name.endswith(PART)}
@@ -149,7 +147,7 @@ def plainest(found: dict[str, Defect]) -> dict[str, Defect]:
 
 
 def _vanishing(operation: str, failures: list[Seen], passes: list[Seen]) -> list[Defect]:
-    """Where all results are 0: the mistake whose numbers are too small for their type, if there is one."""
+    """If all results are 0: the mistake whose numbers are too small for their type, if there is one."""
     if operation not in STORED or any(not isinstance(each.given, np.ndarray) or each.given.any() for each in failures):
         return []
     named: dict[str, Defect] = {}
@@ -160,14 +158,12 @@ def _vanishing(operation: str, failures: list[Seen], passes: list[Seen]) -> list
             named.setdefault(defect.name, defect)
     fitting = _fitting(list(named.values()), passes)
     narrowed = [each for each in fitting if each.name.startswith(NARROWED)]
-    rest = [
-        each for each in fitting if not each.name.endswith(POWER)
-    ] or fitting  # any power that is small enough is one
-    return narrowed[:1] or (rest if len(rest) == 1 else [])  # the widest type goes first
+    rest = [each for each in fitting if not each.name.endswith(POWER)] or fitting  # any small enough power is one
+    return narrowed[:1] or (rest if len(rest) == 1 else [])  # the widest type first
 
 
 def located(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[Defect, ...]:
-    """What wrong results have in common: places where nothing was written, or the one part that was read wrong."""
+    """What wrong results have in common: places where nothing was written, or the part that was read wrongly."""
     least = min((each.size for each in failures), default=0)
     bad = [*failures, *(each for each in passes if each.wrong)]
     solved = of_solved(bad, operation) if least <= MOST_READ else ()
@@ -177,36 +173,36 @@ def located(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[D
 
 
 def unwritten(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[Defect, ...]:
-    """The places that all wrong elements have in common, if a loop may leave these out."""
+    """The places that contain all wrong elements, if a loop may leave these out."""
     bad = [*failures, *(each for each in passes if each.wrong)]
     found = of_unwritten(bad, operation, passes) if failures else ()
     return next(((each,) for each in found if _fitting(_explaining([each], failures), passes)), ())
 
 
 def _nearest(defects: list[Defect], failures: list[Seen]) -> tuple[dict[str, Defect], float]:
-    """Those that come nearest to the results, by name, and how far from them they are where that is furthest."""
+    """The defects that come nearest to the results, by name, and their largest distance from them."""
     away = [max(each.away(one) for each in failures) for one in defects]
     least = min(away, default=np.inf)
     room = ROUNDING if least > 0 else 0.0
     found: dict[str, Defect] = {}
     for one, far in zip(defects, away, strict=True):
         if far <= least + room:
-            found.setdefault(one.name, one)  # of several ways to make one mistake the first says it most simply
+            found.setdefault(one.name, one)  # of several ways to make one mistake the first is the simplest
     return found, least
 
 
 def _computed_in(failures: list[Seen], passes: list[Seen]) -> Defect | None:
-    """A narrow format in which all results lie, where right ones do not; their sums were rounded more than once."""
+    """A narrow format that holds all results, though not the right ones; their sums were rounded more than once."""
     types = {narrow_type(each.operation, getattr(each.call, "given", None)) for each in failures}
     if "bfloat16" in types:
-        return None  # all such results lie in each of these formats
+        return None  # each of these formats holds all such results
     near = CLOSE if types == {None} else CLOSE_IN_HALF
     results = [each.given for each in passes if isinstance(each.given, np.ndarray)]
     for format, (words, ways) in {"float32": ("rounded to float32", (_as_float32,)), **FORMATS}.items():
         if format == "normal-range" or any((ways[0](each) != each).any() for each in results):
             continue
         if failures and all(_lies_in(each, ways[0], format, near) for each in failures):
-            cause = f"Every result is {words}, and more is lost than by one rounding: sums are kept so."
+            cause = f"Every result is {words}, with more loss than by one rounding: sums are kept like this."
             return arithmetical(f"computed-in-{format}", cause, "", {})
     return None
 
@@ -227,12 +223,12 @@ def _lies_in(seen: Seen, way: Callable[[Array], Array], format: str, near: float
 
 
 def _fitting(defects: list[Defect], passes: list[Seen]) -> list[Defect]:
-    """Those that leave right what the backend had right."""
+    """The defects that are right where the backend was right."""
     return [defect for defect in defects if all(passed.unspoilt(defect) for passed in passes)]
 
 
 def _explaining(defects: Iterable[Defect], failures: list[Seen]) -> list[Defect]:
-    """Those that give every one of the wrong results; the small results are looked at first."""
+    """The defects that give every wrong result; small results are compared first."""
     left = list(defects)
     for failure in sorted(failures, key=lambda each: each.size):
         left = [defect for defect in left if failure.explained(defect)]
@@ -240,7 +236,7 @@ def _explaining(defects: Iterable[Defect], failures: list[Seen]) -> list[Defect]
 
 
 def sentence(defects: tuple[Defect, ...]) -> str:
-    """What a report says of results that a defect explains.
+    """The sentence of a report on results that a defect explains.
 
     >>> sentence((BANK["result-doubled"],))
     'all wrong results are what result-doubled gives: Results are twice as large.'

@@ -14,7 +14,7 @@ from lowbit_conformance.defects.defect import COMMON, MOVES, Declaring, Defect, 
 DEFECTS: list[Defect] = []
 of_engine, of_cache = of_operation(DEFECTS, "offload.engine"), of_operation(DEFECTS, "kvcache.bfp")
 
-# **The offload engine.** Each class changes one step of the state machine; each is a trace and an engine.
+# **The offload engine.** Each class changes one step of the state machine, and makes both a trace and an engine.
 
 
 def traced(machine: type[Offload]) -> Callable[..., Trace]:
@@ -27,7 +27,7 @@ def traced(machine: type[Offload]) -> Callable[..., Trace]:
 
 
 def of_machines(into: list[Defect]) -> Declaring:
-    """Declares defects of the state machine, which is a trace and an engine."""
+    """Declares defects of the state machine, each as a trace and an engine."""
 
     def make(name: str, cause: str, numbers: str, machine: type[Offload], seen: str = COMMON) -> Defect:
         clauses = " ".join([*(f"offload.trace/{number}" for number in numbers.split()), "offload.engine/C1"])
@@ -62,7 +62,7 @@ class LeastRecentKept(Offload):
 class ExpertInUseEvicted(Offload):
     """An expert that the same request runs is evicted for another."""
 
-    # Misses are brought before hits are marked as used.
+    # Misses are loaded before hits are marked as used.
 
     def _run_residents(self, request: Request) -> list[int]:
         before = list(self.slots[request.layer])
@@ -75,7 +75,7 @@ class ExpertInUseEvicted(Offload):
 class StagedIntoWrongLayer(Offload):
     """A staged expert of another layer is promoted into this one."""
 
-    # A guess is looked for by the number of its expert alone.
+    # A guess is looked up by the number of its expert alone.
 
     def _find_staged(self, layer: int, expert: int) -> Staged | None:
         found = next((s for s in self.staged if s.expert == expert), None)
@@ -224,7 +224,7 @@ class StepsIn16Bits(Offload):
 
 
 def clocked(bits: int, ticks: Callable[[Request], int]) -> type[Offload]:
-    """Writes down when an expert ran, by a clock with few bits, and evicts the one with the least time."""
+    """Records when an expert ran by a clock with few bits, and evicts the one with the least time."""
 
     class Clocked(Offload):
         def __init__(self, arrangement: Arrangement) -> None:
@@ -343,7 +343,7 @@ class CacheNotReset(BfpKeyValueCache):
 
 @of_cache("C1 C2", verdicts=("OOB_READ", "WRONG", "NONDETERMINISTIC", "RAISED"))
 class TokensBorrowed(BfpKeyValueCache):
-    """Tokens are cast when they are asked for, from the arrays in which they came."""
+    """Tokens are cast when they are returned, from the arrays of the caller."""
 
     def __init__(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
         super().__init__(kv_heads, head_dim, key_format, value_format)
@@ -358,7 +358,7 @@ class TokensBorrowed(BfpKeyValueCache):
 
 @of_cache("C1")
 class CacheIn16Bits(BfpKeyValueCache):
-    """Tokens past 65,536 take the places of the first."""
+    """Tokens past 65,536 overwrite the first ones."""
 
     def step(self, keys: Any, values: Any) -> Any:
         answer = super().step(keys, values)

@@ -29,7 +29,7 @@ def expert(
     activation: Callable[[F64], Array] = silu,
     of_inner: Rounding = exactly,
 ) -> F64:
-    """The right result, but for another activation or a rounding before `down`."""
+    """The right result, except for another activation or a rounding before `down`."""
     with np.errstate(invalid="ignore", over="ignore"):
         return product(of_inner(activation(product(x, gate)) * product(x, up)), down)
 
@@ -65,7 +65,7 @@ of_silu = of_operation(DEFECTS, "routing.expert", lambda activation: partial(exp
 of_silu.add("gelu-for-silu", "The activation is a GELU.", "C2", gelu)
 of_silu.add("expert-relu-for-silu", "The activation is a ReLU.", "C2", relu)
 of_silu.add("expert-sigmoid-for-silu", "The sigmoid is not multiplied by the gate.", "C2", logistic)
-of_silu.add("expert-without-sigmoid", "Gate and up are multiplied as they are.", "C2", lambda a: a)
+of_silu.add("expert-without-sigmoid", "Gate and up are multiplied without an activation.", "C2", lambda a: a)
 of_silu.add(
     "silu-overflows",
     "silu is a e^a / (1 + e^a), infinite over infinite for large a.",
@@ -78,7 +78,7 @@ of_silu.add(
 
 
 def sparse(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32, one: Callable[..., Array] = expert) -> F64:
-    """Right, unless an expert is computed otherwise."""
+    """A sparse layer; right unless an expert is computed differently."""
     y = np.zeros(x.shape)
     for e in np.unique(chosen):
         tokens, place = np.nonzero(chosen == e)
@@ -124,7 +124,7 @@ def weighted_on_the_way_in(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, w
 
 
 def with_choice(change: Callable[[Ids, F32], tuple[Ids, F32]]) -> Function:
-    """Right for other experts or other weights than those that were chosen."""
+    """The right result for other experts or weights than the chosen ones."""
     return lambda x, gate, up, down, *choice: sparse(x, gate, up, down, *change(*choice))
 
 
@@ -137,7 +137,7 @@ of_choice.add(
 )
 of_choice.add(
     "weights-left-out",
-    "Answers are added without their weights.",
+    "The outputs of experts are added without weights.",
     "C2",
     lambda chosen, weights: (chosen, np.ones_like(weights)),
 )
@@ -163,7 +163,7 @@ of_choice.add(
 )
 of_choice.add(
     "last-of-chosen-left-out",
-    "The last of a token's experts is left out, also where it is the only one.",
+    "The last of a token's experts is left out, even if it is the only one.",
     "C2",
     lambda chosen, weights: (chosen[:, :-1], weights[:, :-1]),
 )

@@ -27,10 +27,10 @@ from lowbit_conformance.defects.variants_layers import LAYERS
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256)
 CUT = 2
-"""The way of a narrow format that cuts."""
+"""The rounding of a narrow format that truncates."""
 COUNTERS = (7, 8, 15, 16)  # bits
 FIELDS = {"matrix": ("scales", "zeros"), "turn": ("cos", "sin"), "rotation": ("cos", "sin")}
-"""The arrays in arguments of these names."""
+"""Arrays are changed in arguments with these names."""
 
 
 # **Narrow formats**: an input, the weights or the result in fewer bits.
@@ -41,7 +41,7 @@ def _is_real(value: Any) -> bool:
 
 
 def _changed(value: Any, path: tuple[str, ...], change: Change) -> Any:
-    """A value with the array at a path changed, past the checks of what holds it."""
+    """A value with the array at a path changed, constructed without checks."""
     if not path:
         return change(value) if _is_real(value) else value
     if not is_dataclass(value):
@@ -51,7 +51,7 @@ def _changed(value: Any, path: tuple[str, ...], change: Change) -> Any:
 
 
 def _places(operation: str) -> Iterator[tuple[str, Callable[[Change], Function]]]:
-    """What of an operation may be rounded, and the operation with that rounded."""
+    """The parts of an operation that may be rounded, and the operation with each part rounded."""
     reference = OPERATIONS[operation].reference
     parameters = inspect.signature(reference).parameters
 
@@ -86,7 +86,7 @@ def _places(operation: str) -> Iterator[tuple[str, Callable[[Change], Function]]
     yield "result", of_result
 
 
-# **Integers** that are too narrow, and signs that are lost; of the parts of blocks and of their sums.
+# **Integers** that are too narrow and lost signs, in parts of blocks and in their sums.
 
 
 def _wrapped(bits: int) -> Change:
@@ -122,7 +122,7 @@ def _whole(change: Change) -> Change:
 
 
 def _changed_part(value: Any, part: str, change: Change) -> Any:
-    """Blocks, sums or stored blocks with one of their arrays changed; what has no such array stays."""
+    """Blocks, sums or stored blocks with one array changed; unchanged without such an array."""
     if not is_dataclass(value) or not isinstance(getattr(value, part, None), np.ndarray):
         return value
     parts = {each.name: getattr(value, each.name) for each in fields(value)}
@@ -162,11 +162,11 @@ def _rounded(operation: str) -> Iterator[Defect]:
             for number, way in enumerate(ways):
                 name, said = f"{place}-in-{format}", cause
                 if place == "result" and number == CUT:
-                    name, said = f"{name}-cut", f"{cause.removesuffix('.')}, by cutting bits off."
+                    name, said = f"{name}-cut", f"{cause.removesuffix('.')}, by truncation."
                 yield arithmetical(name, said, "", {operation: rounded(way)})
 
 
-# **Results** that stand otherwise, or end at other numbers.
+# **Results** in another order or with another range.
 
 
 def _filled(value: Any) -> Any:
@@ -204,12 +204,12 @@ RESULTS: tuple[tuple[str, str, Change], ...] = (
     ("result-half-filled", "Only the upper half of the result is filled.", _where_square(np.triu)),
     (
         "result-saturates",
-        "A result past the largest float32 is that number and not infinite.",
+        "A result past the largest float32 becomes that number instead of infinite.",
         _where_real(_finite(float(np.finfo(np.float32).max))),
     ),
-    ("result-saturates-at-65504", "A result ends at 65504, the largest float16.", _where_real(_finite(65504.0))),
-    ("zeros-never-negative", "A result of -0 comes back as +0.", _where_real(_zeros(1.0))),
-    ("zeros-always-negative", "A result of 0 comes back as -0.", _where_real(_zeros(-1.0))),
+    ("result-saturates-at-65504", "A result is clamped to 65504, the largest float16.", _where_real(_finite(65504.0))),
+    ("zeros-never-negative", "A result of -0 is returned as +0.", _where_real(_zeros(1.0))),
+    ("zeros-always-negative", "A result of 0 is returned as -0.", _where_real(_zeros(-1.0))),
     ("result-without-sign", "Results lose their sign.", _where_real(np.abs)),
     *(
         (f"result-wraps-in-{dtype}", f"Integers of the result wrap in {dtype}.", _where_whole(_modulo_of(dtype)))
@@ -245,7 +245,7 @@ def _grouped(choose: Choose) -> dict[str, Any]:
 
 
 def _across(change: Callable[[Array], Array]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A change of the columns of scales, of zeros and of both."""
+    """A change of the columns of scales, zeros or both."""
     scales, zeros = (lambda matrix: change(steps.scales(matrix))), (lambda matrix: change(steps.zeros(matrix)))
     yield "scales", {"scales": scales}
     yield "zeros", {"zeros": zeros}
@@ -261,7 +261,7 @@ def _turned(numbers: Array) -> Array:
 
 
 def _unpacked(change: Callable[[Array, int], Array]) -> dict[str, Any]:
-    """A change of the codes, as they are read and as they are written."""
+    """A change of the codes when they are read and when they are written."""
     return {
         "unpack": lambda words, bits: change(packing.unpack(words, bits), bits),
         "pack": lambda codes, bits: packing.pack(change(codes.copy(), bits), bits),
@@ -281,7 +281,7 @@ def _bits_turned(codes: Array, bits: int) -> Array:
 
 
 def _straddler(row: int, lost: str) -> Callable[[Array, int], Array]:
-    """A code of 3 bits that lies in two words, without what lies in one of them."""
+    """A 3-bit code in two words, without the bits in one of them."""
 
     def change(codes: Array, bits: int) -> Array:
         if bits == 3:
@@ -359,12 +359,12 @@ def _replaced() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """A name, a cause and the steps replaced."""
     yield (
         "last-group-for-all",
-        "Every row takes the scale and zero of the last group.",
+        "Every row uses the scale and zero of the last group.",
         _grouped(lambda r, m: r * 0 + m.groups),
     )
-    yield "groups-cyclic", "Row k takes the scale and zero of group k mod G.", _grouped(lambda r, m: r % m.groups)
+    yield "groups-cyclic", "Row k uses the scale and zero of group k mod G.", _grouped(lambda r, m: r % m.groups)
     shifted = _grouped(lambda r, m: r >> (int(m.group_size).bit_length() - 1))
-    yield "group-size-power-of-2", "The group is found by a shift, as if its size were a power of two.", shifted
+    yield "group-size-power-of-2", "The group is found by a shift, as if the group size were a power of two.", shifted
     for width in WIDTHS:
         yield (
             f"groups-by-whole-{width}-rows",
@@ -392,15 +392,15 @@ def _replaced() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield f"{what}-wrap-at-{2**bits}", f"The column of the {what} wraps at {2**bits}.", replaced
     for side, by in (("next", -1), ("previous", 1)):
         for what, replaced in _across(_rolled(by)):
-            yield f"{what}-of-{side}-column", f"A column takes the {what} of the {side} one.", replaced
+            yield f"{what}-of-{side}-column", f"A column uses the {what} of the {side} one.", replaced
     for what, replaced in _across(_turned):
         yield f"{what}-by-columns", f"The {what} are read column by column.", replaced
     for what, replaced in _across(lambda numbers: numbers[:, :1] * np.ones(numbers.shape[1], np.float32)):
-        yield f"{what}-of-first-column", f"All columns take the {what} of the first.", replaced
-    yield "zeros-negated", "Zeros are added where they are subtracted, and the other way round.", {"value": _negated}
-    yield "conventions-exchanged", "Minimum is taken for zero-point, and zero-point for minimum.", {"value": _swapped}
+        yield f"{what}-of-first-column", f"All columns use the {what} of the first.", replaced
+    yield "zeros-negated", "Zeros are added where they should be subtracted, and vice versa.", {"value": _negated}
+    yield "conventions-exchanged", "Minima are used as zero-points, and zero-points as minima.", {"value": _swapped}
     yield "nibbles-exchanged", "Neighbouring rows exchange their codes.", _unpacked(_exchanged)
-    yield "bits-of-codes-turned", "The bits of each code stand in reverse order.", _unpacked(_bits_turned)
+    yield "bits-of-codes-turned", "The bits of each code are in reverse order.", _unpacked(_bits_turned)
     most = _unpacked(lambda codes, bits: np.minimum(codes, np.uint8(2**bits - 2)))
     yield "largest-code-lost", "The largest code is read as the one below it.", most
     centred = _unpacked(lambda codes, bits: codes.astype(np.float32) - 2 ** (bits - 1))
@@ -427,7 +427,7 @@ def _stepwise(operation: str) -> Iterator[Defect]:
 
 @cache
 def relatives(operation: str) -> tuple[Defect, ...]:
-    """All members of all families that an operation can have; several of one name are ways to make one mistake."""
+    """All members of all families for an operation; members of one name are ways to make the same mistake."""
     return (
         *_stepwise(operation),
         *_varied(operation),

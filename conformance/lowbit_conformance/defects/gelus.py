@@ -15,19 +15,19 @@ DEFECTS: list[Defect] = []
 of_unit = of_operation(DEFECTS, "blocks.geglu")
 of_gelu = of_operation(DEFECTS, "blocks.geglu", gated)
 
-of_unit.add("geglu-exchanged", "gelu is applied to up and not to gate.", "C1 C2", joined(lambda gate: gate, gelu))
+of_unit.add("geglu-exchanged", "gelu is applied to up instead of gate.", "C1 C2", joined(lambda gate: gate, gelu))
 of_unit.add("gelu-of-both", "The activation is applied to up as well.", "C2", joined(gelu, gelu))
 of_unit.add("geglu-without-up", "The result is not multiplied by up.", "C2", joined(gelu, np.ones_like))
 of_unit.add(
     "geglu-one-step-for-all",
-    "Gates are rounded with one step, so each element depends on all.",
+    "All gates are rounded with one common step, so each element depends on all.",
     "C4",
     of_all_elements(gelu),
     verdicts=MOVES,
 )
 of_unit.add("geglu-hides-nan", "NaN and infinity become zero on the way.", "C5", without_nan(gelu))
 
-of_gelu.add("geglu-without-activation", "Gate and up are multiplied as they are.", "C1 C2", lambda a: a)
+of_gelu.add("geglu-without-activation", "Gate and up are multiplied without an activation.", "C1 C2", lambda a: a)
 of_gelu.add("swiglu-for-geglu", "The activation is a silu.", "C2", silu)
 of_gelu.add("relu-for-gelu", "The activation is a ReLU.", "C2", relu)
 of_gelu.add("tanh-for-gelu", "The activation is a tanh.", "C1 C2", np.tanh)
@@ -49,7 +49,7 @@ of_gelu.add("gelu-of-minus", "The sigmoid is that of minus the gate.", "C2", lam
 
 @of_gelu("C2")
 def gelu_by_erf(a: F64) -> Array:
-    """The activation is the GELU itself, and not its approximation."""
+    """The activation is the exact GELU instead of its tanh approximation."""
     return np.asarray(0.5 * a * (1 + np.vectorize(math.erf, otypes=[np.float64])(a / np.sqrt(2))))
 
 
@@ -62,7 +62,7 @@ def geglu_overflows(a: F64) -> Array:
 
 @of_gelu("C2")
 def gelu_in_half(a: F64) -> Array:
-    """Gate and activation are rounded to float16, as in a table."""
+    """Gate and activation are rounded to float16, as with a lookup table."""
     return half(gelu(half(a).astype(np.float64))).astype(np.float64)
 
 
@@ -70,7 +70,7 @@ def gelu_in_half(a: F64) -> Array:
 
 
 def by_tanh(a: F64, *, root: float = np.sqrt(2 / np.pi), cubic: float = 0.044715, power: int = 3) -> F64:
-    """With these constants in place of the right ones."""
+    """The activation with these constants in place of the right ones."""
     return np.asarray(0.5 * a * (1 + np.tanh(root * (a + cubic * a**power))))
 
 

@@ -113,55 +113,55 @@ def subnormal_halves_flushed(matrix: QuantizedMatrix) -> F32:
 
 @of_finish(CLAUSES)
 def last_group_dropped(weights: F32, matrix: QuantizedMatrix) -> F32:
-    """The last group is left out, whether it is whole or not."""
+    """The last group is left out, whole or not."""
     weights[(matrix.groups - 1) * matrix.group_size :] = 0
     return weights
 
 
 def grouped(change: Callable[[Indices, int], Indices]) -> Callable[[QuantizedMatrix], Indices]:
-    """Another group of each row's own and of the number of groups."""
+    """Weights with another group for each row, from its own group and the number of groups."""
     return lambda matrix: change(steps.groups(matrix), matrix.groups)
 
 
 def before(numbers: F32) -> F32:
-    """Each group's numbers are those of the group before."""
+    """Each group has the numbers of the previous group."""
     return numbers[np.maximum(np.arange(len(numbers)) - 1, 0)]
 
 
 of_own = of_step(DEFECTS, "groups", made=grouped)
 of_own.add(
     "group-before",
-    "Every row takes the scale and zero of the group before its own.",
+    "Every row uses the scale and zero of the previous group.",
     CLAUSES,
     lambda group, count: np.maximum(group - 1, 0),
 )
 of_own.add(
     "group-after",
-    "Every row takes the scale and zero of the group after its own.",
+    "Every row uses the scale and zero of the next group.",
     CLAUSES,
     lambda group, count: np.minimum(group + 1, count - 1),
 )
 of_own.add(
     "first-group-for-all",
-    "Every row takes the scale and zero of the first group.",
+    "Every row uses the scale and zero of the first group.",
     CLAUSES,
     lambda group, count: group * 0,
 )
 of_scales.add(
     "scales-of-group-before",
-    "Every row takes the scale of the group before its own.",
+    "Every row uses the scale of the previous group.",
     CLAUSES,
     lambda matrix: before(steps.scales(matrix)),
 )
 of_zeros.add(
     "zeros-of-group-before",
-    "Every row takes the zero of the group before its own.",
+    "Every row uses the zero of the previous group.",
     CLAUSES,
     lambda matrix: before(steps.zeros(matrix)),
 )
 of_scales.add(
     "scales-of-first-group",
-    "Every row takes the scale of the first group.",
+    "Every row uses the scale of the first group.",
     CLAUSES,
     lambda matrix: steps.scales(matrix)[np.zeros(matrix.groups, np.int64)],
 )

@@ -21,7 +21,8 @@ Order = I64
 
 
 def rotate(x: F32, rotation: Rotation, partner: Order | None = None, sign: float = 1.0, back: int = 0) -> F64:
-    """Right, unless channels have other partners, sines another sign, or angles are those of `back` tokens before."""
+    """Rotate; right unless channels have other partners, sines another sign, or angles are those of `back` tokens
+    earlier."""
     cos, sin = np.roll(rotation.cos, back, axis=0)[:, None], np.roll(rotation.sin, back, axis=0)[:, None] * sign
     wide = x.astype(np.float64)
     return wide * cos + wide[..., rotation.layout.partner if partner is None else partner] * sin
@@ -35,7 +36,7 @@ of_rotate.add(
     partial(rotate, back=1),
     "https://github.com/pytorch/executorch/pull/2010",
 )
-of_rotate.add("not-rotated", "Heads come back as they were.", "C1 C2", lambda x, rotation: x.astype(np.float64))
+of_rotate.add("not-rotated", "Heads are returned unchanged.", "C1 C2", lambda x, rotation: x.astype(np.float64))
 
 
 @of_rotate("C1 C2 C3", "https://github.com/jzhang38/TinyLlama/issues/24")
@@ -74,25 +75,25 @@ def of_tokens(choose: Callable[[Array], Array]) -> Function:
 
 of_rotate.add(
     "position-one-ahead",
-    "A token is turned by the angle of the one after it.",
+    "A token is rotated by the angle of the next token.",
     "C2",
     of_tokens(lambda token: np.minimum(token + 1, len(token) - 1)),
 )
 of_rotate.add(
     "position-one-behind",
-    "A token is turned by the angle before its own, but the first.",
+    "Every token but the first is rotated by the previous angle.",
     "C2",
     of_tokens(lambda token: np.maximum(token - 1, 0)),
 )
 of_rotate.add(
     "first-position-for-all",
-    "All tokens are turned by the angle of the first.",
+    "All tokens are rotated by the angle of the first.",
     "C2",
     of_tokens(lambda token: 0 * token),
 )
 of_rotate.add(
     "cosine-and-sine-exchanged",
-    "Cosines are taken for sines, and sines for cosines.",
+    "Cosines and sines are exchanged.",
     "C1 C2",
     with_angles(lambda cos, sin: (sin, cos)),
 )
@@ -237,7 +238,7 @@ def last_head_for_first(weights: F32, heads: int, groups: int, method: str = "me
 
 @of_pool("C2")
 def mean_for_first(weights: F32, heads: int, groups: int, method: str = "mean") -> F32:
-    """The mean comes back where the first head is asked for."""
+    """The mean is returned where the first head is requested."""
     return pooled(members(weights, heads, groups), "mean")
 
 
@@ -252,7 +253,7 @@ def mean_in_float32(cells: Array) -> Array:
 
 @of_mean("C1")
 def mean_pairwise(cells: Array) -> Array:
-    """Neighbouring heads are added first, and then their sums."""
+    """Neighbouring heads are added in pairs, and then their sums."""
     sums = [cells[:, :, member].astype(np.float64) for member in range(cells.shape[2])]
     while len(sums) > 1:
         sums = [sums[i] + sums[i + 1] if i + 1 < len(sums) else sums[i] for i in range(0, len(sums), 2)]
@@ -270,7 +271,7 @@ of_mean.add(
     "mean-from-zero", "The sum begins with +0, so heads of -0 have a mean of +0.", "C1 C3", partial(mean, first=0.0)
 )
 of_mean.add(
-    "first-for-mean", "The first head is copied where the mean is asked for.", "C1", lambda cells: cells[:, :, 0]
+    "first-for-mean", "The first head is returned where the mean is requested.", "C1", lambda cells: cells[:, :, 0]
 )
 of_mean.add(
     "sum-for-mean",
@@ -280,7 +281,7 @@ of_mean.add(
 )
 of_mean.add(
     "sums-for-means",
-    "The sum of the heads is not divided, after it was right otherwise.",
+    "The sum of the heads, otherwise right, is not divided.",
     "C1",
     total,
 )

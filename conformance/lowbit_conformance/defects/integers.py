@@ -22,23 +22,23 @@ Run = tuple[int, int, int, int]
 """First row and the one after the last, number of the block, number of the group."""
 
 
-# **Step by step**, each of which a defect may replace.
+# **Steps**, each of which a defect may replace.
 
 
 def runs_of(rows: int, block: int, group_size: int) -> Iterator[Run]:
-    """Where either a block or a group ends, a run ends."""
+    """Runs of rows; a run ends where a block or a group ends."""
     ends = sorted({*range(0, rows, block), *range(0, rows, group_size), rows})
     for first, last in pairwise(ends):
         yield first, last, first // block, first // group_size
 
 
 def plain(x: Blocks) -> Array:
-    """Mantissas as they are."""
+    """Mantissas, unchanged."""
     return x.mantissas.astype(np.int64)
 
 
 def codes_of(matrix: QuantizedMatrix) -> Array:
-    """Codes as they are."""
+    """Codes, unchanged."""
     return packing.unpack(matrix.words, matrix.bits).astype(np.int64)
 
 
@@ -63,7 +63,7 @@ def product(
     for_sums: Callable[[Array], Array] = lambda powers: powers,
     of_sums: Callable[[Array], Array] = lambda sums: sums,
 ) -> Array:
-    """T × N in float64, of these steps; `for_sums` gives the powers that sums of mantissas meet."""
+    """The product, T × N in float64, from these steps; `for_sums` gives the powers for sums of mantissas."""
     m, q = mantissas(x), codes(matrix)
     scales, zeros = matrix.scales.astype(np.float64), matrix.zeros.astype(np.float64)
     offsets = zeros if matrix.convention == "minimum" else -scales * zeros
@@ -89,7 +89,7 @@ of_powers, of_runs, of_for_sums = (of_step(DEFECTS, step) for step in ("powers",
 
 
 def pairs(mantissas: Array, codes: Array) -> Array:
-    """Sums of neighbouring products, stopped at the ends of 16 bits: T × pairs × N."""
+    """Sums of neighbouring products, saturated at 16 bits: T × pairs × N."""
     odd = mantissas.shape[1] % 2
     m, q = np.pad(mantissas, ((0, 0), (0, odd))), np.pad(codes, ((0, odd), (0, 0)))
     both = m[:, 0::2, None] * q[None, 0::2] + m[:, 1::2, None] * q[None, 1::2]
@@ -104,7 +104,7 @@ def integer_pairs_saturate_at_16_bits(mantissas: Array, codes: Array) -> Array:
 
 @of_dots("C1")
 def segments_saturate_at_16_bits(mantissas: Array, codes: Array) -> Array:
-    """A whole segment is added up in 16 bits before it is widened."""
+    """A whole segment is summed in 16 bits before it is widened."""
     each = pairs(mantissas, codes)
     total = np.zeros((len(mantissas), codes.shape[1]), np.int64)
     for pair in range(each.shape[1]):
@@ -126,7 +126,7 @@ def integers_in_bfloat16(mantissas: Array, codes: Array) -> Array:
 
 @of_dots("C1 C2 C4")
 def rest_of_four_dropped(mantissas: Array, codes: Array) -> Array:
-    """Products are taken four at a time, and a rest at the end of a segment is left out."""
+    """Products are taken four at a time, and the remainder at the end of a segment is left out."""
     whole = mantissas.shape[1] // 4 * 4
     return exactly(mantissas[:, :whole], codes[:whole])
 
@@ -143,14 +143,14 @@ def mantissas_unsigned(x: Blocks) -> Array:
 
 @of_mantissas("C1 C2 C4")
 def mantissas_complemented(x: Blocks) -> Array:
-    """The sign of a mantissa is taken off by turning its bits over, without the one to add."""
+    """The magnitude of a mantissa is computed by inverting its bits without adding one."""
     m = plain(x)
     return np.where(m < 0, m + 1, m)
 
 
 @of_mantissas("C1 C4")
 def bias_kept_in_empty_blocks(x: Blocks) -> Array:
-    """A bias that makes mantissas unsigned is not taken off where all of a block are zero."""
+    """A bias that makes mantissas unsigned is not subtracted if a block is all zeros."""
     m, block = plain(x), x.format.block
     for number in range(x.exponents.shape[1]):
         part = m[:, number * block : (number + 1) * block]
@@ -178,13 +178,13 @@ def of_first_row(x: Blocks, run: Run) -> Array:
 
 
 def of_the_group(x: Blocks, run: Run, group_size: int) -> Array:
-    """That of the block in which the group begins."""
+    """The power of the block in which the group begins."""
     return of_own_block(x, (*run[:2], run[3] * group_size // x.format.block, run[3]))
 
 
 @of_powers("C2")
 def least_powers_flushed(x: Blocks, run: Run) -> Array:
-    """2^e is made by a shift into the exponent of a float32, which gives 0 where it is subnormal."""
+    """2^e is made by a shift into the exponent field of a float32, which gives 0 for subnormal powers."""
     powers = of_own_block(x, run)
     return np.where(powers < 2.0**-126, 0, powers)
 
@@ -200,7 +200,7 @@ def aligned(x: Blocks, over: int | None) -> tuple[Array, Array]:
     """Mantissas shifted until blocks share the largest exponent: of all rows (0), or of all blocks of a row (1)."""
     e = x.exponents.astype(np.int64)
     starts = range(0, x.columns, x.format.block)
-    held = np.where(np.add.reduceat(np.abs(plain(x)), starts, axis=1) > 0, e, -(2**15))  # an empty block has no say
+    held = np.where(np.add.reduceat(np.abs(plain(x)), starts, axis=1) > 0, e, -(2**15))  # an empty block does not count
     largest = np.maximum(held.max(axis=over, keepdims=True), -x.format.reach)
     shift = np.clip(largest - e, 0, 62)
     return plain(x) >> np.repeat(shift, x.format.block, axis=1)[:, : x.columns], np.broadcast_to(largest, e.shape)
@@ -229,7 +229,7 @@ def blocks_begin_anew_in_groups(rows: int, block: int, group_size: int) -> Itera
 
 @of_runs("C1 C2 C4")
 def block_in_one_group(rows: int, block: int, group_size: int) -> Iterator[Run]:
-    """A block that reaches into the next group has the scale of its first row."""
+    """A block that extends into the next group has the scale of its first row."""
     for number, first in enumerate(range(0, rows, block)):
         yield first, min(first + block, rows), number, first // group_size
 
@@ -245,10 +245,10 @@ def last_short_block_dropped(rows: int, block: int, group_size: int) -> Iterator
 
 @of_integers("C1 C2")
 def offset_at_every_segment(x: Blocks, matrix: QuantizedMatrix) -> Array:
-    """The offset meets the sum of mantissas so far at every segment of its group."""
+    """The offset is multiplied by the running sum of mantissas at every segment of its group."""
     y, group = product(x, matrix), -1
     for run in list(runs_of(matrix.rows, x.format.block, matrix.group_size)):
-        if run[3] == group:  # what lies before this segment in the group is counted once more
+        if run[3] == group:  # earlier segments of the group are counted again
             y += product(x, matrix, runs=partial(_within, run), dots=no_products)
         group = run[3]
     return y
@@ -260,7 +260,7 @@ def _within(upto: Run, *sizes: int) -> Iterator[Run]:
 
 @of_integers("C1 C2 C3", verdicts=MOVES)
 def mantissa_sums_of_first_row(x: Blocks, matrix: QuantizedMatrix) -> Array:
-    """The sums of mantissas that meet the offsets are those of the first row for all."""
+    """The sums of mantissas for the offsets are those of the first row for all rows."""
     mantissas, exponents = (np.repeat(part[:1], x.rows, axis=0) for part in (x.mantissas, x.exponents))
     first = Blocks(mantissas, exponents, x.format)
     return product(x, matrix) - product(x, matrix, dots=no_products) + product(first, matrix, dots=no_products)
@@ -281,7 +281,7 @@ def blocks_past_16_rows_repeated(x: Blocks, matrix: QuantizedMatrix) -> Array:
 
 @of_integers("C2")
 def blocks_decoded(x: Blocks, matrix: QuantizedMatrix) -> Array:
-    """Blocks are decoded and multiplied by weights rounded to float32, under a declaration of integers."""
+    """Blocks are decoded and multiplied by weights rounded to float32, although integers are declared."""
     return steps.product(decode(x), steps.RIGHT.weights(matrix)).astype(np.float64)
 
 

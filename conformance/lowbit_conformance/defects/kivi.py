@@ -16,7 +16,7 @@ of_kivi = of_operation(DEFECTS, "kvcache.kivi")
 
 @of_kivi("C1")
 class KiviKeysSlide(KiviCache):
-    """Keys slide out of the residual tokens as values do."""
+    """Keys leave the residual tokens one by one, as values do."""
 
     def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         whole, self.residual = self.residual, 10**9
@@ -97,7 +97,7 @@ class KiviOneScale(KiviCache):
 
 @of_kivi("C5")
 class KiviNotReset(KiviCache):
-    """A new cache begins with the newest tokens of the last."""
+    """A new cache begins with the newest tokens of the previous one."""
 
     _last: "KiviNotReset | None" = None
 
@@ -119,7 +119,7 @@ class KiviNewestCut(KiviCache):
 
 @of_kivi("C1 C2")
 class KiviTokensInHalf(KiviCache):
-    """Tokens end where float16 does."""
+    """Tokens are clamped to the range of float16."""
 
     def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         most = np.float32(65504)

@@ -14,10 +14,11 @@ from lowbit.numbers.floats import rounded
 from lowbit.tensor_formats.stored import RESULTS, Result
 from lowbit_conformance.defects.tolerances import UNDERFLOW, UNIT
 
-SLACK = 4.0  # of the bound of an honest float32 sum; a defect's own sums have other terms
+SLACK = 4.0  # of the bound of a right float32 sum; the sums of a defect have other terms
 COMPUTED = 2.0**-60
-"""Of a limit: roundings of its sum leave nothing so small, and then what is not 0 was multiplied by a small number."""
-NEARER = 16.0  # times, than what is right, must a result lie to what a defect gives
+"""Relative to a limit: roundings leave nothing so small, so a smaller nonzero result was multiplied by a small
+number."""
+NEARER = 16.0  # factor by which a result must be nearer to a defect's result than to the right one
 
 
 def nearly(given: Any, other: Any, limits: Array | None) -> bool:
@@ -26,7 +27,7 @@ def nearly(given: Any, other: Any, limits: Array | None) -> bool:
 
 
 def count(given: Any, right: Any, limits: Array | None) -> int:
-    """How many elements of a result are wrong; 1 of one that is not of the right kind."""
+    """The number of wrong elements of a result; 1 for a result of the wrong kind."""
     ours, theirs = list(leaves(given)), list(leaves(right))
     count = 0
     for (_, first), (_, second) in zip(ours, theirs, strict=False):
@@ -40,7 +41,7 @@ def count(given: Any, right: Any, limits: Array | None) -> int:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The arrays and numbers of a value, each with its place.
+    """The arrays and numbers of a value, each with its path.
 
     >>> [path for path, _ in leaves((1, np.zeros(2)))]
     ['.length', '[0]', '[1]']
@@ -57,12 +58,12 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def floating(array: Array) -> bool:
-    """Whether its elements are floats, of which bfloat16 is one; numpy itself does not know that."""
+    """Whether the elements are floats, including bfloat16, which numpy does not count as one."""
     return array.dtype.kind == "f" or array.dtype.name in RESULTS
 
 
 def gives(wrong: Any, given: Any, right: Any, limits: Array | None, unit: float) -> bool:
-    """Whether a defect's result explains what was given: the bits are equal, or as near as rounding allows."""
+    """Whether a defect's result explains the given one: the bits are equal, or differ only by rounding."""
     if wrong is None or identical(wrong, right):
         return False
     if identical(given, wrong):
@@ -73,7 +74,7 @@ def gives(wrong: Any, given: Any, right: Any, limits: Array | None, unit: float)
         return False  # what is nearly 0 was computed
     if np.shape(given) == wrong.shape and ((wrong == 0) & (given != 0) & (np.abs(given) < COMPUTED * limits)).any():
         return False  # so was what is too small to be left by roundings
-    # The terms of a wrong sum may be larger than those of the right one, or stand elsewhere.
+    # The terms of a wrong sum may be larger than those of the right one, or elsewhere.
     larger = max(1.0, _largest(wrong) / max(_largest(right), UNDERFLOW))
     widest = (
         limits.max(initial=0.0) * larger
@@ -84,19 +85,19 @@ def gives(wrong: Any, given: Any, right: Any, limits: Array | None, unit: float)
 
 
 def _largest(numbers: Array) -> float:
-    """The largest magnitude of those that are finite."""
+    """The largest finite magnitude."""
     sizes = np.abs(numbers.astype(np.float64))
     return float(sizes[np.isfinite(sizes)].max(initial=0.0))
 
 
 def _nearer(given: Array, wrong: Array, right: Array) -> bool:
-    """Whether what was given lies much nearer to what the defect gives than to what is right."""
+    """Whether the given result is much nearer to the defect's than to the right one."""
     own, other = squares(given, wrong.astype(np.float32), right)
     return bool((np.isfinite(given) != np.isfinite(right)).any()) or own * NEARER**2 < other
 
 
 def squares(given: Array, wrong: Array, right: Array) -> tuple[float, float]:
-    """The squares of the distances of what was given from what a defect gives, and from what is right."""
+    """The squared distances of the given result from the defect's and from the right one."""
     with np.errstate(all="ignore"):
         wide = given.astype(np.float64)
         own, other = np.abs(wide - wrong), np.abs(wide - right)
@@ -105,7 +106,7 @@ def squares(given: Array, wrong: Array, right: Array) -> tuple[float, float]:
 
 
 def identical(given: Any, other: Any) -> bool:
-    """Whether two results have equal bits, one that was computed in float64 rounded to the other's type."""
+    """Whether two results have equal bits, after a float64 result is rounded to the other's type."""
     both = isinstance(given, np.ndarray) and isinstance(other, np.ndarray)
     if both and other.dtype == np.float64 and (name := given.dtype.name) in RESULTS:
         other = _rounded_once(other, name)
@@ -116,7 +117,7 @@ def identical(given: Any, other: Any) -> bool:
 
 
 def _rounded_once(numbers: Array, type: Result) -> Array:
-    """Numbers in another type of floats; numpy rounds once to its own types, and twice to bfloat16."""
+    """Numbers rounded to another float type; numpy rounds once to its own types, but twice to bfloat16."""
     with np.errstate(all="ignore"):
         return rounded(numbers, type) if type == "bfloat16" else numbers.astype(type)
 
@@ -135,7 +136,7 @@ def _same(ours: tuple[str, Any], theirs: tuple[str, Any]) -> bool:
 
 
 def _close(given: Any, other: Any, limits: Array, slack: float) -> bool:
-    """Whether one result could be the other but for rounding."""
+    """Whether two results are equal except for rounding."""
     if (
         not (isinstance(given, np.ndarray) and isinstance(other, np.ndarray))
         or given.shape != other.shape

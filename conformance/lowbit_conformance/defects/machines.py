@@ -18,7 +18,7 @@ from lowbit_conformance.defects.places import changes
 
 Events = Sequence[Event]
 
-# **Events** that are not written, stand otherwise, or say something else.
+# **Events** that are missing, reordered or changed.
 
 
 def _edited(edit: Callable[[Events], Events]) -> type[Offload]:
@@ -42,7 +42,7 @@ def _always(cause: str) -> Callable[[Event], str]:
 
 
 def _exchanged(first: str, second: str) -> Callable[[Events], Events]:
-    """Neighbouring events of these kinds in the other order."""
+    """Swap neighbouring events of these kinds."""
 
     def edit(events: Events) -> Events:
         found, at = list(events), 0
@@ -92,11 +92,11 @@ def _of_events() -> Iterator[tuple[str, str, type[Offload]]]:
             words = f"An event of kind {kind} does not name its {field}."
             yield f"{kind}-without-{field}", words, _edited(_saying(field, lambda e: None, (kind,)))
     own = _saying("host", lambda e: None if e.host is None else e.expert)
-    yield "host-place-is-the-number", "The host place of an expert is taken for its number.", _edited(own)
+    yield "host-place-is-the-number", "The host place of an expert is written as its number.", _edited(own)
     read = _saying("host", lambda e: e.expert, ("load", "stage"))
     yield (
         "host-place-read-is-the-number",
-        "The host place that is read is taken for the expert's number.",
+        "The host place that is read is written as the expert's number.",
         _edited(read),
     )
     for cause in ("miss", "guess", "request"):
@@ -110,7 +110,7 @@ def _of_events() -> Iterator[tuple[str, str, type[Offload]]]:
         )
 
 
-# **Rules**: who goes, where a newcomer goes, and in which order.
+# **Rules**: which expert is evicted, where a new one goes, and in which order.
 
 VICTIMS: tuple[tuple[str, str, Callable[[Resident], int]], ...] = (
     ("lowest-id", "the lowest id", lambda r: r.expert),
@@ -142,7 +142,7 @@ class HighestSlot(Offload):
 
 
 class RequestLast(Offload):
-    """A hit does not count as a use until the misses are in."""
+    """A hit does not count as a use until all misses are loaded."""
 
     def _answer(self, request: Request) -> Trace:
         events = super()._answer(request)
@@ -176,7 +176,7 @@ class HitsDescending(Offload):
 
 
 class PromotesOnHit(Offload):
-    """A guess whose layer has come is promoted before hits are run."""
+    """A guess for the current layer is promoted before hits run."""
 
     def _run_residents(self, request: Request) -> list[int]:
         for guess in [s for s in self.staged if s.layer == request.layer and s.expert in request.needed]:
@@ -194,28 +194,28 @@ class LoadsStaged(Offload):
 def _of_rules() -> Iterator[tuple[str, str, type[Offload]]]:
     for name, words, key in VICTIMS:
         yield f"{name}-evicted", f"The expert of {words} is evicted, not the one that ran longest ago.", _evicting(key)
-    yield "highest-free-slot", "A newcomer takes the highest free slot.", HighestSlot
-    yield "needed-count-as-newest", "All needed experts count as used last, in the order they had.", RequestLast
+    yield "highest-free-slot", "A new expert takes the highest free slot.", HighestSlot
+    yield "needed-count-as-newest", "All needed experts count as used last, in their previous order.", RequestLast
     falling, reverse = _ordered(lambda ids: ids[::-1]), _guessing(lambda ids: ids[::-1])
-    yield "misses-descending", "Missing experts are brought by descending id.", falling
+    yield "misses-descending", "Missing experts are loaded by descending id.", falling
     yield "hits-descending", "Hits are run by descending id.", HitsDescending
-    yield "guesses-ascending", "Guesses are staged by ascending id, not in their order.", _guessing(sorted)
+    yield "guesses-ascending", "Guesses are staged by ascending id instead of in their order.", _guessing(sorted)
     yield "guesses-descending", "Guesses are staged by descending id.", _guessing(lambda ids: sorted(ids, reverse=True))
     yield "guesses-reversed", "Guesses are staged last one first.", reverse
     yield "guesses-never-staged", "Guesses are never staged.", _guessing(lambda ids: ())
     yield "first-guess-only", "Only the first guess is staged.", _guessing(lambda ids: ids[:1])
     yield "guesses-promoted-first", "Needed guesses are promoted before hits are run.", PromotesOnHit
-    yield "guesses-loaded-again", "An expert that lies in a buffer is loaded again.", LoadsStaged
+    yield "guesses-loaded-again", "An expert that is in a buffer is loaded again.", LoadsStaged
 
 
-# **The key-value cache**: what a step answers, and what is kept.
+# **The key-value cache**: what a step returns, and what is stored.
 
 Answers = tuple[Array, Array]
 Answering = Callable[["Kept"], Answers]
 
 
 class Kept(BfpKeyValueCache):
-    """A cache that also keeps the rows as they were given, S × G × d_h."""
+    """A cache that also keeps the given rows, S × G × d_h."""
 
     def __init__(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
         super().__init__(kv_heads, head_dim, key_format, value_format)
@@ -273,7 +273,7 @@ def _newest_over(place: int) -> Change:
 
 
 def _wrapping(most: int) -> Change:
-    """The last token of each place of a ring."""
+    """The last token at each place of a ring buffer."""
 
     def change(part: Array) -> Array:
         token = np.arange(part.shape[1])
@@ -285,13 +285,13 @@ def _wrapping(most: int) -> Change:
 def _of_answers() -> Iterator[tuple[str, str, Callable[..., Any]]]:
     yield (
         "answers-exchanged",
-        "A step answers values as keys, and keys as values.",
+        "A step returns values as keys, and keys as values.",
         _answering(lambda c: _held(c)[::-1]),
     )
     last = _answering(lambda c: (_held(c)[0][:, -c.last :], _held(c)[1][:, -c.last :]))
-    yield "last-step-only", "A step answers with its own tokens only.", last
+    yield "last-step-only", "A step returns its own tokens only.", last
     raw = _answering(lambda c: (c.given[0].swapaxes(0, 1), c.given[1].swapaxes(0, 1)))
-    yield "rows-not-cast", "Rows come back as they were given.", raw
+    yield "rows-not-cast", "Rows are returned as they were given.", raw
     for name, words, shape in (
         ("tokens", "the tokens of a head", lambda at: at.swapaxes(0, 1).reshape(at.shape[1], -1)),
         ("heads", "the heads of a token", lambda at: at.reshape(len(at), -1)),
@@ -311,7 +311,7 @@ def _of_answers() -> Iterator[tuple[str, str, Callable[..., Any]]]:
 
 
 def of_machines(operation: str) -> Iterator[Defect]:
-    """The families of an operation that remembers; none of another."""
+    """The families of a stateful operation; none for others."""
     if operation in ("offload.trace", "offload.engine"):
         for name, cause, machine in (*_of_events(), *_of_rules()):
             run = traced(machine) if operation == "offload.trace" else machine

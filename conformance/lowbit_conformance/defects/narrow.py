@@ -11,7 +11,7 @@ LEAST_NORMAL = 2.0**-126
 
 
 def _cut(bits: int, add: Callable[[Array], Array]) -> Change:
-    """Without the last bits of a float32; `add` says what is added to them first."""
+    """Truncate the last bits of a float32; `add` is added to them first."""
 
     def rounded(numbers: Array) -> Array:
         whole = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
@@ -43,6 +43,6 @@ FORMATS: dict[str, tuple[str, tuple[Change, ...]]] = {
     "float16": ("rounded to float16", (_half,)),
     "bfloat16": ("rounded to bfloat16", _ways(16)),
     "tf32": ("rounded to TF32, 10 bits after the leading one", _ways(13)),
-    "12-bits": ("kept to 12 bits, as a fast reciprocal is", _ways(12)),
+    "12-bits": ("rounded to 12 bits, as by a fast reciprocal", _ways(12)),
     "normal-range": ("flushed to zero where subnormal", (_flushed,)),
 }

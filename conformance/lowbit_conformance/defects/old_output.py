@@ -18,20 +18,20 @@ from lowbit_conformance.defects.unwritten import wrong_in
 
 NAME = "result-added-to-old-memory"
 LEAST = 2
-"""Elements of each result that are wrong by just that amount."""
+"""Least number of elements of each result that must be wrong by exactly that amount."""
 CALLS = 2
-"""Calls whose shapes leave no remainder, so that nothing was read past an end."""
+"""Least number of calls whose shapes have no remainder, so that nothing was read past an end."""
 WHOLE = 64
-"""Rows that tiles of a kernel divide in most cases."""
+"""A number of rows that most tile sizes divide."""
 NEARLY = 0.5
-"""Of what is right: so near are most of the results to which old numbers are added, and most of them move."""
+"""Relative to the right result: most results with added old numbers are so near to it, and most of them change."""
 NEAR = 2.0**-6
-"""Of what was added: how far the error of an element may lie from it, besides what rounding adds."""
+"""Relative to the added number: how far the error of an element may differ from it, besides rounding."""
 UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 
 
 def fillings(name: str) -> F64:
-    """The finite numbers of a type whose bytes are all equal, without 0."""
+    """The finite, nonzero numbers of a type whose bytes are all equal."""
     kind = np.dtype(FLOATS[name].dtype)
     octets = np.repeat(np.arange(1, 256, dtype=np.uint8), kind.itemsize)
     with np.errstate(all="ignore"):
@@ -40,7 +40,7 @@ def fillings(name: str) -> F64:
 
 
 def added_to(seen: Any) -> float | None:
-    """What was added to each element of a result; None if no such number explains all of them."""
+    """The number that was added to each element of a result; None if no such number explains all of them."""
     given = getattr(seen.call, "given", None)
     if not isinstance(given, np.ndarray) or given.dtype.name not in UNITS or given.shape != np.shape(seen.right):
         return None
@@ -57,7 +57,7 @@ def added_to(seen: Any) -> float | None:
 
 
 def replayed(operation: str, failures: list[Any], *given: Any, **choices: Any) -> Any:
-    """What came back where it was wrong, and right results for other arguments."""
+    """The returned result where it was wrong; right results for other arguments."""
     for each in failures:
         if len(each.arguments) == len(given) and all(map(lambda a, b: a is b, each.arguments, given)):
             return each.given
@@ -65,7 +65,7 @@ def replayed(operation: str, failures: list[Any], *given: Any, **choices: Any) -
 
 
 def of_added(failures: list[Any], operation: str) -> Iterator[Defect]:
-    """The name of results to each of which one number is added that memory may have held."""
+    """The defect of results to which numbers are added that memory may have held."""
     if failures and all(added_to(each) is not None for each in failures):
         cause = "Results are added to what the output held before the call: fresh memory holds anything."
         run = partial(replayed, operation, failures)
@@ -73,7 +73,7 @@ def of_added(failures: list[Any], operation: str) -> Iterator[Defect]:
 
 
 def added_each_time(seen: Any) -> tuple[Array, Array] | None:
-    """Which results of two equal calls are near what is right, and which moved; None where there is one call."""
+    """Which results of two equal calls are near the right one, and which changed; None with a single call."""
     given, again = (getattr(seen.call, name, None) for name in ("given", "again"))
     if not isinstance(given, np.ndarray) or not isinstance(again, np.ndarray):
         return None
@@ -87,7 +87,7 @@ def added_each_time(seen: Any) -> tuple[Array, Array] | None:
 
 
 def of_moving_sums(failures: list[Any]) -> tuple[Defect, ...]:
-    """The same of results that differ from call to call: most are near what is right, and nearly all differ."""
+    """The same for results that differ between calls: most are near the right one, and nearly all differ."""
     found = [added_each_time(each) for each in failures]
     rows = [getattr(each.arguments[1], "rows", 1) if len(each.arguments) > 1 else 1 for each in failures]
     told = [pair for pair, count in zip(found, rows, strict=True) if pair is not None and count % WHOLE == 0]

@@ -13,13 +13,13 @@ from lowbit_conformance.defects.defect import COMMON, Declaring, Defect, arithme
 DEFECTS: list[Defect] = []
 of_apply, of_invert = of_operation(DEFECTS, "blocking.apply"), of_operation(DEFECTS, "blocking.invert")
 
-# **Layouts**: where each word of a matrix goes, as a list of places; a defect gives another list.
+# **Layouts**: the place of each word of a matrix, as a list; a defect gives another list.
 
 Order = Callable[[Layout], Array]
 
 
 def row_by_row(layout: Layout) -> Array:
-    """For each place of the stream, the number of its word in the matrix."""
+    """For each place in the stream, the index of its word in the matrix."""
     numbers = np.arange(layout.rows * layout.columns, dtype=np.uint32).reshape(layout.rows, layout.columns)
     return layouts.apply(numbers, layout).astype(np.int64)
 
@@ -35,7 +35,7 @@ def by_blocks(layout: Layout, blocks: list[tuple[int, int]], turned: bool = Fals
 
 
 def along(key: Callable[[int, int], int]) -> Order:
-    """Blocks in the order of a key of their row and column."""
+    """Blocks in the order of a key from their row and column."""
 
     def order(layout: Layout) -> Array:
         if not isinstance(layout, ZCurve):
@@ -122,7 +122,7 @@ for name, cause, nested in (
     ("nested-panels-down-first", "The blocks of a panel go down its columns before they go right.", down_the_panel),
     (
         "nested-panels-words-of-a-column-first",
-        "The 3 words of a column are neighbours in a block, and not the 8 words of a row.",
+        "In a block the 3 words of a column are neighbours instead of the 8 words of a row.",
         lambda layout: by_blocks(layout, list(layout.starts), turned=True),
     ),
 ):
@@ -130,7 +130,7 @@ for name, cause, nested in (
 
 
 def at_one_size(wrong: Callable[[int, int], bool]) -> Order:
-    """Right but for blocks of some sizes, in each of which the first two words change places."""
+    """Right except for blocks of some sizes, in which the first two words are swapped."""
 
     def order(layout: Layout) -> Array:
         places, (height, width) = row_by_row(layout), layout.block
@@ -154,7 +154,7 @@ for size in (8, 16, 32, 64):
             lambda height, width, size=size: height == width == size,
         ),
     ):
-        cause = f"Blocks of exactly {words} have a loop of their own, which is wrong."
+        cause = f"Blocks of exactly {words} have a special loop, which is wrong."
         of_order.add(name, cause, REFERENCES, at_one_size(wrong))
 
 

@@ -23,14 +23,15 @@ from lowbit_conformance.defects.defect import Defect, Function, arithmetical, un
 from lowbit_conformance.defects.narrow import Change
 
 AXES = (0, 1, 2)
-REMEMBERED = 32  # right answers: those of the failures of an operation and of what was right
+REMEMBERED = 32  # right results: those of failures of an operation and of right calls
 WIDTHS = (2, 4, 8, 16, 32)
 Order = Callable[[Array, int], Array]
-"""Of the indices along an axis, and their number: the indices that are read instead."""
+"""From the indices along an axis and their number to the indices that are read instead."""
 
 
 def _across(at: Array, count: int, width: int) -> Array:
-    """Indices with neighbouring runs exchanged; where a run has no neighbour it stays, and a short one is read on."""
+    """Indices with neighbouring runs exchanged; a run without a neighbour stays, and a short one is read past its
+    end."""
     if count <= width:
         return at
     return np.asarray(np.minimum(at ^ width, count - 1))
@@ -98,19 +99,19 @@ ORDERS: tuple[tuple[str, str, Order], ...] = (
 )
 
 Kept = Callable[[Array, int], Array]
-"""Of the indices along an axis, and their number: which are there."""
+"""From the indices along an axis and their number to a mask of those that are present."""
 
 DROPPED: tuple[tuple[str, str, Kept], ...] = (
     ("first-dropped", "without its first place", lambda at, n: at > 0),
     ("last-dropped", "without its last place", lambda at, n: at < n - 1),
-    ("all-but-last-dropped", "without all but its last place", lambda at, n: at == n - 1),
+    ("all-but-last-dropped", "with its last place only", lambda at, n: at == n - 1),
     ("odd-ones-dropped", "without its odd places", lambda at, n: at % 2 == 0),
     ("even-ones-dropped", "without its even places", lambda at, n: at % 2 == 1),
     ("second-half-dropped", "without its second half", lambda at, n: at < (n + 1) // 2),
     ("first-half-dropped", "without its first half", lambda at, n: at >= n // 2),
     *((f"last-{w}-dropped", f"without its last {w} places", lambda at, n, w=w: at < n - w) for w in WIDTHS),
     *(
-        (f"past-whole-{width}-dropped", f"without what is past the last whole {width}", _whole)
+        (f"past-whole-{width}-dropped", f"without the remainder past the last whole {width}", _whole)
         for width, _whole in ((w, lambda at, n, w=w: at < n // w * w) for w in (2, 4, 8, 16, 32))
     ),
     *(
@@ -159,7 +160,7 @@ IN_RUNS: tuple[tuple[str, str, Order], ...] = (
         for w in WIDTHS
     ),
 )
-"""Orders of results and arguments: unrolled code reads one of its numbers for another."""
+"""Orders of results and arguments, as when unrolled code reads one number in place of another."""
 
 
 def _along(axis: int, order: Order) -> Change:
@@ -187,7 +188,7 @@ def _only(axis: int, kept: Kept) -> Change:
 
 
 def _shifted(axis: int, by: int) -> Change:
-    """Each number at its neighbour's place, and 0 where none comes."""
+    """Each number at its neighbour's place, and 0 at the free place."""
 
     def change(array: Array) -> Array:
         if array.ndim <= axis:
@@ -201,7 +202,7 @@ def _shifted(axis: int, by: int) -> Change:
 
 
 def _summed(axis: int, total: bool) -> Change:
-    """The sum of all before a number and itself, or of all."""
+    """The sum of a number and all before it, or of all."""
 
     def change(array: Array) -> Array:
         if array.ndim <= axis or array.dtype.kind not in "iuf":
@@ -214,7 +215,7 @@ def _summed(axis: int, total: bool) -> Change:
 
 
 def _summed_in_runs(axis: int, width: int) -> Change:
-    """The sum of a number and of all at its place in the runs before."""
+    """The sum of a number and of all at its place in earlier runs."""
 
     def change(array: Array) -> Array:
         if array.ndim <= axis or array.dtype.kind not in "iuf" or array.shape[axis] % width:
@@ -228,7 +229,7 @@ def _summed_in_runs(axis: int, width: int) -> Change:
 
 
 def _reread(first: int, second: int) -> Change:
-    """Written with two axes exchanged, and read in the shape that is right."""
+    """Written with two axes exchanged, and read in the right shape."""
 
     def change(array: Array) -> Array:
         if array.ndim <= second:
@@ -277,8 +278,8 @@ def _numeric(kinds: str, change: Change) -> Change:
 
 
 def changes() -> Iterator[tuple[str, str, Change]]:
-    """The end of a name, the end of a cause, and what is done to an array; the plainest goes first, since the first of
-    several that give the same is named."""
+    """The end of a name, the end of a cause, and a change of an array; the simplest comes first, because the first of
+    several with the same result is named."""
     for name, words, kinds, change in NUMBERS:
         yield name, f"is taken {words}.", _numeric(kinds, change)
     for axis in AXES:
@@ -290,11 +291,11 @@ def changes() -> Iterator[tuple[str, str, Change]]:
     yield from _shaped()
 
 
-# **Where.** An argument, a field of one, several of one shape together, the codes of a matrix, or the result.
+# **Where.** An argument, one of its fields, several fields of one shape, the codes of a matrix, or the result.
 
 
 def _with(value: Any, names: tuple[str, ...], change: Change) -> Any:
-    """A value with the arrays of these fields changed, past the checks of what holds them; "" is the value itself."""
+    """A value with the arrays of these fields changed, constructed without checks; "" is the value itself."""
     if names == ("codes",) and isinstance(value, QuantizedMatrix):
         codes = np.ascontiguousarray(change(packing.unpack(value.words, value.bits).astype(np.uint8)))
         parts = {each.name: getattr(value, each.name) for each in fields(value)}
@@ -309,7 +310,7 @@ def _with(value: Any, names: tuple[str, ...], change: Change) -> Any:
 
 
 def _unchanged_by(one: Any, other: Any) -> bool:
-    """Whether a change did nothing, so that there is nothing to compute."""
+    """Whether a change had no effect, so that there is nothing to compute."""
     if one is other:
         return True
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
@@ -363,7 +364,7 @@ def _arguments(operation: str) -> Iterator[tuple[str, Callable[[Change], Functio
 
 
 def _exchanged(operation: str) -> Iterator[Defect]:
-    """Two arguments in each other's place, and an argument for the result."""
+    """Two exchanged arguments, and an argument returned as the result."""
     reference = OPERATIONS[operation].reference
     names = list(inspect.signature(reference).parameters)
 
@@ -400,13 +401,13 @@ _answers: deque[tuple[str, Given, dict[str, Any], Any]] = deque(maxlen=REMEMBERE
 
 
 def right_answer(operation: str, given: Given, choices: dict[str, Any]) -> Any:
-    """What the reference answers; hundreds of changes are tried on an answer, and it is computed once."""
+    """The reference's result, cached because hundreds of changes are tried on it."""
     for name, others, chosen, answer in _answers:
         same = name == operation and len(others) == len(given) and chosen == choices
         if same and all(one is other for one, other in zip(others, given, strict=True)):
             return answer
     answer = OPERATIONS[operation].reference(*given, **choices)
-    if not hasattr(answer, "step"):  # what remembers is another each time
+    if not hasattr(answer, "step"):  # a stateful operation is opened anew each time
         _answers.append((operation, given, choices, answer))
     return answer
 
@@ -426,7 +427,7 @@ def _results(operation: str) -> Iterator[Defect]:
 
 @cache
 def of_results(operation: str) -> tuple[Defect, ...]:
-    """Right results that are written elsewhere, or as other numbers."""
+    """Right results written to other places, or as other numbers."""
     return (*_results(operation), *_unchanged(operation))
 
 

@@ -22,9 +22,9 @@ of_factor = of_operation(DEFECTS, "gptq.factor")
 
 
 REFUSED = ("WRONG", "RAISED")
-"""The verdicts where a matrix that was changed may not be positive definite any more."""
+"""The verdicts if a changed matrix may no longer be positive definite."""
 
-# **Affine quantisation**, with one thing at a time to be replaced.
+# **Affine quantisation**, in which one step at a time can be replaced.
 
 
 def quantize(
@@ -47,7 +47,7 @@ def quantize(
     zero_inside: bool = False,
     scale_changed: Callable[[F32], F32] = lambda scale: scale,
 ) -> QuantizedMatrix:
-    """Right, unless something is replaced; `levels` is added to 2^b − 1."""
+    """Right unless a step is replaced; `levels` is added to 2^b − 1."""
     rows, columns = weights.shape
     dtype, top = np.dtype(scale_dtype), 2**bits - 1
     codes, scales, zeros = np.empty((rows, columns), np.uint8), [], []
@@ -85,7 +85,7 @@ def quantize(
 def matrix_of(
     codes: Array, scales: Array, zeros: Array, bits: int, rows: int, group_size: int, convention: Convention
 ) -> QuantizedMatrix:
-    """A matrix without the checks of its construction."""
+    """A matrix, constructed without checks."""
     return unchecked(
         QuantizedMatrix,
         words=packing.pack(codes.astype(np.uint8), bits),
@@ -101,7 +101,7 @@ def matrix_of(
 def requantized(
     right: QuantizedMatrix, weights: F32, scales: Array, zeros: Array, inverse: bool = False
 ) -> QuantizedMatrix:
-    """Codes found anew, with other scales and zeros."""
+    """The matrix with codes recomputed for other scales and zeros."""
     group = steps.groups(right)
     scale, zero = scales.astype(np.float32)[group], zeros.astype(np.float32)[group]
     minimum = right.convention == "minimum"
@@ -186,10 +186,10 @@ def factor_negative(hessian: Array) -> Array:
 
 @of_factor("C1 C2", accumulator="float64")
 def factor_in_float32(hessian: Array) -> Array:
-    """The factor is computed in float32 where float64 was declared."""
+    """The factor is computed in float32, although float64 is declared."""
     rest = hessian.astype(np.float32)
     result = np.zeros_like(rest)
-    with np.errstate(invalid="ignore", divide="ignore"):  # NaN where it finds no pivot
+    with np.errstate(invalid="ignore", divide="ignore"):  # NaN if it finds no pivot
         for k in reversed(range(len(rest))):
             column = rest[: k + 1, k] / np.sqrt(rest[k, k])
             result[: k + 1, k] = column
@@ -217,7 +217,7 @@ def ratios(factor: F64) -> F64:
 def targets(
     weights: F32, factor: F32, values: F32, spread: Callable[[F64], Array] = ratios, of_errors: Rounding = exactly
 ) -> F64:
-    """Right, unless errors are spread by other ratios, or rounded."""
+    """The targets; right unless errors are spread by other ratios, or rounded."""
     wide = weights.astype(np.float64)
     errors = of_errors(wide - values).astype(np.float64)
     return np.asarray(wide + spread(factor.astype(np.float64)).T @ errors)

@@ -24,7 +24,7 @@ of_codes = of_operation(DEFECTS, "hqq.codes")
 of_step = of_operation(DEFECTS, "hqq.step")
 
 
-# **Weights**, with one thing at a time to be replaced.
+# **Weights**, in which one step at a time can be replaced.
 
 
 def group_of(matrix: HqqMatrix, axis: int | None = None) -> I64:
@@ -53,7 +53,7 @@ def product(x: F32, matrix: F32) -> Array:
 
 
 def of_part(into: list[Defect], part: str) -> Declaring:
-    """Declares defects of one part of weights, when they are given and when they are multiplied."""
+    """Declares defects of one part of weights, for dequantising and for products."""
 
     def make(name: str, cause: str, clauses: str, wrong: Function, seen: str = COMMON) -> Defect:
         replaced: dict[str, Any] = {part: wrong}
@@ -71,7 +71,7 @@ def eight_bit(
     value: Callable[[Array, F32, F32], Any] = lambda q, s, z: s * (q.astype(np.float32) - z),
     own: Callable[[Array, int], Array] = lambda number, groups: number % groups,
 ) -> Callable[[Numbers], F32]:
-    """Numbers in 8 bits from their codes, scales and zeros by another expression, or with those of other groups."""
+    """8-bit numbers from their codes, scales and zeros by another expression, or with those of other groups."""
 
     def numbers(given: Numbers) -> F32:
         if not isinstance(given, EightBit):
@@ -139,7 +139,7 @@ def codes(
     overflow: float | None = None,
     zero: F32 | float = 1.0,
 ) -> Codes:
-    """Right, unless something is replaced; `zero` is a factor of the zeros."""
+    """Right unless a step is replaced; `zero` is a factor of the zeros."""
     with np.errstate(all="ignore"):
         real = rounded(quotient(weights, scales) + np.float32(zero) * zeros)
         if overflow is not None:
@@ -259,7 +259,7 @@ of_step.add(
     partial(step, sign=-1.0),
 )
 for name, cause, sign in (
-    ("subtracted", "The zero is subtracted and not added.", -1),
+    ("subtracted", "The zero is subtracted instead of added.", -1),
     ("left-out", "The zero is left out.", 0),
 ):
     of_codes.add(f"solver-zero-{name}", cause, "C1", partial(codes, zero=sign))

@@ -32,7 +32,7 @@ def attend(
     newest_values: Array,
     read: Callable[[Stored], Terms] = lambda stored: stored.terms,
 ) -> Array:
-    """Attention over parts that are read or joined in another way."""
+    """Attention over parts that are read or joined differently."""
     head_dim = queries.shape[2]
     with np.errstate(all="ignore"):
         own_keys, own_values = (
@@ -43,7 +43,7 @@ def attend(
 
 
 def joined(*parts: F64) -> F64:
-    """One after the other."""
+    """Stored and new tokens, one after the other."""
     return np.concatenate(parts, axis=1)
 
 
@@ -53,7 +53,7 @@ of_joining = of_operation(DEFECTS, OPERATION, lambda join: partial(attend, join)
 
 @of_joining("C1 C2 C3", verdicts=MOVES)
 def residual_first(stored: F64, newest: F64) -> F64:
-    """New tokens lie before the stored ones."""
+    """New tokens are placed before the stored ones."""
     return joined(newest, stored)
 
 
@@ -71,14 +71,14 @@ def residual_next_head(stored: F64, newest: F64) -> F64:
 
 @of_joining("C1 C2")
 def residual_last_forgotten(stored: F64, newest: F64) -> F64:
-    """The last token is read as the one before."""
+    """The last token is read as the one before it."""
     every = joined(stored, newest)
     return joined(every[:, :-1], every[:, -2:-1])
 
 
 @of_joining("C1 C2 C3", verdicts=MOVES)
 def residual_one_step_for_all_tokens(stored: F64, newest: F64) -> F64:
-    """All tokens are rounded with one step, that of the largest of them."""
+    """All tokens are rounded with one common step, from the largest of them."""
     every = joined(stored, newest)
     step = np.abs(every).max() * 2.0**-6
     return np.rint(every / step) * step if step > 0 else every
@@ -104,7 +104,7 @@ def residual_sees_later_tokens(queries: Array, *cached: Any) -> Array:
 
 of_residual.add(
     "residual-scale-of-neighbour",
-    "A group or block of stored tokens has the scale of the one before.",
+    "A group or block of stored tokens has the scale of the previous one.",
     "C1 C2",
     partial(attend, joined, read=partial(with_fields, neighbour, "scale")),
 )

@@ -23,7 +23,7 @@ from lowbit_conformance.defects.residual_attention import OPERATION, Join, joine
 
 Way = Callable[..., Array]
 Then = Callable[[F64, F64, F64], F64]
-"""Of queries, T × H × d_h, and all keys and values, G × S × d_h: the result."""
+"""From queries, T × H × d_h, and all keys and values, G × S × d_h, to the result."""
 
 
 def numbers_of(part: Stored, newest: Array, read: Read | None = None) -> tuple[F64, F64]:
@@ -39,7 +39,7 @@ def plainly(q: F64, keys: F64, values: F64) -> F64:
 def attend(
     of_keys: Join, of_values: Join, then: Then, q: Array, keys: Stored, values: Stored, new_k: Array, new_v: Array
 ) -> Array:
-    """Attention over keys and values that are put together in other ways."""
+    """Attention over keys and values that are joined in other ways."""
     with np.errstate(all="ignore"):
         all_keys, all_values = of_keys(*numbers_of(keys, new_k)), of_values(*numbers_of(values, new_v))
         return in_type(then(q.astype(np.float64), all_keys, all_values), q.dtype.name)
@@ -48,17 +48,17 @@ def attend(
 def misread(
     of_keys: Read | None, of_values: Read | None, q: Array, keys: Stored, values: Stored, new_k: Array, new_v: Array
 ) -> Array:
-    """Attention with stored keys or values that are read wrong."""
+    """Attention with stored keys or values that are read wrongly."""
     with np.errstate(all="ignore"):
         own = joined(*numbers_of(keys, new_k, of_keys)), joined(*numbers_of(values, new_v, of_values))
         return in_type(plainly(q.astype(np.float64), *own), q.dtype.name)
 
 
-# **Parts** put together otherwise.
+# **Parts** that are joined differently.
 
 
 def cut(numbers: F64, length: int) -> F64:
-    """So many tokens, the last of them repeated where there are fewer.
+    """This number of tokens; if there are fewer, the last one is repeated.
 
     Raises:
         ValueError: there are no tokens.
@@ -92,7 +92,7 @@ def rewritten(exchanged: tuple[int, int], stored: F64, newest: F64) -> F64:
 
 
 def overlapping(by: int, stored: F64, newest: F64) -> F64:
-    """New tokens begin some places early, over stored ones; or late, after zeros."""
+    """New tokens begin some places early, over stored ones, or late, after zeros."""
     if by < 0:
         return joined(cut(stored, stored.shape[1] + by), newest, np.zeros_like(newest[:, :-by]))
     return joined(stored, np.zeros_like(newest[:, :by]), newest)[:, : stored.shape[1] + newest.shape[1]]
@@ -107,7 +107,7 @@ def scaled(factor: float, stored: F64, newest: F64) -> F64:
 
 
 def coarse(of_all: bool, axis: tuple[int, ...], bits: int, stored: F64, newest: F64) -> F64:
-    """New tokens, or all, rounded to steps of the largest number along some axes; in float32, where kernels round."""
+    """New or all tokens, rounded to steps of the largest number along some axes; in float32, as kernels round."""
     part = (joined(stored, newest) if of_all else newest).astype(np.float32)
     step = np.abs(part).max(axis=axis, keepdims=True) * np.float32(2.0 ** (1 - bits))
     rough = np.where(step > 0, np.rint(part / np.where(step > 0, step, np.float32(1))) * step, part).astype(np.float64)
@@ -124,7 +124,7 @@ def moved(by: int, stored: F64, newest: F64) -> F64:
 
 
 JOINS: tuple[tuple[str, str, Join], ...] = (
-    ("new-first", "New tokens lie before the stored ones", lambda s, n: joined(n, s)),
+    ("new-first", "New tokens are placed before the stored ones", lambda s, n: joined(n, s)),
     (
         "new-lost",
         "New tokens are not read, and the last stored one stands for them",
@@ -157,7 +157,7 @@ EXCHANGED = (("tokens and heads", (0, 1)), ("heads and channels", (1, 2)), ("tok
 
 
 def joins() -> Iterator[tuple[str, str, Join]]:
-    """Names, sentences without their end, and other ways to put the parts together."""
+    """Names, beginnings of sentences, and other ways to join the parts."""
     yield from JOINS
     for said, axis in AXES:
         for of_stored, part in ((False, "new"), (True, "stored")):
@@ -191,11 +191,11 @@ def joins() -> Iterator[tuple[str, str, Join]]:
                 yield f"{part.split()[0].lower()}-rounded", cause, partial(coarse, of_all, axes_of, bits)
 
 
-# **What is done with all tokens.**
+# **Changes of all tokens.**
 
 
 def seeing(end: Callable[[int, int, int], int], q: F64, keys: F64, values: F64) -> F64:
-    """Query i of T sees the tokens up to another end than S − T + i + 1, of S.
+    """Query i of T sees the tokens up to an end other than S − T + i + 1, of S.
 
     Raises:
         ValueError: a query would see no token.
@@ -220,7 +220,7 @@ def with_scale(factor: Callable[[int, int, int], float], q: F64, keys: F64, valu
 
 
 Merge = Callable[[F64, F64, int, int], F64]
-"""Of the results over stored tokens and over new ones, and how many of each there are: one result."""
+"""From the results over stored and over new tokens, and the numbers of both, to one result."""
 MERGES: tuple[tuple[str, Merge], ...] = (
     ("of which the mean is taken", lambda old, new, s, n: (old + new) / 2),
     ("which are added", lambda old, new, s, n: old + new),
@@ -274,7 +274,7 @@ def exchanged(which: str, q: Array, keys: Stored, values: Stored, new_k: Array, 
 
 
 def ways() -> Iterator[tuple[str, str, Way]]:
-    """What may be wrong whatever the formats."""
+    """Mistakes that do not depend on the formats."""
     for name, words, join in joins():
         yield f"residual-{name}", f"{words}: keys and values.", partial(attend, join, join, plainly)
         yield f"residual-keys-{name}", f"{words}: keys only.", partial(attend, join, joined, plainly)
@@ -316,7 +316,7 @@ def members(keys: str, values: str) -> tuple[Defect, ...]:
 
 
 def of_residuals(failures: list[Any], operation: str) -> tuple[Defect, ...]:
-    """The members for the formats of failures, if these have one pair of formats."""
+    """The members for the formats of failures, if all failures have the same pair."""
     if operation != OPERATION:
         return ()
     formats = {(each.arguments[1].format, each.arguments[2].format) for each in failures}

@@ -40,25 +40,25 @@ def exactly(numbers: Array) -> Array:
 
 
 def flushed(numbers: Array) -> F32:
-    """With zeros of the same sign for subnormal numbers of float32."""
+    """Replace subnormal float32 numbers with zeros of the same sign."""
     wide = np.asarray(numbers, np.float32)
     return np.where(np.abs(wide) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), wide), wide)
 
 
 def finite(numbers: Array) -> Array:
-    """With zeros for NaN and infinity."""
+    """Replace NaN and infinity with zeros."""
     return np.nan_to_num(numbers, nan=0, posinf=0, neginf=0)
 
 
 def in_steps(numbers: Array) -> Array:
-    """In steps of a fraction of the largest magnitude of all, so that each number depends on all others."""
+    """Round to steps of a fraction of the largest magnitude, so that each number depends on all others."""
     with np.errstate(all="ignore"):
         step = np.abs(numbers).max() * 2.0**-21
         return np.asarray(np.rint(numbers / step) * step, numbers.dtype) if step > 0 else numbers
 
 
 def narrow(array: Array) -> Array:
-    """As float32, without a word about overflow."""
+    """Convert to float32, without warnings about overflow."""
     with np.errstate(all="ignore"):
         return np.asarray(array, np.float64).astype(np.float32)
 

@@ -23,7 +23,7 @@ def product(x: npt.NDArray[np.floating], matrix: F32) -> F64:
 
 
 def from_logits(logits: Callable[[F32, F32], Array], probabilities: Callable[[F64], Array] = softmax) -> Function:
-    """A gate that computes logits so, and probabilities of them."""
+    """A gate with this function for logits, and probabilities from them."""
 
     def gate(x: F32, router: F32, scores: str = "logits") -> Array:
         with np.errstate(all="ignore"):
@@ -68,7 +68,7 @@ def gate_hides_nan(x: F32, router: F32) -> Array:
 
 @of_operation(DEFECTS, "routing.gate")("C2")
 def probabilities_for_logits(x: F32, router: F32, scores: str = "logits") -> Array:
-    """Logits are asked for, and probabilities come back."""
+    """Logits are requested, but probabilities are returned."""
     return softmax(product(x, router))
 
 
@@ -81,7 +81,7 @@ of_probabilities.add(
 )
 of_probabilities.add(
     "logits-for-probabilities",
-    "Probabilities are asked for, and logits come back.",
+    "Probabilities are requested, but logits are returned.",
     "C3",
     lambda logits: logits,
 )
@@ -90,7 +90,7 @@ of_probabilities.add(
 
 
 def top_k(scores: F32, k: int, key: Callable[[F32], Array] = np.negative) -> Ids:
-    """The experts of the least keys."""
+    """The experts with the least keys."""
     return np.argsort(key(scores), axis=1, kind="stable")[:, :k].astype(np.int64)
 
 
@@ -134,7 +134,7 @@ of_ids.add(
 )
 of_ids.add(
     "chosen-worst-first",
-    "The chosen stand in the other order.",
+    "The chosen experts are in reverse order.",
     "C1",
     lambda ids: np.ascontiguousarray(ids[:, ::-1]),
 )
@@ -165,7 +165,7 @@ def weighed(after: Weights = softmax, before: Weights = divided) -> Function:
 
 
 def changed(change: Weights) -> Function:
-    """Weights that are changed after they were right."""
+    """Right weights that are then changed."""
     return lambda scores, chosen, softmax="after": change(routing.weights(scores, chosen, softmax))
 
 

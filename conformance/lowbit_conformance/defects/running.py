@@ -19,19 +19,19 @@ from lowbit_conformance.defects.places import right_answer
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 LEAST = 4
-"""Results at one place of a tile in some failure: two of them could be anything."""
+"""Least number of results at one place of a tile in some failure, because two could be anything."""
 Lanes = npt.NDArray[np.int64]
-"""Places x steps: the flat indices of results that are added to each other; -1 where there is none."""
+"""Places x steps: the flat indices of results that are added to each other; -1 for none."""
 
 
 def lanes_of(shape: tuple[int, int], axis: int, width: int, tiles_first: bool) -> Lanes:
-    """The order of results of two axes that are computed in tiles along one of them.
+    """The order of results with two axes that are computed in tiles along one axis.
 
     Args:
         shape: of the result.
         axis: along which tiles lie.
         width: of a tile.
-        tiles_first: whether the loop over tiles is the outer one, and not that over the other axis.
+        tiles_first: whether the loop over tiles is the outer one.
     """
     along, other = shape[axis], shape[1 - axis]
     tiles = -(-along // width)
@@ -42,7 +42,7 @@ def lanes_of(shape: tuple[int, int], axis: int, width: int, tiles_first: bool) -
 
 
 def summed(lanes: Lanes, right: F64, begun: F64) -> F64:
-    """All results with those before them added, from what each sum held first."""
+    """The running sums of results, from the initial value of each sum."""
     flat = np.append(right.reshape(-1), 0.0)
     totals = np.cumsum(flat[lanes], axis=1) + begun[:, np.newaxis]
     found = np.empty(right.size + 1)
@@ -60,7 +60,7 @@ def begun_with(lanes: Lanes, right: F64, given: F64) -> F64:
 def replayed(
     operation: str, failures: list[Any], order: Callable[[tuple[int, int]], Lanes], *given: Any, **choices: Any
 ) -> Array:
-    """What came back, where it was wrong, as sums of the right results; right results elsewhere."""
+    """The returned result where it was wrong, as sums of right results; right results elsewhere."""
     right = np.asarray(right_answer(operation, given, choices), np.float64)
     for each in failures:
         if len(each.arguments) == len(given) and all(map(lambda a, b: a is b, each.arguments, given)):
@@ -71,7 +71,7 @@ def replayed(
 
 
 def summable(failure: Any) -> bool:
-    """Whether a result has one or two axes, and floats that are all finite: a NaN would explain all after it."""
+    """Whether a result has one or two axes and finite floats; a NaN would explain everything after it."""
     given, right = failure.given, failure.right
     if not isinstance(given, np.ndarray) or given.dtype.kind not in "fV" or given.shape != np.shape(right):
         return False
@@ -101,13 +101,13 @@ def of_running(failures: list[Any], operation: str) -> Iterator[Defect]:
 # **From call to call.**
 
 CLEARLY = 4.0
-"""Times larger than what rounding may explain must right results be, so that growing by them says something."""
+"""Factor by which right results must exceed rounding errors for growth by them to be significant."""
 ENOUGH = 3
-"""Calls whose results grow clearly."""
+"""Least number of calls whose results clearly grow."""
 
 
 def grown(failure: Any) -> bool | None:
-    """Whether the second result of a call is the first plus what is right; None where rounding hides it."""
+    """Whether the second result of a call is the first plus the right one; None if rounding hides it."""
     first, second = (np.asarray(each).astype(np.float64) for each in (failure.call.given, failure.call.again))
     right = np.asarray(failure.exact, np.float64)
     if not first.shape == second.shape == right.shape:
@@ -122,7 +122,7 @@ def grown(failure: Any) -> bool | None:
 
 
 def of_kept_sums(failures: list[Any]) -> tuple[Defect, ...]:
-    """Sums that are kept from call to call: the same call again gives its first result plus what is right."""
+    """Sums that are kept between calls: a repeated call gives its first result plus the right one."""
     found = [grown(each) for each in failures if getattr(each.call, "again", None) is not None]
     if False in found or found.count(True) < ENOUGH:
         return ()

@@ -20,24 +20,24 @@ STORED = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
 LARGER = 2.0**-16  # of a result
 UNITS: Mapping[str | None, float] = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 ALIKE = 16.0
-"""Times smaller than the largest error of a result may errors be that say as much as this one."""
+"""How many times smaller than the largest error of a result an error may be to be as informative."""
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """A call beside what is right.
+    """A call and its right result.
 
     Attributes:
         operation: its id.
-        arguments: of the call; for a product x and the matrix; for a stateful operation those that open it.
-        choices: those given by name.
-        given: what came back; of a stateful operation the answers to all steps.
-        steps_taken: of a stateful operation, the arguments of each step.
-        right: what the reference answers.
-        limits: how far a right result may lie from that; None where results are compared by their bits alone.
+        arguments: of the call; for a product, x and the matrix; for a stateful operation, those that open it.
+        choices: arguments given by name.
+        given: the returned result; for a stateful operation, the results of all steps.
+        steps_taken: for a stateful operation, the arguments of each step.
+        right: the reference's result.
+        limits: how far a right result may differ from that; None if results are compared by their bits alone.
         wrong: how many elements are visibly wrong.
-        unequal: how many elements have other bits than what is right, rounded to their precision.
-        exact: what the reference answers, before it is rounded to the type of a narrow result.
+        unequal: how many elements differ in their bits from the right ones, rounded to their precision.
+        exact: the reference's result before it is rounded to the type of a narrow result.
         call: the call itself.
     """
 
@@ -73,24 +73,24 @@ class Seen:
 
     @property
     def size(self) -> int:
-        """How many numbers the arguments have, those of all steps included."""
+        """The number of numbers in the arguments, including those of all steps."""
         return sum(np.size(part) for value in (*self.arguments, *self.steps_taken) for _, part in leaves(value))
 
     @property
     def finite(self) -> bool:
-        """Whether there is neither NaN nor infinity in what was given and what is right."""
+        """Whether the given and the right result are finite."""
         return self.meant_finite and all_finite(self.given)
 
     @property
     def meant_finite(self) -> bool:
-        """Whether there is neither NaN nor infinity in what is right."""
+        """Whether the right result is finite."""
         return all_finite(self.right)
 
     @property
     def telling(self) -> int:
-        """How many elements say which mistake was made: those visibly wrong, and those wrong by nearly as much.
+        """The number of elements that show which mistake was made: the visibly wrong ones, and those nearly as wrong.
 
-        A bound may hide most of a vector whose errors are all alike.
+        A bound may hide most of a vector whose errors are all similar.
         """
         arrays = isinstance(self.given, np.ndarray) and isinstance(self.right, np.ndarray)
         if not self.wrong or not arrays or self.given.shape != self.right.shape or not floating(self.given):
@@ -102,7 +102,7 @@ class Seen:
 
     @property
     def unit(self) -> float:
-        """Of a result that a defect gives: how much further the sums of another order may lie, once rounded."""
+        """For a defect's result: how much sums in another order may differ more, once rounded."""
         return UNITS.get(narrow_type(self.operation, getattr(self.call, "given", None)), LARGER)
 
     def explained(self, defect: Defect) -> bool:
@@ -111,14 +111,14 @@ class Seen:
 
     @cached_property
     def on_the_lattice(self) -> bool:
-        """Whether what is right needs no rounding: then a defect gives what came back to the bit, or nearly."""
+        """Whether the right result needs no rounding; then a defect gives the returned bits, or nearly so."""
         if not (isinstance(self.exact, np.ndarray) and isinstance(self.call.given, np.ndarray)):
             return False
         name = self.call.given.dtype.name
         return name in RESULTS and bool((rounded(self.exact.astype(np.float64), name) == self.exact).all())
 
     def away(self, defect: Defect) -> float:
-        """How far the result lies from what the defect gives, in parts of how far it lies from what is right.
+        """The distance of the result from the defect's, as a fraction of its distance from the right one.
 
         0 where rounding may explain it.
         """
@@ -129,7 +129,7 @@ class Seen:
         return float(np.sqrt(own / other)) if other > 0 else 0.0
 
     def outcome(self, defect: Defect) -> Any:
-        """What the defect gives, rounded to the type of what came back where that is a narrow one."""
+        """The defect's result, rounded to the type of the returned one if that is narrow."""
         wrong = _outcome(defect, self.operation, self.arguments, self.choices, self.steps_taken)
         narrow = narrow_type(self.operation, getattr(self.call, "given", None))
         if narrow and isinstance(wrong, np.ndarray):
@@ -137,12 +137,12 @@ class Seen:
         return wrong
 
     def underflows(self, defect: Defect) -> bool:
-        """Whether what the defect gives is not 0 before it is rounded to the type of the result."""
+        """Whether the defect's result is nonzero before it is rounded to the type of the result."""
         wrong = _outcome(defect, self.operation, self.arguments, self.choices, self.steps_taken)
         return isinstance(wrong, np.ndarray) and bool(wrong.any())
 
     def unspoilt(self, defect: Defect) -> bool:
-        """Whether the defect, too, is right here, or gives what came back where the case did not judge the numbers."""
+        """Whether the defect is also right here, or gives the returned result if the case did not judge the numbers."""
         wrong = self.outcome(defect)
         if self.wrong:
             return gives(wrong, self.given, self.right, self.limits, self.unit)
@@ -182,10 +182,10 @@ def _outcome(
     choices: Mapping[str, Any],
     steps_taken: tuple[tuple[Any, ...], ...],
 ) -> Any:
-    """What the defect answers; None if it fails."""
+    """The defect's result; None if it fails."""
     try:
         return _answer(defect.wrong[operation], arguments, choices, steps_taken)
-    except Exception:  # a defect may refuse what the reference takes
+    except Exception:  # a defect may refuse what the reference accepts
         return None
 
 

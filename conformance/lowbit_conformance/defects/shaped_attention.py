@@ -18,11 +18,11 @@ of_shaped = of_operation(DEFECTS, OPERATION)
 
 Capped = Callable[[F64, float], F64]
 Shared = Callable[[F64, F64], F64]
-"""Probabilities of scores, T × S, beside a sink."""
+"""From scores, T × S, and a sink to probabilities."""
 
 
 def hidden_last(scores: F64, cap: float | None, mask: Mask, capped: Capped = soft_cap) -> F64:
-    """Scores with their cap, and then without what is hidden."""
+    """Cap the scores, then mask hidden ones."""
     return np.where(mask, scores if cap is None else capped(scores, cap), -np.inf)
 
 
@@ -51,7 +51,7 @@ def attend(
     after: Callable[[F64, float | None], F64] = lambda probabilities, cap: probabilities,
     mixed: Callable[[F64, F64, F64, F64], F64] = lambda probabilities, values, scores, sink: probabilities @ values,
 ) -> F64:
-    """Right, unless something is replaced.
+    """Attention; right unless a step is replaced.
 
     Args:
         queries: as of `lowbit.attention.shaped.attend_shaped_to`; so are the other positional ones.
@@ -63,11 +63,11 @@ def attend(
         sinks: see `queries`.
         see: which tokens a token sees.
         head: the key-value head that a query head reads.
-        factor: of products.
-        shaped: scores with their cap and without what is hidden.
+        factor: multiplies products.
+        shaped: caps and masks scores.
         sink: of a head; −∞ where there are none.
         shared: the softmax.
-        after: what follows it.
+        after: the step after the softmax.
         mixed: probabilities times values.
     """
     (tokens, heads, channels), (groups, length, _) = queries.shape, keys.shape
@@ -96,34 +96,34 @@ of_shares = of_operation(DEFECTS, OPERATION, lambda shared: replacing(shared=sha
 
 @of_shares("C1 C2 C3")
 def sink_left_out(scores: F64, sink: F64) -> F64:
-    """The sink takes no part of the probability."""
+    """The sink gets no probability."""
     return beside(scores, np.array(-np.inf))
 
 
 @of_shares("C1 C2 C3")
 def sink_in_the_maximum_only(scores: F64, sink: F64) -> F64:
-    """The sink is compared with the greatest score, and not added to the sum."""
+    """The sink is included in the maximum, but not added to the sum."""
     powers = np.exp(scores - np.maximum(scores.max(axis=-1, keepdims=True), sink))
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 
 @of_shares("C1 C2 C3")
 def sink_not_shifted(scores: F64, sink: F64) -> F64:
-    """The exponential of the sink is added without the maximum having been taken off it."""
+    """The exponential of the sink is added without subtracting the maximum."""
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.asarray(powers / (powers.sum(axis=-1, keepdims=True) + np.exp(sink)))
 
 
 @of_shares("C1 C2 C3")
 def sink_overflows(scores: F64, sink: F64) -> F64:
-    """Exponentials of scores and of the sink as they are overflow."""
+    """The maximum is not subtracted, so that exponentials of scores and the sink overflow."""
     powers, own = np.exp(scores.astype(np.float32)), np.exp(sink.astype(np.float32))
     return np.asarray(powers / (powers.sum(axis=-1, keepdims=True) + own), np.float64)
 
 
 @of_shares("C1 C2 C3")
 def sink_added_to_the_sum(scores: F64, sink: F64) -> F64:
-    """The sink itself is added to the sum of exponentials, and not its exponential."""
+    """The sink is added to the sum of exponentials instead of its exponential."""
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.asarray(powers / (powers.sum(axis=-1, keepdims=True) + np.where(np.isinf(sink), 0, sink)))
 
@@ -135,9 +135,7 @@ def sink_in_half(scores: F64, sink: F64) -> F64:
     return np.asarray(beside(scores, np.array(-np.inf)) * half(left * (1 - 2.0**-11)))
 
 
-of_sink.add(
-    "sink-of-0", "Whatever the sink is, 1 is added to the sum.", "C1 C2 C3", lambda sinks, h, groups, factor, cap: 0.0
-)
+of_sink.add("sink-of-0", "1 is added to the sum for every sink.", "C1 C2 C3", lambda sinks, h, groups, factor, cap: 0.0)
 of_sink.add(
     "sink-of-the-first-head",
     "All heads have the sink of the first.",
@@ -168,7 +166,7 @@ of_sink.add(
 )
 of_sink.add(
     "sink-negated",
-    "The sink is subtracted and not added in the exponent.",
+    "The sink has the wrong sign in the exponent.",
     "C1 C2 C3",
     lambda sinks, h, groups, factor, cap: -sinks[h] if np.isfinite(sinks[h]) else sinks[h],
 )
@@ -181,7 +179,7 @@ def to_the_first(probabilities: F64, values: F64, scores: F64, sink: F64) -> F64
 
 of_shaped.add(
     "sink-reads-the-first-token",
-    "What the sink takes goes to the value of the first token.",
+    "The probability of the sink goes to the value of the first token.",
     "C1 C2 C3 C4",
     replacing(mixed=to_the_first),
     verdicts=MOVES,
@@ -207,7 +205,7 @@ of_cap.add(
 )
 of_cap.add(
     "cap-of-50",
-    "The cap is 50, whatever is given.",
+    "The cap is always 50.",
     "C1 C3",
     lambda scores, cap: soft_cap(scores, 50.0),
 )
@@ -219,7 +217,7 @@ of_cap.add(
 )
 of_cap.add(
     "cap-in-11-bits",
-    "The tanh is that of an instruction of 11 bits.",
+    "The tanh comes from an instruction with 11 bits of precision.",
     "C3",
     lambda scores, cap: cap * tensor_float(np.tanh(scores / cap).astype(np.float32)).astype(np.float64),
 )
@@ -227,7 +225,7 @@ of_cap.add(
 
 @of_cap("C3")
 def cap_cancels(scores: F64, cap: float) -> F64:
-    """The tanh is 1 - 2 / (e^2z + 1) throughout, which cancels for small z."""
+    """The tanh is 1 - 2 / (e^2z + 1) for all z, which cancels for small z."""
     power = np.exp((2 * scores / cap).astype(np.float32))
     return np.asarray(cap * (np.float32(1) - np.float32(2) / (power + np.float32(1))).astype(np.float64))
 
@@ -246,14 +244,14 @@ def hidden_first(scores: F64, cap: float | None, mask: Mask) -> F64:
 
 of_shaped.add(
     "cap-after-the-mask",
-    "Scores are capped after the mask, which leaves minus the cap of what is hidden.",
+    "Scores are capped after the mask, so that hidden scores become minus the cap.",
     "C1 C3 C4",
     replacing(shaped=hidden_first),
     verdicts=MOVES,
 )
 of_shaped.add(
     "cap-after-the-softmax",
-    "Probabilities are capped, and not scores.",
+    "Probabilities are capped instead of scores.",
     "C1 C2 C3",
     replacing(
         shaped=lambda scores, cap, mask: np.where(mask, scores, -np.inf),
@@ -268,13 +266,13 @@ of_factor = of_operation(DEFECTS, OPERATION, lambda factor: replacing(factor=fac
 of_factor.add("factor-left-out", "Products are not multiplied by the factor.", "C3", lambda scale, channels: 1.0)
 of_factor.add(
     "factor-of-heads",
-    "Products are divided by the root of d_h all the same.",
+    "Products are divided by the root of d_h instead.",
     "C3",
     lambda scale, channels: channels**-0.5,
 )
 of_factor.add(
     "factor-beside-the-root",
-    "Products are multiplied by the factor, and divided by the root of d_h too.",
+    "Products are multiplied by the factor and also divided by the root of d_h.",
     "C3",
     lambda scale, channels: (scale or 1.0) * channels**-0.5,
 )

@@ -14,7 +14,7 @@ of_round = of_operation(DEFECTS, "floats.round")
 
 
 def flushed(numbers: F64, type: Any) -> F64:
-    """With zeros for numbers below the normal range of a type."""
+    """Replace numbers below the normal range of a type with zeros."""
     return np.where(np.abs(numbers) < 2.0 ** (1 - FLOATS[type].bias), np.copysign(0, numbers), numbers)
 
 
@@ -37,13 +37,13 @@ of_decode.add("zero-read-without-sign", "The pattern of -0 is +0.", "C1", lambda
 
 @of_round("C1")
 def rounded_towards_zero(numbers: F64, type: Any, overflow: Any = "saturate", direction: Any = "nearest") -> Array:
-    """A number is cut and not rounded."""
+    """A number is truncated instead of rounded."""
     return round_to(numbers, type, overflow, "down")
 
 
 @of_round("C1")
 def ties_away_from_zero(numbers: F64, type: Any, overflow: Any = "saturate", direction: Any = "nearest") -> Array:
-    """A tie goes away from zero."""
+    """Ties round away from zero."""
     right = round_to(numbers, type, overflow, direction)
     if direction != "nearest":
         return right
@@ -64,7 +64,7 @@ def overflow_of_the_other_kind(
 
 @of_round("C2")
 def overflow_downwards(numbers: F64, type: Any, overflow: Any = "saturate", direction: Any = "nearest") -> Array:
-    """What overflows is infinite even if it is cut."""
+    """Numbers that overflow become infinite even with truncation."""
     right = round_to(numbers, type, overflow, direction)
     if direction != "down" or overflow != "ieee":
         return right

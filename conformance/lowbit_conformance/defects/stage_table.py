@@ -15,5 +15,5 @@ STAGES: Mapping[str, Stages] = {**LAYERS, **NUMBERS, **PRODUCTS}
 
 @cache
 def of_stages(operation: str) -> tuple[Defect, ...]:
-    """All mistakes with the stages of an operation, or with the rules of one that remembers."""
+    """All mistakes in the stages of an operation, or in the rules of a stateful one."""
     return tuple(members(operation, STAGES[operation]) if operation in STAGES else of_machines(operation))

@@ -20,23 +20,23 @@ from lowbit_conformance.defects.defect import Defect, Function, arithmetical
 from lowbit_conformance.defects.narrow import FORMATS, Change
 from lowbit_conformance.defects.places import changes
 
-REMEMBERED = 32  # calls whose stages are kept: those of the failures of an operation and of what was right
+REMEMBERED = 32  # calls whose stages are kept: failures of an operation and right calls
 
 
 class At:
-    """What a staged operation shows its numbers to; here all of them pass as they are and are remembered."""
+    """Receives the numbers of a staged operation; here all pass unchanged and are recorded."""
 
     def __init__(self) -> None:
         self.values: dict[str, Array] = {}
         self.others: dict[tuple[str, str], Callable[[], Any]] = {}
 
     def __call__(self, stage: str, value: Any, **others: Callable[[], Any]) -> Any:
-        """The numbers of a stage, as the next step uses them.
+        """The numbers of a stage that the next step uses.
 
         Args:
             stage: its name.
             value: its numbers.
-            others: what may be taken in their place.
+            others: what may replace them.
         """
         self.values[stage] = np.asarray(value)
         self.others |= {(stage, name): other for name, other in others.items()}
@@ -44,7 +44,7 @@ class At:
 
 
 class Instead(At):
-    """Gives the next step something else at one stage."""
+    """Replaces the numbers of one stage for the next step."""
 
     def __init__(self, stage: str, value: Any) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Instead(At):
 
 
 Staged = Callable[..., Any]
-"""Of `At`, and of the arguments of an operation."""
+"""Takes an `At` and the arguments of an operation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +63,9 @@ class Stages:
     """An operation in stages.
 
     Attributes:
-        run: the operation; takes an `At` and what the reference takes.
-        names: its stages; those near the result first, since a mistake that may be either is more likely a late one.
-        others: for a stage the values that may be taken in its place, and how a sentence calls them.
+        run: the operation; takes an `At` and the reference's arguments.
+        names: its stages, the last first, because an ambiguous mistake is more likely a late one.
+        others: for a stage the values that may replace it, and their names in a sentence.
     """
 
     run: Staged
@@ -73,12 +73,12 @@ class Stages:
     others: Mapping[str, Mapping[str, str]]
 
 
-# **One run** of each call is kept, since hundreds of changes are tried on each.
+# **One run** of each call is kept, because hundreds of changes are tried on it.
 
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A call and what was seen at its stages."""
+    """A call and the numbers at its stages."""
 
     run: Staged
     given: tuple[Any, ...]
@@ -114,7 +114,7 @@ def _changing(run: Staged, stage: str, change: Change) -> Function:
         value = change(seen.at.values[stage])
         if _equal(value, seen.at.values[stage]):
             return seen.right
-        key = (stage, value.shape, value.dtype.str, value.tobytes())  # many changes of few numbers are one change
+        key = (stage, value.shape, value.dtype.str, value.tobytes())  # with few numbers many changes are the same
         if key not in seen.answers:
             seen.answers[key] = run(Instead(stage, value), *given, **choices)
         return seen.answers[key]
@@ -132,7 +132,7 @@ def _replacing(run: Staged, stage: str, other: str) -> Function:
     return wrong
 
 
-# **Changes** of numbers that lie between steps, besides those of arguments and results.
+# **Changes** of numbers between steps, besides those of arguments and results.
 
 
 def _numeric(change: Change) -> Change:
@@ -158,7 +158,7 @@ def _narrowed(way: Change) -> Change:
 NUMBERS: tuple[tuple[str, str, Change], ...] = (
     ("root-taken", "as their roots", np.sqrt),
     ("inverted", "as 1 divided by them", lambda a: 1 / a),
-    ("truncated", "with their fractions cut", np.trunc),
+    ("truncated", "with their fractions truncated", np.trunc),
     ("rounded-down", "rounded down", np.floor),
     *(
         (f"raised-by-1e-{power}", f"with 1e-{power} added", lambda a, least=10.0**-power: a + least)

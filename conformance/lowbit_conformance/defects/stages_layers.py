@@ -103,7 +103,7 @@ def softmax(at: At, scores: Array) -> Array:
 
 
 def _not_empty(seen: Array, own: Array) -> Array:
-    """A token that would see nothing sees itself."""
+    """Let a token that would see nothing see itself."""
     return np.asarray(seen | own & ~seen.any(axis=1, keepdims=True))
 
 

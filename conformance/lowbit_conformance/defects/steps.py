@@ -41,12 +41,12 @@ def zeros(matrix: QuantizedMatrix) -> F32:
 
 
 def value(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
-    """What codes stand for, all three K × N."""
+    """The values of codes; all three arrays are K × N."""
     return scale * codes + zero if convention == "minimum" else scale * (codes - zero)
 
 
 def finish(weights: F32, matrix: QuantizedMatrix) -> F32:
-    """Weights as they are used: unchanged."""
+    """A last change of weights; here none."""
     return weights
 
 
@@ -59,7 +59,7 @@ def product(x: F32, weights: F32) -> Array:
 
 @dataclass(frozen=True)
 class Steps:
-    """One function for each step; all of them right unless replaced."""
+    """One function for each step; all are right unless replaced."""
 
     unpack: Callable[[Words, int], Array] = unpack
     pack: Callable[[Codes, int], Array] = pack
@@ -78,7 +78,7 @@ class Steps:
             return self.finish(self.value(*parts, matrix.convention), matrix)
 
     def operations(self) -> dict[str, Function]:
-        """Each operation with quantised weights, of these steps."""
+        """Each operation with quantised weights, made of these steps."""
         return {
             "packing.pack": self.pack,
             "packing.unpack": lambda words, bits: _as_codes(self.unpack(words, bits)),
@@ -92,7 +92,7 @@ RIGHT = Steps()
 PRODUCTS = ("linear.qgemv", "linear.qgemm")
 VALUES = ("affine.dequantize", *PRODUCTS)
 AFFECTED = {"unpack": ("packing.unpack", *VALUES), "pack": ("packing.pack",), "product": PRODUCTS}
-"""What a step takes part in; any other step in `VALUES`."""
+"""The clauses that depend on a step; for any other step `VALUES`."""
 
 
 def _as_codes(codes: Array) -> Array:
@@ -109,7 +109,7 @@ def stepwise(
     verdicts: tuple[str, ...] = WRONG,
     **replaced: Any,
 ) -> Defect:
-    """A defect of the steps that are given; of these operations only, if some are named."""
+    """A defect in the given steps, for the named operations only, if any are named."""
     steps = replace(RIGHT, **replaced)
     affected = only or tuple(dict.fromkeys(name for step in replaced for name in AFFECTED.get(step, VALUES)))
     wrong = {name: function for name, function in steps.operations().items() if name in affected}
@@ -126,8 +126,8 @@ def of_step(
     Args:
         into: where they are added.
         step: the attribute of `Steps`.
-        only: the operations that are wrong, if not all that the step takes part in.
-        made: makes the wrong step of what is declared.
+        only: the operations that are wrong, if not all that use the step.
+        made: makes the wrong step from the declared function.
     """
 
     def make(

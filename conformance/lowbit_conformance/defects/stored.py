@@ -27,18 +27,18 @@ Change = Callable[[Field, Array, Sizes], Array]
 
 
 def nibbles(row: Field, array: Array, at: Sizes) -> Array:
-    """The two halves of every byte of codes are swapped."""
+    """Swap the two halves of every byte of codes."""
     octets = array.view(np.uint8)
     return (octets >> 4 | octets << 4).view(array.dtype)
 
 
 def backwards(row: Field, array: Array, at: Sizes) -> Array:
-    """The bytes of each integer of codes in the other order."""
+    """Reverse the bytes of each integer of codes."""
     return array.byteswap()
 
 
 def axis_of_groups(row: Field, array: Array) -> int:
-    """The axis of a field along which its groups or blocks lie: that whose size follows from K."""
+    """The axis of groups or blocks in a field: the one whose size follows from K."""
     sizes = [str(size) for size in row.shape]
     if array.ndim > 1 and not any(re.search("[NKG]", size) for size in sizes):
         return 1  # of a block format, whose arrays are N x blocks
@@ -46,7 +46,7 @@ def axis_of_groups(row: Field, array: Array) -> int:
 
 
 def neighbour(row: Field, array: Array, at: Sizes) -> Array:
-    """Each group or block has the number of the one before it."""
+    """Each group or block has the number of the previous one."""
     axis = axis_of_groups(row, array)
     return np.roll(array, 1, axis=axis)
 
@@ -72,7 +72,7 @@ def negative(row: Field, array: Array, at: Sizes) -> Array:
     """The sign bit of a float is lost.
 
     Raises:
-        ValueError: floats of this type have none.
+        ValueError: floats of this type have no sign bit.
     """
     if row.dtype in FLOATS and not FLOATS[row.dtype].signed:
         raise ValueError("there is no sign bit")
@@ -102,7 +102,7 @@ def offset_dropped(weights: Stored) -> Terms:
 
 
 def zero_off_by_one(change: int, weights: Stored) -> Terms:
-    """The offset is that of a zero one higher or lower: it differs by what one code is worth."""
+    """The offset is that of a zero one code higher or lower."""
     terms, view = weights.terms, codes_of(weights)
     step = 0.0 if view is None else change * view.step
     return Terms(terms.products, np.asarray(terms.offsets) + step)
@@ -123,11 +123,11 @@ DECODES: dict[str, tuple[str, Callable[[Stored], Terms]]] = {
         partial(with_fields, rolled_bytes, "codes"),
     ),
     "stored-scale-of-the-neighbour": (
-        "Each group or block has the scale of the one before.",
+        "Each group or block has the scale of the previous one.",
         partial(with_fields, neighbour, "scale"),
     ),
     "stored-scale-of-the-first": (
-        "All groups, or all columns where each has one scale, have that of the first.",
+        "All groups, or all columns if each has one scale, use the scale of the first.",
         partial(with_fields, first, "scale"),
     ),
     "stored-sign-of-a-scale-lost": (
@@ -135,7 +135,7 @@ DECODES: dict[str, tuple[str, Callable[[Stored], Terms]]] = {
         partial(with_fields, negative, "scale"),
     ),
     "stored-zero-of-the-neighbour": (
-        "Each group has the zero of the one before.",
+        "Each group has the zero of the previous one.",
         partial(with_fields, neighbour, "zero"),
     ),
     "stored-zero-nibbles-swapped": ("The two zeros of a byte are swapped.", partial(with_fields, nibbles, "zero")),
@@ -171,12 +171,12 @@ def of_products(numbers: str, *operations: str) -> str:
 
 
 def reading(terms_of: Callable[[Stored], Terms], products: tuple[str, ...] = PLAIN) -> dict[str, Function]:
-    """The operations on a matrix that is read wrong."""
+    """The operations on a matrix that is read wrongly."""
     wrong = partial(multiplied, terms_of)
     return {"formats.dequantize": partial(dequantized, terms_of), **dict.fromkeys(products, wrong)}
 
 
-# **What does not depend on the format.**
+# **Mistakes that do not depend on the format.**
 
 
 def right_terms(weights: Stored) -> Terms:
@@ -189,10 +189,10 @@ def hidden(x: Any, weights: Stored, result: Any = "float32") -> Array:
 
 
 def of_two_blocks(row: Field, array: Array, at: Sizes) -> Array:
-    """Where blocks of columns share a scale, every block from the third on has that of the first or the second.
+    """If blocks of columns share a scale, every block from the third on has that of the first or second.
 
     Raises:
-        ValueError: no columns share one.
+        ValueError: no columns share a scale.
     """
     axis = next((axis for axis, size in enumerate(row.shape) if re.fullmatch(r"N//?\d+", str(size))), None)
     if axis is None:
@@ -202,12 +202,12 @@ def of_two_blocks(row: Field, array: Array, at: Sizes) -> Array:
 
 
 def within_float16(row: Field, array: Array, at: Sizes) -> Array:
-    """Scales that are powers of two as float16 holds them: from its least number to its largest power of two."""
+    """Scales that are powers of two, limited to those of float16."""
     return np.clip(powers_of_two(row, array), 127 - 24, 127 + 15).view(array.dtype)
 
 
 def zero_as_one(row: Field, array: Array, at: Sizes) -> Array:
-    """A scale of 0 is taken for one that is missing.
+    """A scale of 0 is treated as missing.
 
     Raises:
         ValueError: the scales are no floats with a zero.
@@ -218,7 +218,7 @@ def zero_as_one(row: Field, array: Array, at: Sizes) -> Array:
 
 
 def not_above_codes(row: Field, array: Array, at: Sizes) -> Array:
-    """A zero that is a float becomes no larger than the codes of 4 bits.
+    """A float zero is limited to the range of 4-bit codes.
 
     Raises:
         ValueError: zeros are integers.
@@ -230,10 +230,10 @@ def not_above_codes(row: Field, array: Array, at: Sizes) -> Array:
 
 
 def of_whole_groups(row: Field, array: Array, at: Sizes) -> Array:
-    """A short last group has the scale of the one before.
+    """A short last group has the scale of the previous group.
 
     Raises:
-        ValueError: all groups are whole, or there is one.
+        ValueError: all groups are whole, or there is only one.
     """
     size, axis = at.options.get("group_size", at.K), axis_of_groups(row, array)
     if at.K % size == 0 or size > at.K or array.shape[axis] != at.G:
@@ -243,10 +243,10 @@ def of_whole_groups(row: Field, array: Array, at: Sizes) -> Array:
 
 
 def ends_of_float16(row: Field, array: Array, at: Sizes) -> Array:
-    """Scales of wider floats end where float16 does: at 65504, and at 0 below its least number.
+    """Scales of wider floats are limited to the range of float16: to 65504, and to 0 below its least number.
 
     Raises:
-        ValueError: the type of the scales is no wider, or has no zero.
+        ValueError: the type of the scales is not wider than float16, or has no zero.
     """
     if row.dtype not in ("float32", "bfloat16"):
         raise ValueError("the scales are no wider than float16")
@@ -263,7 +263,7 @@ def of_activations(change: Change, x: Any, weights: Stored, result: Any = "float
 
 
 def without_byte_0(row: Field, array: Array, at: Sizes) -> Array:
-    """The least power of two is the one above it."""
+    """The least power of two is read as the next one."""
     return np.maximum(powers_of_two(row, array), 1).view(array.dtype)
 
 
@@ -279,13 +279,13 @@ def powers_of_two(row: Field, array: Array) -> Array:
 
 
 def least_power_as_zero(weights: Stored) -> Terms:
-    """Numbers whose scale is the byte 0 are 0: those that the byte 1 would change."""
+    """Numbers with a scale byte of 0 become 0."""
     changed = with_fields(without_byte_0, "scale", weights).values != weights.values
     return Terms(np.where(changed, 0.0, weights.values))
 
 
 def possible(terms_of: Callable[[Stored], Terms], weights: Stored) -> Terms:
-    """The terms with the mistake, and the right ones where the format has no place for it."""
+    """The terms with the mistake, or the right ones if the mistake does not apply to the format."""
     try:
         return terms_of(weights)
     except ValueError:
@@ -321,12 +321,12 @@ OTHERS = (
             ("stored-scale-of-0-as-1", "A scale of 0 counts as 1.", with_possible(zero_as_one, "scale")),
             (
                 "stored-real-zero-within-codes",
-                "A zero that is a float is at most 15.",
+                "A float zero is limited to 15.",
                 with_possible(not_above_codes, "zero"),
             ),
             (
                 "stored-short-group-unseen",
-                "A short last group has the scale before its own.",
+                "A short last group has the scale of the previous group.",
                 with_possible(of_whole_groups, "scale"),
             ),
             (

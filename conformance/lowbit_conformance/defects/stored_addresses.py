@@ -18,7 +18,8 @@ from lowbit_conformance.defects.stored_codes import reread, run_of
 
 Numbers = Callable[[Stored], Terms]
 Size = Callable[[int, int, int, int, int, int], int]
-"""Of the rows and columns of the array, and of K, N, and the number of groups with a short last one and without it."""
+"""Steps from the rows and columns of the array, from K and N, and from the number of groups with and without a short
+last one."""
 
 STEPS: dict[str, Size] = {
     "0": lambda i, j, k, n, g, w: 0,
@@ -64,13 +65,13 @@ STEPS |= {
     "16 J": lambda i, j, k, n, g, w: 16 * j,
 }
 WHOLE = tuple(STEPS)[len(OF_ROWS) :]
-"""Steps of rows that have whole tiles of columns, or of other sizes that are whole numbers."""
+"""Row steps in whole tiles of columns or of other sizes."""
 OF_COLUMNS = ("1", "0", "2", "I", "J", "J + 1", "K", "N")
 SHIFTS = (1, -1)
 
 
 def read_at(row: str, column: str, shift: int, array: Array, sizes: tuple[int, ...]) -> Array:
-    """The array with its rows and columns read at other addresses; past the end, from the beginning.
+    """The array with its rows and columns read at other addresses, which wrap at the end.
 
     Args:
         row, column: the names of the steps.
@@ -79,7 +80,7 @@ def read_at(row: str, column: str, shift: int, array: Array, sizes: tuple[int, .
         sizes: what `sizes_of` says of the matrix.
 
     Raises:
-        ValueError: it has no rows and columns.
+        ValueError: the array has no rows and columns.
     """
     if array.ndim < 2:
         raise ValueError("no matrix")
@@ -89,13 +90,13 @@ def read_at(row: str, column: str, shift: int, array: Array, sizes: tuple[int, .
 
 
 def sizes_of(weights: Stored) -> tuple[int, ...]:
-    """K, N and the number of groups, of which each but the last is whole; and the number of whole ones."""
+    """K, N, the number of groups including a short last one, and the number of whole groups."""
     run = run_of(weights)
     return weights.rows, weights.columns, -(-weights.rows // run), weights.rows // run
 
 
 def with_array(name: str, row: str, column: str, shift: int, weights: Stored) -> Terms:
-    """The numbers with one field read at other addresses; with all of a block where no field is named.
+    """The numbers with one field read at other addresses, or whole blocks if no field is named.
 
     Raises:
         ValueError: the format has no such field.
@@ -109,7 +110,7 @@ def with_array(name: str, row: str, column: str, shift: int, weights: Stored) ->
 
 
 def ways() -> Iterator[tuple[str, str, int]]:
-    """Steps and shifts, none of which is right; those with one right step go first."""
+    """Wrong steps and shifts; those with one right step come first."""
     steps = [pair for pair in pairs(OF_ROWS, OF_COLUMNS) if pair != ("J", "1")]
     for row, column in sorted(steps, key=lambda pair: (pair[0] != "J") + (pair[1] != "1")):
         yield row, column, 0

@@ -38,7 +38,7 @@ def attend(
     heads: Heads = in_heads,
     scale: float | None = None,
 ) -> Array:
-    """Attention with one thing at a time to be replaced."""
+    """Attention, in which one step at a time can be replaced."""
     head_dim = queries.shape[2]
     with np.errstate(all="ignore"):
         own_keys, own_values = (heads(read(each).values, head_dim) for each in (keys, values))
@@ -53,7 +53,7 @@ def channel_major(numbers: F64, head_dim: int) -> F64:
 
 
 def other_head(numbers: F64, head_dim: int) -> F64:
-    """Each group of queries reads the heads of the next."""
+    """Each group of queries reads the head of the next group."""
     return np.roll(in_heads(numbers, head_dim), 1, axis=0)
 
 
@@ -85,7 +85,7 @@ def cache_sees_the_next(queries: Array, keys: Stored, values: Stored, window: An
 
 @of_cache("C3 C4", verdicts=MOVES)
 def cache_one_step_for_all_tokens(queries: Array, keys: Stored, values: Stored, window: Any = None) -> Array:
-    """Values are rounded with one step, that of the largest of all tokens, seen or not."""
+    """Values are rounded with one common step, from the largest of all tokens, visible or not."""
     head_dim = queries.shape[2]
     own_keys, own_values = (in_heads(each.values, head_dim) for each in (keys, values))
     return in_type(attended(queries.astype(np.float64), own_keys, in_steps(own_values), window), queries.dtype.name)

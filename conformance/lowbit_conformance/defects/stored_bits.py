@@ -33,18 +33,18 @@ FieldChange = Callable[[Field, Array, Stored], Array]
 Named = Iterator[tuple[str, str, Numbers]]
 
 ALL = 255
-"""A byte of codes none of which is worth 0."""
+"""A byte of codes, none of which stands for 0."""
 MOST_BITS = 8
-"""Of an integer in a block; what depends on more bits is no integer, but for example an index of a grid."""
+"""Largest number of bits of an integer in a block; longer fields are, for example, indices of a grid."""
 EARLIER = (*range(-4, 5), *(8 * each for each in (-32, -16, -8, -4, -3, -2, -1, 1, 2, 3, 4, 8, 16, 32)))
-"""Bits by which a piece may begin elsewhere."""
+"""Bits by which the start of a piece may be shifted."""
 FACTORS = (0.0, 0.5, 0.25, 2.0, 4.0)
 DIGITS = "abcdefgh"
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where the integers of one kind lie in a record.
+    """The location of the integers of one kind in a record.
 
     Attributes:
         row: their field.
@@ -60,7 +60,7 @@ class Place:
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
-        """The pieces that all integers have in common: the first of its bits, and how many."""
+        """The pieces that all integers have in common: the first bit and the number of bits of each."""
         near = (np.diff(self.bits, axis=1) == 1).all(axis=0)
         ends = [0, *(np.flatnonzero(~near) + 1), self.bits.shape[1]]
         return [(int(a), int(b - a)) for a, b in pairwise(ends)]
@@ -72,7 +72,7 @@ def bytes_of(row: Field) -> int:
 
 
 def with_bit_set(table: Format, row: Field) -> tuple[Terms, Terms]:
-    """The terms of blocks in each of which one bit of a field is set, and of one in which none is."""
+    """The terms of blocks with one bit of a field set in each, and of one block with no bit set."""
     count = 8 * bytes_of(row)
     at = Sizes(table.block or 1, count + 1)
     fields = {}
@@ -92,7 +92,7 @@ def with_bit_set(table: Format, row: Field) -> tuple[Terms, Terms]:
 
 @cache
 def places_of(format: str) -> tuple[Place, ...]:
-    """The integers of a block format, as far as each depends on as many bits as the others of its kind."""
+    """The integers of a block format, if all of one kind depend on the same number of bits."""
     table, found = FORMATS[format], list[Place]()
     for row in table.fields if table.block is not None else ():
         if row.dtype in FLOATS or row.role not in ("codes", "scale"):
@@ -122,13 +122,13 @@ def places_of(format: str) -> tuple[Place, ...]:
 
 
 def records_of(weights: Stored) -> tuple[Array, int]:
-    """The bits of the blocks of each column, columns × bits, and how many a block has."""
+    """The bits of the blocks of each column, columns × bits, and the number of bits of a block."""
     octets = np.ascontiguousarray(weights.tensors[0])
     return np.unpackbits(octets, axis=1, bitorder="little"), 8 * weights.table.record.itemsize
 
 
 def read_from(place: Place, first: int, count: int, starts: tuple[int, ...], weights: Stored) -> Terms:
-    """One piece of each integer read from bits that begin elsewhere; past the last block, from the first."""
+    """One piece of each integer read from other bits, which wrap after the last block."""
     bits, size = records_of(weights)
     table = weights.table
     own = place.bits[:, first : first + count]
@@ -141,7 +141,7 @@ def read_from(place: Place, first: int, count: int, starts: tuple[int, ...], wei
 
 
 def steps_of(starts: Integers) -> Integers | None:
-    """The step of each binary digit of i in the beginnings of pieces; None where these are no such sums."""
+    """The step of each binary digit of i in the starts of pieces; None if the starts are not such sums."""
     digits = len(starts).bit_length() - 1
     if len(starts) != 1 << digits or digits == 0:
         return None
@@ -150,13 +150,13 @@ def steps_of(starts: Integers) -> Integers | None:
 
 
 def summed(begin: int, steps: Integers) -> Integers:
-    """What begins where, for all i."""
+    """The start for each i."""
     i = np.arange(1 << len(steps))[:, np.newaxis]
     return np.asarray(begin + ((i >> np.arange(len(steps)) & 1) * steps).sum(axis=1))
 
 
 def runs_of(steps: Integers) -> list[range]:
-    """The binary digits that one loop runs over: each step is twice the one before."""
+    """The binary digits of one loop: each step is twice the previous one."""
     ends = [0, *(b for b in range(1, len(steps)) if steps[b] != 2 * steps[b - 1]), len(steps)]
     return [range(a, b) for a, b in pairwise(ends)]
 
@@ -178,7 +178,7 @@ def written(begin: int, steps: Integers, runs: list[range]) -> str:
 
 
 def other_steps(begin: int, steps: Integers) -> Iterator[tuple[int, Integers]]:
-    """Beginnings and steps of wrong loops."""
+    """Starts and steps of wrong loops."""
     for by in EARLIER:
         if by:
             yield begin + by, steps
@@ -200,7 +200,7 @@ def other_steps(begin: int, steps: Integers) -> Iterator[tuple[int, Integers]]:
 
 
 def other_digits(steps: Integers) -> Iterator[Integers]:
-    """Steps of loops that shift inside a byte by another digit of i: two are exchanged, or one follows both.
+    """Steps of loops that shift inside a byte by another digit of i: two are exchanged, or one depends on both.
 
     >>> [each.tolist() for each in other_digits(np.array([8, 4]))]
     [[4, 8], [12, 0]]
@@ -215,7 +215,7 @@ def other_digits(steps: Integers) -> Iterator[Integers]:
 
 
 def of_pieces(place: Place) -> Named:
-    """Pieces that begin elsewhere, in all integers or where one binary digit is given."""
+    """Pieces with another start, in all integers or in those with one given binary digit."""
     for first, count in place.pieces:
         starts = place.bits[:, first]
         steps = steps_of(starts)
@@ -253,7 +253,7 @@ def of_pieces(place: Place) -> Named:
 
 
 def by_integers(place: Place, change: Callable[[Integers, Array], Integers], weights: Stored) -> Terms:
-    """The numbers with other integers: what one more is worth follows from the table.
+    """The numbers with other integers; the table gives the value of one unit.
 
     Args:
         place: where the integers lie.
@@ -286,12 +286,12 @@ def by_integers(place: Place, change: Callable[[Integers, Array], Integers], wei
 def unmasked(
     place: Place, which: int | None, among: int | None, wide: bool, own: Integers, octets: Integers
 ) -> Integers:
-    """Integers whose pieces keep what lies above them in their byte, or in four bytes.
+    """Integers whose pieces keep the bits above them in their byte, or in four bytes.
 
     Args:
         place: where they lie.
         which: of the pieces; all if None.
-        among: the number of pieces of the integers that are read wrong; all integers if None.
+        among: the number of pieces of the integers that are read wrongly; all integers if None.
         wide: in four bytes.
         own: the integers.
         octets: the bytes of the records.
@@ -315,7 +315,7 @@ def unmasked(
 
 
 def with_pieces_at(place: Place, by: int, masked: bool, own: Integers, octets: Integers) -> Integers:
-    """Integers whose high piece begins some bits further up or down than it should, over the low one.
+    """Integers whose high piece is placed some bits too high or too low, over the low one.
 
     Raises:
         ValueError: no integer has two pieces.
@@ -344,7 +344,7 @@ def without(bit: int, own: Integers, octets: Integers) -> Integers:
 
 
 def of_integers(place: Place) -> Named:
-    """Masks that are forgotten or too short, and small scales that are off by a number."""
+    """Missing or too short masks, and small scales that are off by a number."""
     name, role = place.row.name, place.row.role
     found = {1 + int((np.diff(row) != 1).sum()) for row in place.bits}
     counts = found if len(found) > 1 else set()
@@ -378,11 +378,11 @@ def of_integers(place: Place) -> Named:
             yield f"stored-{role}-off-by-a-number", cause, partial(by_integers, place, partial(moved_in_bytes, by))
 
 
-# **Fields** that begin anywhere in a block.
+# **Fields** that begin at any byte of a block.
 
 
 def begun_at(begin: int, row: Field, array: Array, weights: Stored) -> Array:
-    """A field of a block read from a byte on; past the last block, from the first.
+    """A field of a block read from another byte on, which wraps after the last block.
 
     Raises:
         ValueError: there are no blocks.

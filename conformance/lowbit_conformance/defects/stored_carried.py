@@ -21,10 +21,11 @@ Wrong = Callable[..., F64]
 
 
 def with_sums(name: str, change: Callable[..., Array], x: Stored, weights: Stored, result: Any = "float32") -> F64:
-    """The product where offsets of weights meet sums that activations carry, and these are read wrong.
+    """The product in which offsets of weights are multiplied by sums stored with activations, and these sums are read
+    wrongly.
 
     Raises:
-        ValueError: they carry none.
+        ValueError: activations have no stored sums.
     """
     table = x.table
     fields = table.fields_of(x.by_name)
@@ -44,7 +45,7 @@ def with_sums(name: str, change: Callable[..., Array], x: Stored, weights: Store
 
 
 def sums_of(table: Format) -> bool:
-    """Whether blocks carry sums."""
+    """Whether blocks have stored sums."""
     return table.sums is not None or any(row.role == "sum" for row in table.fields)
 
 
@@ -60,7 +61,7 @@ def of_sums(format: str) -> Iterator[tuple[str, str, Callable[..., F64]]]:
 
 
 def pairs_of_sums(order: Order, odd: bool, row: Field, array: Array, weights: Stored) -> Array:
-    """Sums at odd or at even places of a block in another order."""
+    """Sums at odd or even places of a block in another order."""
     count = array.shape[-1]
     places = np.arange(count)
     taken = np.where(places % 2 == odd, order(places, count) % count, places)
@@ -68,7 +69,7 @@ def pairs_of_sums(order: Order, odd: bool, row: Field, array: Array, weights: St
 
 
 def of_pairs(format: str) -> Iterator[tuple[str, str, Callable[..., F64]]]:
-    """Kernels add two sums that activations carry; one of the two may be that of other codes."""
+    """Kernels add two stored sums of activations; one of the two may belong to other codes."""
     table = FORMATS[format]
     kinds = (
         *ORDERS,
@@ -109,7 +110,7 @@ TWO: tuple[tuple[str, str, Order, Order], ...] = (
 )
 
 
-# **Totals**: what stands for the sum of each run of two, or for each sum.
+# **Totals**: what replaces the sum of each pair of runs, or each sum.
 
 
 def totalled(total: Callable[[Array], Array], row: Field, array: Array, weights: Stored) -> Array:

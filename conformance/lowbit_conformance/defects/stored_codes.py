@@ -19,9 +19,9 @@ from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Terms
 
 CLOSE = 1e-6
-"""Of a code: codes are integers but for what float64 rounds."""
+"""Tolerance of a code: codes are integers except for roundings in float64."""
 PLAIN = 17
-"""Of scales that are integers, also of 4 bits in a byte: none of them is 0."""
+"""Byte for integer scales, also of 4 bits in a byte: none is 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +29,11 @@ class Codes:
     """The view: a number is ``codes * step + base``, each K × N.
 
     Attributes:
-        codes: integers from 0 on, or of both signs where the format stores them in two's complement.
-        step: what one more code is worth.
-        base: what a code of 0 is worth.
+        codes: integers from 0 on, or of both signs if the format stores two's complement.
+        step: the value of one code.
+        base: the value of code 0.
         bits: of a code.
-        hidden: the zero where the step is 0, so that neither the base nor the numbers show it.
+        hidden: the zero if the step is 0, so that neither the base nor the numbers show it.
     """
 
     codes: F64
@@ -48,11 +48,11 @@ class Codes:
 
     @property
     def zero(self) -> F64:
-        """The code that is worth 0."""
+        """The code with the value 0."""
         return zero_of(self.base, self.step, self.hidden)
 
     def at(self, scale: npt.NDArray[np.int64] | None = None, zero: npt.NDArray[np.int64] | None = None) -> Terms:
-        """The numbers with the step of other rows, and with the base of others."""
+        """The numbers with the steps of some other rows and the bases of others."""
         step = self.step if scale is None else self.step[scale]
         return Terms(self.codes * step, self.base if zero is None else self.base[zero])
 
@@ -66,9 +66,9 @@ def reread(weights: Stored, changed: dict[str, Array]) -> Terms:
 
 
 def filled(weights: Stored, octet: int | None, plain: bool = False, whole: bool = True) -> F64:
-    """The numbers of the matrix with all bytes of its codes equal, or as they are; with plain scales none is 0.
+    """The numbers of the matrix with all bytes of its codes equal, or unchanged; with plain scales none is 0.
 
-    Without offsets where not `whole`: then a zero keeps its sign.
+    Without offsets if not `whole`, so that a zero keeps its sign.
     """
     fields = weights.table.fields_of(weights.by_name)
     for row in weights.table.fields:
@@ -94,7 +94,7 @@ def like(x: Any, total: F64) -> Array:
 
 @lru_cache(maxsize=64)
 def codes_of(weights: Stored) -> Codes | None:
-    """The view of a matrix; None where its codes are no integers."""
+    """The view of a matrix; None if its codes are not integers."""
     rows = [row for row in weights.table.fields if row.role == "codes"]
     if not rows or any(row.dtype in FLOATS for row in rows):
         return None
@@ -103,7 +103,7 @@ def codes_of(weights: Stored) -> Codes | None:
     octet, most = (1, 1) if signed else (255, 2**bits - 1)
     base, plain = filled(weights, 0), filled(weights, 0, True)
     step, unit = (filled(weights, octet) - base) / most, (filled(weights, octet, True) - plain) / most
-    with np.errstate(all="ignore"):  # scales of 0 hide the codes, plain ones do not
+    with np.errstate(all="ignore"):  # scales of 0 hide codes; plain ones do not
         exact = (filled(weights, None, True) - plain) / unit
     codes = np.round(exact)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
@@ -113,7 +113,7 @@ def codes_of(weights: Stored) -> Codes | None:
 
 
 def zero_of(base: F64, step: F64, hidden: F64) -> F64:
-    """The zero in codes: of a base that is scaled, and `hidden` where both the step and the base are 0."""
+    """The zero in codes, from a scaled base; `hidden` if both the step and the base are 0."""
     there = step != 0
     found: F64 = np.where(there, -base / np.where(there, step, 1.0), np.where(base == 0, hidden, 0.0))
     return found
@@ -127,7 +127,7 @@ def width(weights: Stored) -> int:
 
 
 def run_of(weights: Stored) -> int:
-    """The rows of a group, by the option that says so; of a block; or all rows."""
+    """The number of rows of a group, from its option, of a block, or all rows."""
     options = dict(weights.options)
     named = next((options[name] for name in ("group_size", "block_size", "blocksize") if options.get(name)), 0)
     shapes = [str(size) for row in weights.table.fields if row.role == "scale" for size in row.shape]
@@ -135,7 +135,7 @@ def run_of(weights: Stored) -> int:
     return int(named or weights.table.block or (runs[0] if runs else weights.rows))
 
 
-# **Codes in integers**: what lies in one integer of a field, in its order.
+# **Codes in integers**: the codes in one integer of a field, in order.
 
 
 def split(array: Array, bits: int) -> Array:

@@ -11,9 +11,9 @@ from lowbit.tensor_formats.table import Terms
 from lowbit_conformance.defects.stored_parts import Named, Parts, changed, in_integers, in_zero, parts_of
 
 STEPS = (2, 3, 4, 7, 8, 15, 16, 127, 128)
-"""By how much a zero may be off, besides one: half of a range, a range, or the least or the largest code."""
+"""Possible errors of a zero, besides one: half of a range, a range, or the least or largest code."""
 POWERS = (5, 6, 7, 8, 9, 10, 15, 16, 23, 32, 63, 64, 111, 112, 119, 120, 126, 127, 128)
-"""Binary exponents by which numbers may be off, besides small ones: those of other biases, and of missing ones."""
+"""Possible errors of binary exponents, besides small ones: from other or missing biases."""
 
 
 def off_by(by: int, weights: Stored) -> Terms:
@@ -29,7 +29,7 @@ def off_by(by: int, weights: Stored) -> Terms:
 
 
 def before_wrapping(change: Callable[[F64], F64], array: F64, bits: int) -> F64:
-    """Zeros that are changed, and taken modulo the number of codes."""
+    """Changed zeros, modulo the number of codes."""
     return np.asarray(change(array) % 2.0**bits)
 
 
@@ -38,7 +38,7 @@ def added(by: int, array: F64) -> F64:
 
 
 def scaled(power: int, weights: Stored) -> Terms:
-    """All numbers times a power of two, as a kernel has them that computes in float32."""
+    """All numbers times a power of two, as in a kernel that computes in float32."""
     with np.errstate(all="ignore"):
         values = np.ldexp(weights.values, power).astype(np.float32)
     return Terms(values.astype(np.float64))

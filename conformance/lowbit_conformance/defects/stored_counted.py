@@ -16,7 +16,7 @@ from lowbit_conformance.defects.stored_codes import run_of
 from lowbit_conformance.defects.stored_parts import Named
 
 Counts = Callable[[Stored], F64]
-"""Of a matrix: how often each row is summed."""
+"""From a matrix to how often each row is summed."""
 COUNTS = (2, 3, 4, 5, 6, 8, 16)
 UNITS: tuple[tuple[int, str], ...] = (
     *((0, "whole groups or blocks"), (1, "rows"), (2, "pairs of rows")),
@@ -26,14 +26,14 @@ TILES = (16, 32, 64, 128, 256)
 
 
 def length_of(count: int, unit: int, up: bool, weights: Stored) -> int:
-    """The rows of each of `count` parts of K, in whole units, which may be none; a unit of 0 is a group."""
+    """The rows of each of `count` parts of K, in whole units, possibly 0; a unit of 0 means a group."""
     unit = unit or run_of(weights)
     units = -(-weights.rows // unit)
     return (-(-units // count) if up else weights.rows // unit // count) * unit
 
 
 def remaining(count: int, unit: int, weights: Stored) -> F64:
-    """No part takes the rows past the last one."""
+    """The rows past the last part are left out."""
     return np.where(np.arange(weights.rows) < count * length_of(count, unit, False, weights), 1.0, 0.0)
 
 
@@ -46,13 +46,13 @@ def overlapping(count: int, unit: int, tile: int, weights: Stored) -> F64:
 
 
 def cut_short(count: int, unit: int, tile: int, weights: Stored) -> F64:
-    """Of each part only the whole tiles are summed."""
+    """Only the whole tiles of each part are summed."""
     length, rows = length_of(count, unit, True, weights), np.arange(weights.rows)
     return np.where(rows % length < length // tile * tile, 1.0, 0.0)
 
 
 def one_part(count: int, unit: int, up: bool, last: bool, alone: bool, weights: Stored) -> F64:
-    """The first or the last part alone, or all but that one.
+    """Only the first or the last part is summed, or all but that one.
 
     Raises:
         ValueError: a part has no rows.
@@ -65,7 +65,7 @@ def one_part(count: int, unit: int, up: bool, last: bool, alone: bool, weights: 
 
 
 def summed(counts: Counts, which: str, weights: Stored) -> Terms:
-    """The numbers with rows that are summed another number of times, in all terms or in one of the two."""
+    """The numbers with rows summed another number of times, in all terms or in one of the two."""
     times, terms = counts(weights)[:, np.newaxis], weights.terms
     products = terms.products if which == "zeros" else terms.products * times
     return Terms(products, terms.offsets if which == "codes" else terms.offsets * times)

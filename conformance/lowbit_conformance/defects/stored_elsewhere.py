@@ -20,7 +20,8 @@ from lowbit_conformance.defects.stored_words import of_some, unmasked
 Numbers = Callable[[Stored], Terms]
 Integers = npt.NDArray[np.int64]
 Index = Callable[[Integers, Integers, int, int], Integers]
-"""Of the number of a code in its line, the number of the line, the words of a line, and the places of a word."""
+"""From the number of a code in its line, the number of the line, the words of a line and the places of a word to an
+index."""
 
 
 def divided(by: int, n: Integers, line: Integers, words: int, places: int) -> Integers:
@@ -69,7 +70,7 @@ PLACES: tuple[tuple[str, Index], ...] = (
     ("0", lambda n, line, words, places: 0 * n),
     *((f"n mod {by}", partial(modulo, by)) for by in (2, 4)),
 )
-"""Each is taken modulo P."""
+"""Each result is taken modulo P."""
 
 
 def axis_of(row: Field) -> int:
@@ -78,10 +79,10 @@ def axis_of(row: Field) -> int:
 
 
 def elsewhere(name: str, weights: Stored, word: Index, place: Index) -> Terms:
-    """Each code of a field from another word, and from another place; past the last word, from the first.
+    """Each code of a field from another word and place, which wrap after the last word.
 
     Raises:
-        ValueError: words hold no whole codes.
+        ValueError: words do not hold whole codes.
     """
     bits, words = bits_of(weights), weights.by_name[name]
     row = next(each for each in weights.table.fields if each.name == name)
@@ -103,7 +104,7 @@ def elsewhere(name: str, weights: Stored, word: Index, place: Index) -> Terms:
 
 
 def pairs_of_ways() -> Iterator[tuple[str, str, Index, Index]]:
-    """Words and places of which one is right, and those that are both wrong in a way that kernels have."""
+    """Pairs of words and places with one of them right, and pairs that are both wrong in typical ways."""
     for said, word in WORDS[1:]:
         yield said, PLACES[0][0], word, PLACES[0][1]
     for said, place in PLACES[1:]:
@@ -118,10 +119,10 @@ def pairs_of_ways() -> Iterator[tuple[str, str, Index, Index]]:
 
 
 def masked(name: str, weights: Stored, mask: int, signed: bool) -> Terms:
-    """Codes with the bits that a mask has, of which some belong to the codes above them.
+    """Codes with the bits of a mask, some of which belong to the codes above.
 
     Raises:
-        ValueError: words hold no whole codes.
+        ValueError: words do not hold whole codes.
     """
     bits, words = bits_of(weights), weights.by_name[name]
     own = joined(split(words, bits) & np.uint64(mask % (1 << bits)), words, bits)
@@ -129,7 +130,7 @@ def masked(name: str, weights: Stored, mask: int, signed: bool) -> Terms:
 
 
 def masks(bits: int) -> Iterator[int]:
-    """Masks that are wrong for codes of some bits: off by one, shifted, or those of other widths."""
+    """Wrong masks for codes of a width: off by one, shifted, or those of other widths."""
     right = (1 << bits) - 1
     wrong = {right - 1, right + 1, right + 2, 2 * right, right << bits, 2 * right + 1, 4 * right + 3, 8 * right + 7}
     yield from sorted((wrong | {3, 7, 15, 31, 63, 127, 255, 1}) - {right, 0})

@@ -17,12 +17,12 @@ from lowbit_conformance.defects.stored import PRODUCTS
 from lowbit_conformance.defects.stored_codes import like, numbers_of
 
 NEAR = 2.0**-9
-"""Of a factor, or of 1 if it is smaller: results of 16 bits say no more of it."""
+"""Tolerance relative to a factor, or to 1 if it is smaller; 16-bit results are no more exact."""
 DENOMINATORS = (1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256, 448, 512, 1024)
 
 
 def parts(x: Any, weights: Stored) -> tuple[F64, F64]:
-    """What codes and what zeros add to the result, each T × N."""
+    """The terms of codes and of zeros in the result, each T × N."""
     numbers, terms = numbers_of(x), weights.terms
     with np.errstate(all="ignore"):
         return numbers @ terms.products, numbers @ np.broadcast_to(terms.offsets, terms.products.shape)
@@ -36,7 +36,7 @@ def scaled(of_codes: float, of_zeros: float, x: Any, weights: Stored, result: An
 
 
 def meant(factor: float) -> float:
-    """The simple number that a factor is near to, or the factor itself.
+    """The simple number near a factor, or the factor itself.
 
     >>> meant(0.50001), meant(1 / 127.01) == 1 / 127, meant(-8.001)
     (0.5, True, -8.0)
@@ -60,7 +60,7 @@ def written(factor: float) -> str:
 
 
 def solved(failures: list[Any]) -> tuple[float, float] | None:
-    """The factors of codes and of zeros that fit all failures best; None where they say nothing."""
+    """The factors of codes and of zeros that fit all failures best; None if failures do not determine them."""
     rows, given = [], []
     for each in failures:
         codes, zeros = parts(*each.arguments[:2])
@@ -97,7 +97,7 @@ def of_factors(failures: list[Any], operation: str) -> tuple[Defect, ...]:
     if codes == zeros != 1:
         name, cause = "result-times-a-factor", f"Results are {written(codes)} times what is right."
     elif codes == 1 != zeros:
-        name, cause = "stored-offset-times-a-factor", f"What zeros or minima add is multiplied by {written(zeros)}."
+        name, cause = "stored-offset-times-a-factor", f"Terms of zeros or minima are multiplied by {written(zeros)}."
     elif zeros == 1 != codes:
         name, cause = (
             "stored-products-times-a-factor",

@@ -36,17 +36,17 @@ from lowbit_conformance.defects.stored_words import of_words
 Numbers = Callable[[Stored], Terms]
 MEETS = {"all": ".", "codes": ", where it meets codes.", "zeros": ", where it meets zeros or minima."}
 MOST_FORMATS = 2
-"""Of failures, whose fields are looked at one by one."""
+"""Number of failures whose fields are examined one by one."""
 
 
 def multiplied(terms_of: Numbers, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The product with a matrix that is read wrong."""
+    """The product with a matrix that is read wrongly."""
     with np.errstate(all="ignore"):
         return like(x, numbers_of(x) @ terms_of(weights).values)
 
 
 def at_address(row: str, column: str, shift: int, x: Array, weights: Stored, result: Any = "float32") -> Array:
-    """The product where x is read at other addresses.
+    """The product in which x is read at other addresses.
 
     Raises:
         ValueError: x is one vector.
@@ -57,10 +57,10 @@ def at_address(row: str, column: str, shift: int, x: Array, weights: Stored, res
 
 
 def misread(own: str, other: str, x: Array, weights: Stored, result: Any = "float32") -> Array:
-    """The product where the bytes of 16-bit activations are read as another type.
+    """The product in which the bytes of 16-bit activations are read as another type.
 
     Raises:
-        ValueError: they are of no such type.
+        ValueError: activations are not of such a type.
     """
     narrow = x.astype(FLOATS[own].dtype)
     if (narrow.astype(np.float64) != x).any():
@@ -71,7 +71,7 @@ def misread(own: str, other: str, x: Array, weights: Stored, result: Any = "floa
 
 
 def with_activations(which: str, terms_of: Numbers, x: Stored, weights: Stored, result: Any = "float32") -> F64:
-    """The product with activations that are read wrong where they meet all of the weights, codes, or zeros."""
+    """The product with activations that are read wrongly for all weights, for codes, or for zeros."""
     with np.errstate(all="ignore"):
         other, right = terms_of(x).values.T, x.values.T
         if which == "all":
@@ -107,7 +107,7 @@ def _sums() -> Iterator[tuple[str, str, Callable[..., Array]]]:
 
 
 def choices_of(operation: str) -> tuple[Defect, ...]:
-    """Scales and zeros of other runs, last: sums of x that meet zeros of other runs give the same."""
+    """Scales and zeros of other runs come last, because sums of x for zeros of other runs give the same."""
     function = dequantized if operation == "formats.dequantize" else multiplied
     return tuple(
         arithmetical(name, cause, "", {operation: partial(function, change)}) for name, cause, change in of_choices()
@@ -116,7 +116,7 @@ def choices_of(operation: str) -> tuple[Defect, ...]:
 
 @cache
 def members(operation: str, formats: tuple[str, ...], of_x: tuple[str, ...]) -> tuple[Defect, ...]:
-    """All members for an operation on matrices in some formats and, where x is stored, x in others."""
+    """All members for an operation on matrices in some formats and, if x is stored, x in others."""
     if operation not in ("formats.dequantize", *PRODUCTS):
         return ()
     function = dequantized if operation == "formats.dequantize" else multiplied
@@ -134,7 +134,7 @@ def members(operation: str, formats: tuple[str, ...], of_x: tuple[str, ...]) -> 
             moved = partial(at_address, row, column, shift)
             found.append(arithmetical("x-of-another-stride", cause, "", {operation: moved}))
         return (*found, *choices_of(operation))
-    for format in of_x:  # before x itself: where activations carry sums, it is these that a kernel adds up
+    for format in of_x:  # before x itself: kernels add up stored sums of activations if there are any
         found += [arithmetical(name, cause, "", {operation: wrong}) for name, cause, wrong in of_carried(format)]
     for name, cause, change in _kinds(of_x):
         slug, said = (
@@ -150,7 +150,7 @@ def members(operation: str, formats: tuple[str, ...], of_x: tuple[str, ...]) -> 
 
 
 def of_scales(failures: list[Any], operation: str) -> tuple[Defect, ...]:
-    """The few members that change other fields than codes, for failures that are too large for all members."""
+    """The few members that change fields other than codes, for failures that are too large for all members."""
     if operation not in PRODUCTS:
         return ()
     weights = [each.arguments[1] for each in failures if isinstance(each.arguments[1], Stored)]

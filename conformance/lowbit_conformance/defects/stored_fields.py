@@ -28,7 +28,7 @@ Named = Iterator[tuple[str, str, Numbers]]
 NARROWER = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
 
 PLANES = (1, 8, 16, 32, 64)
-"""Bytes over which planes of bits lie."""
+"""Numbers of bytes over which planes of bits extend."""
 
 
 def with_field(name: str, change: Callable[[Field, Array, Stored], Array], weights: Stored) -> Terms:
@@ -50,7 +50,7 @@ def alone(change: Change) -> Callable[[Field, Array, Stored], Array]:
 
 
 def axes_of(row: Field, block: bool) -> Iterator[tuple[int, str]]:
-    """The axes of the array of a field, and what lies along each."""
+    """The axes of the array of a field, and their meaning."""
     if block:
         yield from ((0, "columns"), (1, "blocks"))
         if row.shape:
@@ -61,11 +61,11 @@ def axes_of(row: Field, block: bool) -> Iterator[tuple[int, str]]:
         yield axis, "columns" if "N" in size else "groups" if groups else "rows" if "K" in size else "places"
 
 
-# **Bits**: some of each integer, or of each byte of four.
+# **Bits** of each integer, or of each byte of four.
 
 
 def masked(mask: int, part: int | None, array: Array) -> Array:
-    """The bytes without the bits that a mask lacks; of every four bytes of a record, or of those of one part."""
+    """The bytes masked, in every four bytes of a record or in one part of it."""
     octets = array.view(np.uint8).copy()
     if part is None:
         octets &= np.uint8(mask)
@@ -77,19 +77,19 @@ def masked(mask: int, part: int | None, array: Array) -> Array:
 
 
 def codes_masked(mask: int, row: Field, array: Array, weights: Stored) -> Array:
-    """Each code in the integers of a field without the bits that a mask lacks."""
+    """Each code in the integers of a field, masked."""
     bits = bits_of(weights)
     return joined(split(array, bits) & np.uint64(mask), array, bits)
 
 
 def pieces_reversed(size: int, array: Array) -> Array:
-    """The pieces of some bits in each byte in the other order."""
+    """The pieces of some bits in each byte in reverse order."""
     octets = array.view(np.uint8)
     return joined(split(octets, size)[..., ::-1], octets, size).view(array.dtype)
 
 
 def replaned(size: int, run: int, other: int, array: Array) -> Array:
-    """Pieces of some bits that lie in planes over a run of bytes, read as if they lay in planes over another run.
+    """Pieces of some bits in planes over a run of bytes, read as if the planes had another length.
 
     A run of one byte holds neighbours.
 
@@ -113,10 +113,10 @@ def piece_for_another(size: int, place: int, other: int, array: Array) -> Array:
 
 
 def bits_apart(stride: int, row: Field, array: Array, weights: Stored) -> Array:
-    """Codes that are taken to lie another number of bits apart in their integers.
+    """Codes read as if they were another number of bits apart in their integers.
 
     Raises:
-        ValueError: they lie so.
+        ValueError: codes are that number of bits apart.
     """
     bits, width = bits_of(weights), 8 * array.dtype.itemsize
     if stride == bits:
@@ -128,7 +128,7 @@ def bits_apart(stride: int, row: Field, array: Array, weights: Stored) -> Array:
 
 
 def at_place_of_line(row: Field, array: Array, weights: Stored) -> Array:
-    """Of the codes in each integer, the one at the place of the line, whichever is asked for.
+    """The code at the place of the line in each integer, whichever is requested.
 
     Raises:
         ValueError: there are no lines of integers.
@@ -142,7 +142,7 @@ def at_place_of_line(row: Field, array: Array, weights: Stored) -> Array:
 
 
 def other_sign(array: Array) -> Array:
-    """Signed integers as unsigned ones, and the other way round."""
+    """Signed integers as unsigned ones, and vice versa."""
     return array.view(("i" if array.dtype.kind == "u" else "u") + str(array.dtype.itemsize))
 
 
@@ -191,14 +191,14 @@ def of_bits(row: Field) -> Iterator[tuple[str, str, Callable[[Field, Array, Stor
     yield "sign-mistaken", "as signed where it is unsigned, or the other way round", alone(other_sign)
 
 
-# **Types**: the same bytes as another type of the same width, or numbers that pass through a narrower one.
+# **Types**: the same bytes read as another type of the same width, or numbers rounded to a narrower one.
 
 
 def units_read(own: str, other: str, weights: Stored) -> Terms:
-    """Codes that are floats, read as floats of another type of the same width.
+    """Float codes, read as another float type of the same width.
 
     Raises:
-        ValueError: the codes are no floats.
+        ValueError: the codes are not floats.
     """
     parts = parts_of(weights)
     if parts.bits:
@@ -285,7 +285,7 @@ def subnormal_lost(kind: str, row: Field, array: Array, weights: Stored) -> Arra
 
 
 def exponents_read(way: str, array: Array) -> Array:
-    """Powers of two by another reading of their byte."""
+    """Powers of two with another reading of their byte."""
     octets = array.view(np.uint8)
     exponents = octets.view(np.int8) if "signed" in way else octets.astype(np.int16)
     return np.ldexp(1.0, exponents.astype(np.int32) - (0 if "bias" in way else 127))
@@ -297,7 +297,7 @@ def exponents_alone(array: Array) -> Array:
 
 
 def bias_in_bytes(name: str, weights: Stored) -> Terms:
-    """Powers of two whose bias is subtracted in an unsigned byte: those below 1 become too large for float32."""
+    """Powers of two whose bias is subtracted in an unsigned byte, so that those below 1 overflow float32."""
 
     def read(row: Field, array: Array, weights: Stored) -> Array:
         return np.ldexp(1.0, (array.view(np.uint8) - np.uint8(127)).astype(np.int32))
@@ -334,7 +334,7 @@ def of_field(row: Field, block: bool) -> Iterator[tuple[str, str, Callable[[Fiel
 
 
 def turned_back(row: Field, array: Array, weights: Stored) -> Array:
-    """The transpose, read in the shape that the array has."""
+    """The transpose, read in the shape of the array."""
     return np.ascontiguousarray(array.T).reshape(array.shape)
 
 
@@ -358,7 +358,7 @@ def ordered(order: Callable[[Array, int], Array], axis: int, array: Array) -> Ar
 
 
 def all_bits_apart(stride: int, weights: Stored) -> Terms:
-    """All codes and zeros taken to lie another number of bits apart."""
+    """All codes and zeros read as if they were another number of bits apart."""
     return with_fields(partial(bits_apart, stride), ("codes", "zero"), weights)
 
 
@@ -390,7 +390,7 @@ def record_reordered(order: tuple[int, ...], weights: Stored) -> Terms:
 
 
 def records_wider(by: int, weights: Stored) -> Terms:
-    """Blocks taken to be some bytes longer or shorter, in all rows; past the end, the beginning.
+    """Blocks read as if they were some bytes longer or shorter, in all rows, wrapping at the end.
 
     Raises:
         ValueError: the format has no blocks.
@@ -406,7 +406,7 @@ def records_wider(by: int, weights: Stored) -> Terms:
 
 
 def lines_wider(by: int, weights: Stored) -> Terms:
-    """Lines of blocks that begin as if their blocks were some bytes longer or shorter; past the end, the beginning.
+    """Lines of blocks that begin as if their blocks were some bytes longer or shorter, wrapping at the end.
 
     Raises:
         ValueError: the format has no blocks.
@@ -422,7 +422,7 @@ def lines_wider(by: int, weights: Stored) -> Terms:
 
 
 def with_alike(names: tuple[str, ...], change: Callable[[Field, Array, Stored], Array], weights: Stored) -> Terms:
-    """The numbers with several fields changed alike."""
+    """The numbers with the same change in several fields."""
     fields = weights.table.fields_of(weights.by_name)
     rows = [row for row in weights.table.fields if row.name in names]
     return reread(weights, {row.name: change(row, np.ascontiguousarray(fields[row.name]), weights) for row in rows})

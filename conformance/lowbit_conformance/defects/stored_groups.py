@@ -25,7 +25,7 @@ def group_of_row(weights: Stored) -> Rows:
 
 
 def row_of_group(weights: Stored) -> Rows:
-    """A row of each group; that of the nearest lower one where a group has none."""
+    """One row of each group; for an empty group, that of the nearest lower group."""
     groups = group_of_row(weights)
     first = np.zeros(int(groups.max()) + 1, np.int64)
     found, rows = np.unique(groups, return_index=True)
@@ -34,36 +34,36 @@ def row_of_group(weights: Stored) -> Rows:
 
 
 def of_rows_like(where: Where, rows: Rows, weights: Stored) -> Terms:
-    """Each row takes what belongs to another."""
+    """Each row uses what belongs to another."""
     parts = parts_of(weights)
     return where(parts, lambda array: np.asarray(np.broadcast_to(array, parts.units.shape)[rows]))
 
 
 def of_size(where: Where, size: int, weights: Stored) -> Terms:
-    """Row k takes what belongs to group ``k // size``; past the last group, what belongs to that."""
+    """Row k uses what belongs to group ``k // size``, or to the last group past its end."""
     of_group = row_of_group(weights)
     wrong = np.minimum(np.arange(weights.rows) // size, len(of_group) - 1)
     return of_rows_like(where, of_group[wrong], weights)
 
 
 def of_size_modulo(where: Where, size: int, weights: Stored) -> Terms:
-    """Row k takes what belongs to group ``k // size`` modulo the number of groups."""
+    """Row k uses what belongs to group ``k // size`` modulo the number of groups."""
     of_group = row_of_group(weights)
     return of_rows_like(where, of_group[np.arange(weights.rows) // size % len(of_group)], weights)
 
 
 def of_near_size(where: Where, by: int, weights: Stored) -> Terms:
-    """Groups of some rows more or fewer."""
+    """Groups with some more or fewer rows."""
     return of_size(where, max(1, run_of(weights) + by), weights)
 
 
 def of_equal_size(where: Where, weights: Stored) -> Terms:
-    """Groups as long as makes all of them equally long."""
+    """Groups of the size that makes all equally long."""
     return of_size(where, -(-weights.rows // len(row_of_group(weights))), weights)
 
 
 def where_in_order(change: Numbers, weights: Stored) -> Terms:
-    """A mistake of the way that a kernel has for rows in the order of their groups.
+    """A mistake in a kernel's path for rows in the order of their groups.
 
     Raises:
         ValueError: there is no index of groups.
@@ -75,13 +75,13 @@ def where_in_order(change: Numbers, weights: Stored) -> Terms:
 
 
 def of_interleaved(where: Where, weights: Stored) -> Terms:
-    """Row k takes what belongs to group k mod G."""
+    """Row k uses what belongs to group k mod G."""
     of_group = row_of_group(weights)
     return of_rows_like(where, of_group[np.arange(weights.rows) % len(of_group)], weights)
 
 
 def of_words(words_first: bool, where: Where, weights: Stored) -> Terms:
-    """Row k lies in word k mod W, at place k mod 8; or in word k / 8, at place k / W.
+    """Row k is in word k mod W, at place k mod 8; or in word k / 8, at place k / W.
 
     Raises:
         ValueError: there are no whole words.
@@ -111,7 +111,7 @@ def of_index(where: Where, way: str, weights: Stored) -> Terms:
 
 
 def of_tiles(where: Where, size: int, weights: Stored) -> Terms:
-    """Row k takes what belongs to the first row of its tile."""
+    """Row k uses what belongs to the first row of its tile."""
     return of_rows_like(where, np.arange(weights.rows) // size * size, weights)
 
 
@@ -132,7 +132,7 @@ def of_flat_size(size: int, weights: Stored) -> Terms:
 
 
 def by_place(where: Where, along: int, width: int, weights: Stored) -> Terms:
-    """What lies in words along one axis is found by the place along the other.
+    """What is in words along one axis is found by the place along the other.
 
     Raises:
         ValueError: there are no whole words.
@@ -149,7 +149,7 @@ def by_place(where: Where, along: int, width: int, weights: Stored) -> Terms:
 
 
 def of_column_place(where: Where, width: int, weights: Stored) -> Terms:
-    """Of groups that share an integer, the one at the place of the column counts."""
+    """Among groups that share an integer, the one at the place of the column is used."""
     of_group, groups, columns = row_of_group(weights), group_of_row(weights), np.arange(weights.columns)
     taken = groups[:, np.newaxis] // width * width + columns % width
     rows = of_group[np.minimum(taken, len(of_group) - 1)]
@@ -180,7 +180,7 @@ def of_groups() -> Named:
                 change = partial(of_groups_in_order, where, order)
                 yield f"stored-{what}-{name}-along-groups", f"Taken {words}, along the groups: the {said}.", change
             if "codes" not in what:
-                cause = f"Row k takes what belongs to group k mod G: the {said}."
+                cause = f"Row k uses what belongs to group k mod G: the {said}."
                 yield f"stored-{what}-interleaved", cause, partial(of_interleaved, where)
             for by in (1, -1) if "codes" not in what else ():
                 cause = f"Groups are taken to be a row {'longer' if by > 0 else 'shorter'}: the {said}."
@@ -241,7 +241,7 @@ def of_flat_reversed(weights: Stored) -> Terms:
 
 
 def added_up(way: str, weights: Stored) -> Terms:
-    """Zeros that meet sums of x over more than their own group."""
+    """Zeros multiplied by sums of x over more than their own group."""
     terms, groups = weights.terms, group_of_row(weights)
     first = np.broadcast_to(terms.offsets, terms.products.shape)[row_of_group(weights)]
     total = np.cumsum(first, axis=0) if way == "the end" else np.cumsum(first[::-1], axis=0)[::-1]
@@ -249,7 +249,7 @@ def added_up(way: str, weights: Stored) -> Terms:
 
 
 def of_groups_in_order(where: Where, order: Order, weights: Stored) -> Terms:
-    """Each group takes what belongs to another, by the index of groups."""
+    """Each group uses what belongs to another, by the index of groups."""
     of_group, groups = row_of_group(weights), group_of_row(weights)
     taken = order(np.arange(len(of_group)), len(of_group)) % len(of_group)
     return of_rows_like(where, of_group[taken[groups]], weights)

@@ -42,7 +42,7 @@ RUNS = (16, 32, 64, 128, 256)
 
 
 def other_rows(kind: str, run: int, weights: Stored) -> Rows:
-    """For each row the one from which it takes what belongs to a run."""
+    """For each row the row from which it takes what belongs to a run."""
     rows = np.arange(weights.rows)
     whole = weights.table.block or weights.rows
     group = run_of(weights)
@@ -68,7 +68,7 @@ def integers(weights: Stored) -> Codes:
     """The view of `stored_codes`.
 
     Raises:
-        ValueError: there is none, and so this mistake cannot be made.
+        ValueError: there is none, so this mistake is not possible.
     """
     view = codes_of(weights)
     if view is None:
@@ -109,7 +109,7 @@ def half_subtracted(weights: Stored) -> Terms:
 
 
 def other_sign(weights: Stored) -> Terms:
-    """Two's complement for what is unsigned, and the other way round."""
+    """Two's complement for unsigned integers, and vice versa."""
     view = integers(weights)
     if view.codes.min() < 0:
         return Terms(view.codes % 2.0**view.bits * view.step, view.base)
@@ -145,7 +145,7 @@ def unsigned(weights: Stored) -> Terms:
     """Codes without their sign.
 
     Raises:
-        ValueError: they have none.
+        ValueError: the codes have no sign.
     """
     view = codes_of(weights)
     if view is None:
@@ -179,7 +179,7 @@ def of_numbers() -> Named:
             yield "stored-half-of-a-sum-missing", cause, change
 
 
-# **Fields**: codes elsewhere in their integers, integers elsewhere in their array, scales used otherwise.
+# **Fields**: codes elsewhere in their integers, integers elsewhere in their array, scales used differently.
 
 FieldChange = Callable[[Field, Array, Stored], Array]
 
@@ -196,20 +196,20 @@ def bits_of(weights: Stored) -> int:
 
 
 def reordered(order: tuple[int, ...] | None, row: Field, array: Array, weights: Stored) -> Array:
-    """The codes of each integer in another order; in reverse without one."""
+    """The codes of each integer in another order, by default in reverse."""
     codes = split(array, bits_of(weights))
     return joined(codes[..., ::-1] if order is None else codes[..., list(order)], array, bits_of(weights))
 
 
 def planes(along: int, inverse: bool, row: Field, array: Array, weights: Stored) -> Array:
-    """What lies in integer w at place i is found where the place counts first: at i * integers + w.
+    """What is in integer w at place i is read with the place as the outer index: at i * integers + w.
 
-    Or the other way round, where the format has such planes, their first in the highest bits.
+    Or vice versa, if the format has such planes, the first in the highest bits.
     """
     bits = bits_of(weights)
     axis = along if array.ndim > 1 else 0
     codes = np.moveaxis(split(array, bits), axis, -2)
-    # The code at place p of the turned order is the one that the kernel takes for place p of the right one.
+    # The code at place p of the changed order is the one that the kernel uses for place p of the right one.
     if inverse:
         pairs = codes[..., ::-1].reshape(*codes.shape[:-2], codes.shape[-1], codes.shape[-2])
         found = np.swapaxes(pairs, -1, -2)[..., ::-1]
@@ -219,9 +219,9 @@ def planes(along: int, inverse: bool, row: Field, array: Array, weights: Stored)
 
 
 def nibbles(inward: bool, run: int, high_first: bool, row: Field, array: Array, weights: Stored) -> Array:
-    """Bytes of two codes each: planes of a run read as if neighbours lay in a byte, or the other way round.
+    """Bytes of two codes each: planes of a run read as if a byte held neighbours, or vice versa.
 
-    A run of 0 is the whole array. The first plane lies in the low halves, or in the high ones if `high_first`.
+    A run of 0 is the whole array. The first plane is in the low halves, or in the high ones if `high_first`.
 
     Raises:
         ValueError: there are no bytes.
@@ -248,14 +248,14 @@ def one_nibble(high: bool, row: Field, array: Array, weights: Stored) -> Array:
 
 
 def turned(row: Field, array: Array, weights: Stored) -> Array:
-    """Read as if the array were the transposed one."""
+    """Read as if the array were its transpose."""
     if array.ndim != 2:
         raise ValueError("no matrix")
     return np.ascontiguousarray(array.reshape(array.shape[::-1]).T)
 
 
 def inverse(row: Field, array: Array, weights: Stored) -> Array:
-    """The inverse of each number, as float64: a kernel divides, and so rounds no inverse."""
+    """The inverse of each number in float64, because a kernel that divides rounds no inverse."""
     with np.errstate(all="ignore"):
         return np.asarray(1 / array.astype(np.float64))
 
@@ -282,7 +282,7 @@ HIGH_BITS = {
 
 
 def high_bits(source: int | None, target: int, row: Field, array: Array, weights: Stored) -> Array:
-    """The two highest bits of four packed bytes are lost, or those of four others."""
+    """The two highest bits of four packed bytes are lost, or taken from four others."""
     if array.shape[-1:] != (12,) or array.dtype != np.uint8:
         return array
     found = array.copy()
@@ -294,7 +294,7 @@ def high_bits(source: int | None, target: int, row: Field, array: Array, weights
 
 
 def exchanged(row: Field, array: Array, weights: Stored) -> Array:
-    """Scales and minima of 6 bits in 12 bytes change places."""
+    """Scales and minima of 6 bits in 12 bytes are exchanged."""
     if array.shape[-1:] != (12,) or array.dtype != np.uint8:
         return array
     late = array[..., 8:]
@@ -362,7 +362,7 @@ def of_fields() -> Named:
 
 
 def fields_exchanged(taken: int, exchange: bool, weights: Stored) -> Terms:
-    """Two fields of scales that are alike: one takes the place of the other, or both change places."""
+    """Two similar fields of scales: one replaces the other, or both are exchanged."""
     fields = weights.table.fields_of(weights.by_name)
     scales = [row for row in weights.table.fields if row.role == "scale"]
     pair = [row.name for row in scales if (row.dtype, row.shape) == (scales[0].dtype, scales[0].shape)]
@@ -374,7 +374,7 @@ def fields_exchanged(taken: int, exchange: bool, weights: Stored) -> Terms:
 
 
 def of_activations() -> Named:
-    """What may be wrong in x; the names begin with ``x-``."""
+    """Mistakes in x; their names begin with ``x-``."""
     kinds = [*of_numbers(), *of_runs()]
     kinds += [each for each in of_fields() if "zeros" not in each[0]]
     kinds += [
@@ -393,7 +393,8 @@ def of_activations() -> Named:
 
 
 def with_activations(sums: bool, change: Numbers, x: Stored, weights: Stored, result: Any = "float32") -> F64:
-    """The product with other activations; those that carry their `sums` meet the offsets of weights as they are."""
+    """The product with other activations; with stored `sums`, these are multiplied by the offsets of weights
+    unchanged."""
     other = change(x).values.T
     if not sums:
         return product(other, weights.values)
@@ -420,7 +421,7 @@ def summed(sum_of: Sum, x: Any, weights: Stored, result: Any = "float32") -> Arr
 
 @cache
 def of_stored(operation: str) -> tuple[Defect, ...]:
-    """All members for one operation; several of one name are ways to make one mistake."""
+    """All members for one operation; members of one name are ways to make the same mistake."""
     found = []
     if operation == "formats.dequantize" or operation.startswith("linear.gem"):
         function = dequantized if operation == "formats.dequantize" else multiplied

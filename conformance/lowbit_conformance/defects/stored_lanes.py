@@ -23,7 +23,7 @@ from lowbit_conformance.defects.stored_sums import (
 Wrong = Callable[..., Array]
 LANES = (1, 2, 4, 8, 16, 32)
 NEIGHBOURS = (1, 2, 4)
-"""Products beside each other that are added to one lane."""
+"""Numbers of neighbouring products that are added to one lane."""
 
 
 def narrow_lanes(
@@ -36,20 +36,20 @@ def narrow_lanes(
     weights: Stored,
     result: Any = "float32",
 ) -> Array:
-    """The product whose integer sums of products in lanes of each run are other numbers.
+    """The product with changed integer sums of products in the lanes of each run.
 
     Args:
         change: of the sum of a lane.
         run: rows that have sums of their own; 0 for a group or a block.
         lanes: how many there are.
         beside: neighbours that are added to one lane.
-        scaled: whether products meet the integer scales of a block's runs before they are added.
+        scaled: whether products are multiplied by the integer scales of a block's runs before they are added.
         x: the activations.
         weights: the matrix.
         result: the type of the result.
 
     Raises:
-        ValueError: x is not stored, products are no integers, or scales change inside a run.
+        ValueError: x is not stored, products are not integers, or scales change inside a run.
     """
     if not isinstance(x, Stored) or (scaled and not weights.table.block):
         raise ValueError("sums are no integers")
@@ -83,7 +83,7 @@ STEPS: tuple[tuple[str, str, Callable[[F64], F64]], ...] = (
 def integer_steps(
     change: Callable[[F64], F64], lanes: int, rest: bool, run: int, x: Any, weights: Stored, result: Any = "float32"
 ) -> Array:
-    """Each lane of a run is an integer: what is left of it after each term is rounded.
+    """Each lane of a run is an integer, because it is rounded after each term.
 
     Args:
         change: the rounding.

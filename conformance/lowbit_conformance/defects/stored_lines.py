@@ -15,11 +15,11 @@ from lowbit.tensor_formats.table import Field, Sizes, Terms
 from lowbit_conformance.defects.stored_codes import joined, reread, split
 
 PACKED = re.compile(r"(.+)\*bits//\d+")
-"""The size of an axis of integers that hold whole numbers of some bits, the last of them in part."""
+"""The size of an axis of integers that hold whole numbers of some bits, the last one possibly partly filled."""
 
 
 def without_padding(row: Field, array: Array, at: Sizes) -> Array:
-    """The numbers of each line follow those of the line before, where each line begins in an integer of its own.
+    """The numbers of each line follow those of the previous one, although each line begins in a new integer.
 
     Raises:
         ValueError: no line ends inside an integer.
@@ -48,7 +48,7 @@ def short_group(row: Field, at: Sizes) -> bool:
 
 
 def rounded_down(row: Field, array: Array, at: Sizes) -> Array:
-    """The lines of a field begin one number too early each, as if its last group were not there.
+    """Each line of a field begins one number too early, as if it had no last group.
 
     Raises:
         ValueError: all groups are whole.

@@ -26,7 +26,7 @@ def second_level(weights: Stored) -> Field:
 
 
 def of_nested_size(size: int, wraps: bool, weights: Stored) -> Terms:
-    """Scales of the second level that belong to another number of blocks; past the last, the last or the first ones.
+    """Scales of the second level for another number of blocks; past the end, the last or the first ones.
 
     Raises:
         ValueError: scales have no second level.
@@ -44,7 +44,7 @@ def of_nested_size(size: int, wraps: bool, weights: Stored) -> Terms:
 
 
 def offset_scaled(weights: Stored) -> Terms:
-    """The offset of scales is added before they are multiplied by those of the second level.
+    """The offset of scales is added before they are multiplied by second-level scales.
 
     Raises:
         ValueError: the format has no such offset.
@@ -58,7 +58,7 @@ def offset_scaled(weights: Stored) -> Terms:
 
 
 def across_rounded_down(least: int, weights: Stored) -> Terms:
-    """Of square blocks only the whole ones of a line count, or the `least`, and as many scales lie in a line.
+    """Only whole square blocks of a line are counted, at least `least`, and lines have this number of scales.
 
     Raises:
         ValueError: blocks are no squares.

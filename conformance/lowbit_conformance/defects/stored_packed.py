@@ -20,7 +20,7 @@ def copy_of_packed(array: Array) -> Array:
 
 
 def late_of_packed(way: str, what: str, array: Array) -> Array:
-    """Twelve bytes of 8 scales and 8 minima of 6 bits: the last four of each are put together otherwise."""
+    """Twelve bytes of 8 scales and 8 minima of 6 bits: the last four of each are combined differently."""
     found = copy_of_packed(array)
     for number, own in enumerate(("scales", "minima")):
         if what not in (own, "both"):
@@ -52,7 +52,7 @@ PACKED: dict[str, Callable[..., Array]] = {
 
 
 def early_of_packed(way: str, part: int, array: Array) -> Array:
-    """Twelve bytes of scales and minima of 6 bits: the first four of each read otherwise."""
+    """Twelve bytes of scales and minima of 6 bits: the first four of each are read differently."""
     found, own = copy_of_packed(array), array[..., 4 * part : 4 * part + 4]
     read = {"without their low 2 bits": own >> 2, "shifted by 2 bits": own << 2, "of 4 bits": own & 15}
     read |= {"of the high half": own >> 4, "shifted by 1 bit": own >> 1, "of 5 bits": own & 31}
@@ -69,7 +69,7 @@ def same_of_packed(number: int, part: int, array: Array) -> Array:
 
 
 def one_of_packed(part: int, array: Array) -> Array:
-    """Twelve bytes of scales and minima of 6 bits: one kind stands for both.
+    """Twelve bytes of scales and minima of 6 bits: one kind is used for both.
 
     Raises:
         ValueError: there are no twelve bytes.

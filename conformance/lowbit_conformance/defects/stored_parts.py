@@ -29,16 +29,16 @@ def quotient(by: int, at: Array, count: int) -> Array:
 
 
 ONES = 0x11
-"""A byte of codes that are not 0 in any format of 4 or 8 bits, and finite."""
+"""A byte of codes that are finite and nonzero in every format of 4 or 8 bits."""
 RUNS = (0, 16, 32, 64, 128, 256, 512, 1024)
-"""Rows that have a scale or a sum of their own; 0 for those of the format's group."""
+"""Rows with their own scale or sum; 0 for the format's group."""
 FEW = tuple(each for each in ORDERS if not each[0].startswith(("turned", "even-first-in", "first-of")))
 QUOTIENTS: tuple[tuple[str, str, Order], ...] = tuple(
     (f"divided-by-{by}", f"from place i / {by} for place i", partial(quotient, by)) for by in (2, 4, 8, 16, 32)
 )
 SIZES = (16, 32, 64, 128, 256)
 SQUARE = 128
-"""Rows and columns of a block that has one scale, in formats whose blocks are square."""
+"""Rows and columns of a block with one scale, in formats with square blocks."""
 WITHIN = (4, 8, 16, 32, 64, 128, 256)
 
 
@@ -47,11 +47,11 @@ class Parts:
     """The view: ``units * scale + offsets``, each K × N.
 
     Attributes:
-        units: what codes stand for: integers, or floats of a table.
+        units: the values of codes: integers, or floats of a table.
         scale: of each element.
-        offsets: what does not depend on the code.
-        bits: of a code; 0 where units are no integers.
-        hidden: the zero where a scale of 0 hides it.
+        offsets: the part that does not depend on the code.
+        bits: of a code; 0 if units are not integers.
+        hidden: the zero, if a scale of 0 hides it.
     """
 
     units: F64
@@ -71,7 +71,7 @@ def parts_of(weights: Stored) -> Parts:
     """The view of a matrix.
 
     Raises:
-        ValueError: its numbers are no products.
+        ValueError: its numbers are not products.
     """
     view = codes_of(weights)
     if view is not None:
@@ -86,7 +86,7 @@ def parts_of(weights: Stored) -> Parts:
     return Parts(units, scale, none, 0, none)
 
 
-# **What is changed.** A scale may be that of the zero, too, or not; a zero may be given in codes, or as a minimum.
+# **What is changed.** A scale may also apply to the zero; a zero may be given in codes or as a minimum.
 
 
 def in_codes(parts: Parts, change: Change) -> Terms:
@@ -137,7 +137,7 @@ PLACED: dict[str, tuple[Where, ...]] = {
 
 
 def across(order: Order, run: int, inside: bool, axis: int, array: F64, group: int) -> F64:
-    """An array with its columns, or with runs of its rows, or with the rows of each run in another order."""
+    """An array with its columns, runs of its rows, or the rows of each run in another order."""
     if axis == 1 and inside:
         columns = np.arange(array.shape[1])
         taken = columns // run * run + (order(np.arange(run), run) % run)[columns % run]
@@ -162,7 +162,7 @@ def moved(where: Where, order: Order, run: int, inside: bool, axis: int, weights
 
 
 def of_columns(where: Where, size: int, weights: Stored) -> Terms:
-    """Column n takes what belongs to block ``n // size`` of `SQUARE` columns; 0 is N over the number of blocks.
+    """Column n uses what belongs to block ``n // size`` of `SQUARE` columns; 0 is N over the number of blocks.
 
     Raises:
         ValueError: blocks are no squares.
@@ -176,7 +176,7 @@ def of_columns(where: Where, size: int, weights: Stored) -> Terms:
 
 
 def of_columns_again(where: Where, size: int, weights: Stored) -> Terms:
-    """Column n takes what belongs to block ``n // size`` of `SQUARE` columns, modulo the number of blocks.
+    """Column n uses what belongs to block ``n // size`` of `SQUARE` columns, modulo the number of blocks.
 
     Raises:
         ValueError: blocks are no squares.
@@ -201,7 +201,7 @@ def quarters_apart(at: Array, count: int) -> Array:
 
 
 def transposed(high: int, at: Array, count: int) -> Array:
-    """A run seen as a matrix of `high` rows, and read column by column."""
+    """A run viewed as a matrix of `high` rows and read column by column."""
     wide = max(1, count // high)
     return np.asarray(at % high * wide + at // high)
 
@@ -257,7 +257,7 @@ TILES: tuple[tuple[str, str, Order], ...] = (
         for count in (2, 3, 4, 8)
     ),
 )
-"""Orders of columns: a kernel takes as many at once."""
+"""Orders of columns that a kernel processes at once."""
 
 
 def of_squares() -> Named:
@@ -309,7 +309,7 @@ def changed(where: Where, change: Callable[[F64, Parts], F64], weights: Stored) 
 
 
 def plainly(number: Callable[[Array], Array], array: F64, parts: Parts) -> F64:
-    """A change that no part but this one matters to."""
+    """A change that depends only on this part."""
     return np.asarray(number(array), np.float64)
 
 
@@ -325,7 +325,7 @@ def in_integers(change: Callable[[F64, int], F64], array: F64, parts: Parts) -> 
 
 
 def below(count: int, array: F64, bits: int) -> F64:
-    """Only the `count` highest bits, or without as many of the highest if negative."""
+    """Only the `count` highest bits, or all but the highest -`count` if negative."""
     return (
         array % 2.0 ** (bits + count) if count < 0 else np.floor(array / 2.0 ** (bits - count)) * 2.0 ** (bits - count)
     )
@@ -385,16 +385,16 @@ WRAPPED: tuple[tuple[str, str, Callable[[F64, int], F64]], ...] = (
     ("one-too-low-and-wrapped", "one too low, modulo the number of codes", lambda a, bits: (a - 1) % 2.0**bits),
     ("one-too-high-and-wrapped", "one too high, modulo the number of codes", lambda a, bits: (a + 1) % 2.0**bits),
 )
-"""Kinds that are not tried in a part of a matrix."""
+"""Kinds that are not tried in parts of a matrix."""
 
 
 def dropped_offset(parts: Parts, change: Change) -> Terms:
-    """Codes that need no offset by another reading."""
+    """Codes that need no offset with another reading."""
     return Terms(change(parts.units) * parts.scale, 0.0)
 
 
 def in_difference(change: Callable[[F64], F64], weights: Stored) -> Terms:
-    """Codes less zeros, as kernels in integers form them, as other numbers.
+    """Codes minus zeros, as computed by integer kernels, replaced by other numbers.
 
     Raises:
         ValueError: these are no integers.
@@ -422,7 +422,7 @@ DIFFERENCES: tuple[tuple[str, str, Callable[[F64], F64]], ...] = (
 
 
 def zero_by(way: str, weights: Stored) -> Terms:
-    """A zero that meets the wrong factor."""
+    """A zero that is multiplied by the wrong factor."""
     parts = parts_of(weights)
     zero = parts.zero
     offsets = {
@@ -459,7 +459,7 @@ def of_numbers() -> Named:
         yield f"stored-zero-{way.replace(' ', '-')}", f"The zero is {way}.", partial(zero_by, way)
 
 
-# **Rows that are not summed**, of all terms, or only where x meets the zeros, or the codes.
+# **Rows that are not summed**, in all terms, or only in those of zeros or of codes.
 
 
 def left_out(kept: Kept, run: int, which: str, weights: Stored) -> Terms:

@@ -14,7 +14,7 @@ from lowbit_conformance.defects.stored_codes import run_of
 Rows = npt.NDArray[np.int64]
 INTERLEAVED = (0, 2, 4, 6, 1, 3, 5, 7)
 ORDERS = (INTERLEAVED, tuple(int(i) for i in np.argsort(INTERLEAVED)))
-"""Orders in which kernels place the eight codes of a word, and find them."""
+"""Orders in which kernels place and find the eight codes of a word."""
 Sum = Callable[[F64, Stored], F64]
 Kept = Callable[[Rows, Stored], Array]
 
@@ -24,7 +24,7 @@ def without(kept: Kept, x: F64, weights: Stored) -> F64:
 
 
 def kept_rows(kind: str, count: int, place: int, rows: Rows, weights: Stored) -> Array:
-    """The rows that a sum takes in.
+    """The rows that a sum includes.
 
     Raises:
         ValueError: there are none.
@@ -77,7 +77,11 @@ def of_sums() -> Iterator[tuple[str, str, Sum]]:
         yield "stored-last-block-only", f"Only the last block of {count} rows counts.", rows("all-but-last", count)
         yield "stored-first-block-only", f"Only the first block of {count} rows counts.", rows("all-but-first", count)
     yield "stored-last-group-left-out", "The last group is left out.", partial(without, last_group)
-    yield "stored-zero-times-the-whole-sum", "Each zero meets the sum of all of x.", zeros_times_the_whole_sum
+    yield (
+        "stored-zero-times-the-whole-sum",
+        "Each zero is multiplied by the sum of all of x.",
+        zeros_times_the_whole_sum,
+    )
     for order in ORDERS:
         change = partial(columns_reordered, order)
         yield "stored-result-in-another-order", "Eight columns of a result are in the order of a word.", change

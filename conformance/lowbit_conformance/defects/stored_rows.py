@@ -33,11 +33,11 @@ def in_runs(order: Order, run: int, weights: Stored) -> Rows:
     return np.asarray(rows // run * run + (order(np.arange(run), run) % run)[rows % run])
 
 
-# **x at another place**: what row k meets.
+# **x at another place**: the element of x for row k.
 
 
 def met(rows: Rows, weights: Stored) -> Terms:
-    """The matrix that gives the same sums as a product in which row k meets x of ``rows[k]``."""
+    """The matrix that gives the same sums as a product of row k and x at ``rows[k]``."""
     values = weights.values
     total = np.zeros_like(values)
     np.add.at(total, rows, values)
@@ -45,7 +45,7 @@ def met(rows: Rows, weights: Stored) -> Terms:
 
 
 def halves_gathered(order: Order, half: int, run: int, weights: Stored) -> Terms:
-    """Within each run of rows, only those of one half meet x of other places."""
+    """Within each run of rows, only those of one half use x at other places."""
     return gathered(lambda at, n: np.where(at // (n // 2) == half, order(at, n) % n, at), run, weights)
 
 
@@ -60,12 +60,12 @@ def codes_of_tiles(size: int, weights: Stored) -> Terms:
 
 
 def x_of_tiles(size: int, weights: Stored) -> Terms:
-    """Each tile of rows, or each group if the size is 0, meets x of the first."""
+    """Each tile of rows, or each group if the size is 0, uses x of the first."""
     return met(np.arange(weights.rows) % (size or run_of(weights)), weights)
 
 
 def half_gathered(order: Order, odd: bool, run: int, weights: Stored) -> Terms:
-    """Within each run of rows, only the odd or only the even ones meet x of other places."""
+    """Within each run of rows, only the odd or only the even ones use x at other places."""
     return gathered(lambda at, n: np.where(at % 2 == odd, order(at, n) % n, at), run, weights)
 
 
@@ -85,12 +85,11 @@ PERMUTED: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("Rows are taken in the order of the groups, and x in the inverse of it", (-1, -1)),
     ("Rows are taken in the inverse of the groups' order, and x in the order", (1, 1)),
 )
-"""What is said, and the permutations by which row k finds its x: 1 by the order of the groups, -1 by
-its inverse."""
+"""The sentence, and the permutations by which row k finds its x: 1 for the order of the groups, -1 for its inverse."""
 
 
 def by_groups(steps: tuple[int, ...], weights: Stored) -> Terms:
-    """x in the order of the groups, in the inverse order, or in one of these for rows in the other.
+    """x in the order of the groups or the inverse order, or in one of these for rows in the other.
 
     Raises:
         ValueError: there is no index of groups.
@@ -130,7 +129,7 @@ GATHERS: tuple[tuple[str, str, Order], ...] = (
 
 
 def tells(name: str, run: int) -> bool:
-    """Whether an order says of a run of some places what it is; of a shorter run another order says it.
+    """Whether an order is distinct for a run of some places; for shorter runs it equals another order.
 
     >>> tells("quarters-apart", 8), tells("quarters-apart", 2), tells("divided-by-4", 2)
     (True, False, False)
@@ -176,7 +175,7 @@ FIRST: tuple[tuple[str, str, Kept], ...] = tuple(
 
 
 def left_out(kept: Kept, run: int, which: str, weights: Stored) -> Terms:
-    """Rows that are left out by their place in a run, of all terms or of one of the two."""
+    """Rows that are left out by their place in a run, in all terms or in one of the two."""
     run = run or run_of(weights)
     there = kept(np.arange(run), run)[np.arange(weights.rows) % run, np.newaxis]
     terms = weights.terms
@@ -220,7 +219,7 @@ PLANES: tuple[tuple[str, str, Order], ...] = (
 
 
 def masked_beyond(along: int, width: int, zeros: bool, weights: Stored) -> Terms:
-    """Codes or zeros of which only the bit above them is kept: the lowest of the code after them.
+    """Codes or zeros with a mask that keeps only the bit above them, the lowest of the next code.
 
     Raises:
         ValueError: the codes are no integers.
@@ -239,7 +238,7 @@ def masked_beyond(along: int, width: int, zeros: bool, weights: Stored) -> Terms
 
 
 def unmasked(along: int, width: int, extra: int, signed: bool, weights: Stored) -> Terms:
-    """Codes with some bits of the code after them in their integer; after the last, zeros or its sign.
+    """Codes with some bits of the next code in their integer; after the last, zeros or its sign.
 
     Raises:
         ValueError: the codes are no integers.
@@ -273,7 +272,7 @@ def of_codes() -> Named:
 
 
 def of_rows() -> Named:
-    """All kinds of this module, those of groups, and those of scales that have scales or blocks of their own."""
+    """All kinds of this module, of groups, and of scales with second-level scales or blocks."""
     yield from of_nested()
     yield from of_groups()
     yield from of_x()

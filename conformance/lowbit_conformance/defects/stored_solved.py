@@ -27,22 +27,22 @@ from lowbit_conformance.defects.stored_kinds import bits_of, with_fields
 from lowbit_conformance.defects.stored_parts import parts_of
 
 ENOUGH = 32
-"""Results beyond the numbers that are solved for, of all failures together, from which a hypothesis counts."""
+"""Least number of results beyond the number of unknowns, over all failures, for a hypothesis to count."""
 MOST_ROWS = 1024
 SNAPPED = 64
-"""Of 1: how often a row counts is rounded to such fractions."""
+"""Row counts are rounded to multiples of one over this."""
 NEAR = 1e-3
 CLEAR = 0.25
-"""Of the distance between two codes: what lies nearer to a code is meant to be one."""
+"""Relative to the distance between two codes: values that are nearer to a code are read as that code."""
 WORD = 32
 CHOICES = 5
-"""Results that are as much as the choice of one of the bits of a word: each result says more than one binary digit."""
+"""Number of results that count as much as the choice of a bit of a word; each result has more than one binary digit."""
 MOST_CODE = 32
-"""Times the largest right code: larger numbers are no codes."""
+"""Relative to the largest right code: larger numbers are not codes."""
 FAR = 16.0
-"""Times further from what is right than from what fits best must results lie, in squares, that it may be true."""
+"""How many times larger the squared distance from the right result must be than from the best fit."""
 FINE = 16
-"""Rows of a run that may have a number of its own."""
+"""The number of rows of a run that may have its own number."""
 SAID = 3
 
 Labels = npt.NDArray[np.int64]
@@ -50,13 +50,13 @@ Labels = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The best that a hypothesis gives for one failure.
+    """The best fit of a hypothesis for one failure.
 
     Attributes:
         results: T × N.
-        spare: results beyond the numbers that were solved for; not above 0 where these could give any results.
-        said: what the numbers are, in a few words.
-        nothing: whether those that are wrong are 0; None where none is wrong, or where this means nothing.
+        spare: results beyond the number of unknowns; not above 0 if the unknowns could give any results.
+        said: the numbers in a few words.
+        nothing: whether all wrong ones are 0; None if none is wrong, or if this has no meaning.
     """
 
     results: F64
@@ -66,14 +66,14 @@ class Fit:
 
 
 def lost(found: F64, right: F64) -> bool | None:
-    """Whether numbers that are not right are 0; None where all are right."""
+    """Whether all wrong numbers are 0; None if all are right."""
     with np.errstate(all="ignore"):
         wrong = np.isfinite(found) & (np.abs(found - right) > CLEAR * np.abs(right))
     return bool((np.abs(found[wrong]) <= CLEAR * np.abs(right[wrong])).all()) if wrong.any() else None
 
 
 def alike(*arrays: F64) -> Labels:
-    """For each row the number of the run that it belongs to: rows of one run are equal in all arrays."""
+    """For each row the number of its run; rows of one run are equal in all arrays."""
     _, labels = np.unique(np.concatenate(arrays, axis=1), axis=0, return_inverse=True)
     return labels.reshape(-1)
 
@@ -86,7 +86,7 @@ def summed(x: F64, matrix: F64, labels: Labels) -> F64:
 
 
 def solve(design: F64, target: F64) -> tuple[F64, F64, int]:
-    """For each problem the numbers that fit best, what they give, and how many results more than numbers there are.
+    """For each problem the best numbers, their results, and the number of results minus that of numbers.
 
     Args:
         design: problems × results × numbers.
@@ -101,7 +101,7 @@ def solve(design: F64, target: F64) -> tuple[F64, F64, int]:
 
 
 def spoken(what: str, column: str, found: F64, right: F64) -> str:
-    """The first numbers that are other than right ones: columns × runs."""
+    """The first wrong numbers in words; arrays are columns × runs."""
     with np.errstate(all="ignore"):
         other = np.argwhere(np.isfinite(found) & (np.abs(found - right) > NEAR * np.abs(right) + 1e-12))
     each = [f"{found[n, g]:.4g} where {right[n, g]:.4g} is right ({column} {n}, run {g})" for n, g in other[:SAID]]
@@ -109,7 +109,7 @@ def spoken(what: str, column: str, found: F64, right: F64) -> str:
     return f"{what}: {', '.join(each)}{more}" if each else ""
 
 
-# **Hypotheses**: of x, the matrix and the results, what fits best.
+# **Hypotheses**: the best fit for x, the matrix and the results.
 
 
 def scales(x: Any, weights: Stored, given: F64) -> Fit:
@@ -121,7 +121,7 @@ def scales(x: Any, weights: Stored, given: F64) -> Fit:
 
 
 def scales_of_fine_runs(x: Any, weights: Stored, given: F64) -> Fit:
-    """The scales of runs of a few rows, as where groups begin elsewhere."""
+    """The scales of short runs of rows, as if groups began elsewhere."""
     parts, numbers = parts_of(weights), numbers_of(x)
     scale = np.broadcast_to(parts.scale, parts.units.shape)
     fine = np.asarray(np.arange(len(scale))[:, np.newaxis] // FINE, np.float64)
@@ -167,7 +167,7 @@ def firsts(labels: Labels) -> Labels:
 
 
 def rows(x: Any, weights: Stored, given: F64) -> Fit:
-    """How often each row counts: the same in all columns and for all vectors."""
+    """How often each row counts, for all columns and vectors alike."""
     numbers, values = numbers_of(x), weights.values
     if len(values) > MOST_ROWS:
         return Fit(given, 0, "")
@@ -200,7 +200,7 @@ def vectors(x: Any, weights: Stored, given: F64) -> Fit:
 
 
 def scales_of_x(which: str, x: Any, weights: Stored, given: F64) -> Fit:
-    """The scales of stored activations, where they meet all of the weights, or codes only, or zeros only.
+    """The scales of stored activations, for all of the weights, for codes only, or for zeros only.
 
     Raises:
         ValueError: x is not stored.
@@ -220,7 +220,7 @@ def scales_of_x(which: str, x: Any, weights: Stored, given: F64) -> Fit:
 
 
 def sums_of_x(x: Any, weights: Stored, given: F64) -> Fit:
-    """The sums of x that meet zeros or minima, for each run of rows that has the same in every column.
+    """The sums of x for zeros or minima, for each run of rows that is equal in every column.
 
     Raises:
         ValueError: there are no zeros.
@@ -251,7 +251,7 @@ def bits_of_words(roles: tuple[str, ...], x: Any, weights: Stored, given: F64) -
     """For each place of a word, the bits that its columns are read from.
 
     Raises:
-        ValueError: no words hold several columns.
+        ValueError: words do not hold several columns.
     """
     own = [each for each in weights.table.fields if each.role in roles]
     places = WORD // bits_of(weights)
@@ -268,14 +268,14 @@ def bits_of_words(roles: tuple[str, ...], x: Any, weights: Stored, given: F64) -
     return Fit(results, given.size - places * CHOICES, said)
 
 
-# **Codes**, which are integers or numbers of a table: where x is invertible, each of them can be seen.
+# **Codes**, which are integers or numbers of a table; if x is invertible, each can be determined.
 
 
 def matrix_of(x: Any, given: F64) -> F64:
-    """The matrix that was multiplied by.
+    """The matrix that the backend multiplied by.
 
     Raises:
-        ValueError: x does not say.
+        ValueError: x does not determine it.
     """
     numbers = numbers_of(x)
     if numbers.shape[0] != numbers.shape[1] or np.linalg.matrix_rank(numbers) < len(numbers):
@@ -287,7 +287,7 @@ def codes(with_zeros: bool, x: Any, weights: Stored, given: F64) -> Fit:
     """Other codes, or other differences of codes and zeros.
 
     Raises:
-        ValueError: what would be codes are no integers, or no numbers that a code has.
+        ValueError: the fitted codes are not integers, or not values of a code.
     """
     parts = parts_of(weights)
     scale, shape = np.broadcast_to(parts.scale, parts.units.shape), parts.units.shape
@@ -314,7 +314,7 @@ def codes(with_zeros: bool, x: Any, weights: Stored, given: F64) -> Fit:
 
 
 def moved(found: F64, right: F64) -> str:
-    """Whose codes stand where others are right, or which do."""
+    """The rows or columns whose codes were used in place of the right ones, or these codes."""
     for axis, line in enumerate(("row", "column")):
         theirs, ours = np.moveaxis(found, axis, 0), np.moveaxis(right, axis, 0)
         wrong = np.flatnonzero((theirs != ours).any(axis=1))
@@ -331,7 +331,7 @@ Hypothesis = Callable[[Any, Stored, F64], Fit]
 HYPOTHESES: tuple[tuple[str, str, Hypothesis], ...] = (
     ("result-columns-times-factors", "Each column of the result is multiplied by a number", columns),
     ("result-vectors-times-factors", "Each vector of the result is multiplied by a number", vectors),
-    ("stored-rows-counted-otherwise", "Rows do not count once each", rows),
+    ("stored-rows-counted-otherwise", "Rows are not counted exactly once", rows),
     *(
         (f"x-scale-other-numbers{end}", f"Only the scales of x are wrong{said}", partial(scales_of_x, which))
         for which, end, said in (
@@ -362,7 +362,7 @@ HYPOTHESES: tuple[tuple[str, str, Hypothesis], ...] = (
 CODES_LOST = ("stored-codes-left-out", "Codes count as nothing where they are wrong")
 
 
-# **As defects**: each gives what was solved for, for the failures it was solved from, and right results elsewhere.
+# **As defects**: each gives the fitted results for its failures, and right results elsewhere.
 
 
 def replayed(fits: list[tuple[Any, Stored, F64]], x: Any, weights: Stored, result: Any = "float32") -> Array:
@@ -373,7 +373,7 @@ def replayed(fits: list[tuple[Any, Stored, F64]], x: Any, weights: Stored, resul
 
 
 def of_solved(failures: list[Any], operation: str) -> Iterator[Defect]:
-    """What the failures allow; a hypothesis that says nothing of them is left out."""
+    """The hypotheses that the failures allow; those without evidence are left out."""
     if operation not in PRODUCTS or any(np.shape(each.given) != np.shape(each.right) for each in failures):
         return
     for name, cause, hypothesis in HYPOTHESES:
@@ -390,9 +390,9 @@ def of_solved(failures: list[Any], operation: str) -> Iterator[Defect]:
 
 
 def fitted(hypothesis: Hypothesis, failures: list[Any]) -> list[tuple[Any, Fit]]:
-    """Each failure with what fits it best; none if that is far from one of them.
+    """Each failure with its best fit; None if one fit is bad.
 
-    What has fewer results than numbers says nothing, and what is not finite neither.
+    Failures with fewer results than unknowns, or with non-finite results, are no evidence.
     """
     found = []
     for one in failures:

@@ -36,7 +36,7 @@ def _once(change: Numbers, weights: Stored) -> F64:
 
 
 def partly(change: Numbers, kept: Callable[[Stored], Array], weights: Stored) -> Terms:
-    """A mistake where `kept` is true, and right numbers elsewhere."""
+    """Wrong numbers where `kept` is true, and right ones elsewhere."""
     with np.errstate(all="ignore"):
         return Terms(np.where(kept(weights), _once(change, weights), weights.values))
 
@@ -79,7 +79,7 @@ def at_place(run: int, place: int, axis: int, weights: Stored) -> Array:
 
 
 def places_of_words() -> Iterator[tuple[str, Callable[[Stored], Array]]]:
-    """The two ends of a word: shifts and masks are often written otherwise there."""
+    """The two ends of a word, where shifts and masks are often special."""
     for axis, things in enumerate(("rows", "columns")):
         for run in (2, 4, 8, 16):
             for place, word in ((0, "first"), (run - 1, "last")):
@@ -144,7 +144,7 @@ def cores() -> Named:
 
 
 def sign_extended(least: int, array: F64, bits: int) -> F64:
-    """Zeros from `least` on as negative numbers: they may be stored less one."""
+    """Zeros from `least` on as negative numbers; they may be stored minus one."""
     return np.where(array >= 2.0 ** (bits - 1) + least, array - 2.0**bits, array)
 
 

@@ -21,7 +21,7 @@ from lowbit_conformance.defects.stored_parts import PLACED, Named, Where, in_cod
 
 Rows = npt.NDArray[np.int64]
 Length = Callable[[Stored], int]
-"""Of a matrix: the rows of a part of K."""
+"""From a matrix to the rows of a part of K."""
 COUNTS = (2, 3, 4, 8)
 UNITS: tuple[tuple[int, str], ...] = (
     *((0, "whole groups"), (1, "rows")),
@@ -33,7 +33,7 @@ BLOCK_BITS = 8
 
 
 def length_of(count: int, unit: int, up: bool, weights: Stored) -> int:
-    """The rows of each of `count` parts of K, in whole units, and one unit at least; a unit of 0 is a group."""
+    """The rows of each of `count` parts of K, in at least one whole unit; a unit of 0 means a group."""
     unit = unit or run_of(weights)
     units = -(-weights.rows // unit)
     return max(1, -(-units // count) if up else units // count) * unit
@@ -52,7 +52,7 @@ def lengths() -> Iterator[tuple[str, Length]]:
                 yield words, partial(length_of, count, unit, up)
 
 
-# **What a part takes from elsewhere.**
+# **What a part uses from elsewhere.**
 
 
 def of_its_first(length: int, rows: Rows) -> Rows:
@@ -75,12 +75,12 @@ TAKEN: tuple[tuple[str, str, Callable[[int, Rows], Rows]], ...] = (
 
 
 def taken(take: Callable[[int, Rows], Rows], length: Length, where: Where, weights: Stored) -> Terms:
-    """Each row takes what belongs to another one, by the part of K that it lies in."""
+    """Each row uses what belongs to another row, which depends on its part of K."""
     return of_rows_like(where, take(length(weights), np.arange(weights.rows)), weights)
 
 
 def met(rows: Rows, which: str, weights: Stored) -> Terms:
-    """Row k meets x of ``rows[k]``, in all terms, or in products or zeros alone."""
+    """Row k uses x at ``rows[k]``, in all terms, or for products or zeros alone."""
     terms = weights.terms
 
     def moved(array: F64) -> F64:
@@ -105,7 +105,7 @@ WHICH: tuple[tuple[str, str], ...] = (
 
 
 def of_split() -> Named:
-    """Parts of K that take codes, scales, zeros or x of another place."""
+    """Parts of K that use codes, scales, zeros or x of another place."""
     for size in (0, *SIZES):
         tile: Length = partial(fixed, size) if size else run_of
         said = f"tile of {size} rows" if size else "group or block"
@@ -129,18 +129,18 @@ def of_split() -> Named:
                 )
 
 
-# **Pieces of a run in another order**: binary digits of the place of a row.
+# **Pieces of a run in another order**: the binary digits of a row's place are reordered.
 
 
 def exchanged(first: int, second: int, wide: int, at: Rows) -> Rows:
-    """Two fields of `wide` binary digits change places."""
+    """Two fields of `wide` binary digits are exchanged."""
     mask = (1 << wide) - 1
     low, high = at >> first & mask, at >> second & mask
     return at & ~(mask << first | mask << second) | low << second | high << first
 
 
 def turned(first: int, end: int, by: int, at: Rows) -> Rows:
-    """The binary digits from `first` to `end` are rotated: a matrix of pieces is counted as its transpose."""
+    """The binary digits from `first` to `end` are rotated, which transposes a matrix of pieces."""
     wide = end - first
     mask = (1 << wide) - 1
     digits = at >> first & mask
@@ -176,7 +176,7 @@ def orders() -> Iterator[tuple[str, int, Callable[[Rows], Rows]]]:
 
 
 def of_pieces() -> Named:
-    """Codes, or x, whose pieces in each run are counted in another order."""
+    """Codes or x whose pieces in each run are in another order."""
     for words, run, order in orders():
         cause = f"In each run of {run}, codes are taken with {words}."
         yield "stored-codes-in-pieces", cause, partial(codes_in_pieces, order, run)
@@ -186,7 +186,7 @@ def of_pieces() -> Named:
 
 
 def chosen(where: Where, to: int, by: int, wide: int, weights: Stored) -> Terms:
-    """Each row takes what belongs to another run of ``2 ** to`` rows: binary digits from `by` on choose it."""
+    """Each row uses what belongs to another run of ``2 ** to`` rows, chosen by the binary digits from `by` on."""
     rows, mask = np.arange(weights.rows), (1 << wide) - 1
     taken = (rows & ~(mask << to)) | (rows >> by & mask) << to
     return of_rows_like(where, np.minimum(taken, weights.rows - 1), weights)

@@ -18,7 +18,7 @@ Wrong = Callable[..., Array]
 
 
 def zeros_alone(of_rows: bool, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The product where zeros are added without x, once for each group or once for each row."""
+    """The product in which zeros are added without x, once for each group or once for each row."""
     terms = weights.terms
     offsets = np.broadcast_to(terms.offsets, terms.products.shape)
     kept = offsets if of_rows else offsets[row_of_group(weights)]
@@ -27,7 +27,7 @@ def zeros_alone(of_rows: bool, x: Any, weights: Stored, result: Any = "float32")
 
 
 def of_all_vectors(x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The product where zeros meet the sum of all vectors."""
+    """The product in which zeros are multiplied by the sum of all vectors."""
     terms, numbers = weights.terms, numbers_of(x)
     offsets = np.broadcast_to(terms.offsets, terms.products.shape)
     with np.errstate(all="ignore"):
@@ -35,7 +35,7 @@ def of_all_vectors(x: Any, weights: Stored, result: Any = "float32") -> Array:
 
 
 def of_other_vectors(order: Order, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The product where zeros meet the sums of another vector."""
+    """The product in which zeros are multiplied by the sums of another vector."""
     terms, numbers = weights.terms, numbers_of(x)
     offsets, count = np.broadcast_to(terms.offsets, terms.products.shape), len(numbers)
     others = numbers[order(np.arange(count), count) % count]
@@ -44,7 +44,7 @@ def of_other_vectors(order: Order, x: Any, weights: Stored, result: Any = "float
 
 
 def of_vector(part: str, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The product where vector t meets the scale (or zero) of column t."""
+    """The product in which vector t uses the scale (or zero) of column t."""
     parts, numbers = parts_of(weights), numbers_of(x)
     columns = np.arange(len(numbers)) % weights.columns
     scale = np.broadcast_to(parts.scale, parts.units.shape)
@@ -70,7 +70,7 @@ def narrow_sums(kind: Any, run: int, x: Any, weights: Stored, result: Any = "flo
 
 
 def narrow_sums_of_x(kind: Any, at_each: bool, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The product where the sums of x that meet zeros are rounded to a narrow type, at each step or once."""
+    """The product in which the sums of x for zeros are rounded to a narrow type, at each step or once."""
     terms, numbers, groups = weights.terms, numbers_of(x), group_of_row(weights)
     offsets, first = np.broadcast_to(terms.offsets, terms.products.shape), row_of_group(weights)
     totals = np.zeros((len(numbers), len(first)))
@@ -90,7 +90,7 @@ TYPES = tuple(np.dtype(FLOATS[name].dtype) for name in ("float16", "bfloat16", "
 
 
 def through(kind: Any, of_x: bool, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The product with weights, or with x, that pass through a narrow type.
+    """The product with weights or x rounded to a narrow type.
 
     Raises:
         ValueError: x is stored.
@@ -131,10 +131,10 @@ SUMS: tuple[tuple[str, str, Callable[..., Array]], ...] = (
 
 
 def sums_of_runs(run: int, x: Any, weights: Stored) -> tuple[F64, F64, F64]:
-    """Of each run of rows: sums of products before they are scaled, what zeros add, and scales; T x N x runs.
+    """For each run of rows: sums of products before they are scaled, the terms of zeros, and scales; T x N x runs.
 
     Args:
-        run: its rows; 0 for a group, or for a block, which is scaled once where its runs have scales of their own.
+        run: its rows; 0 for a group, or for a block, which is scaled once even if its runs have their own scales.
         x: the activations.
         weights: the matrix.
 
@@ -187,7 +187,7 @@ def constant(wide: F64, labels: Array) -> F64:
 
 
 def carried(what: str, over: str, run: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """Sums of runs that begin with what is left of the runs before them: of a column, of all columns, or of all."""
+    """Sums of runs that are not reset: they begin with sums of earlier runs of a column, of all columns, or of all."""
     dots, rest, scale = sums_of_runs(run, x, weights)
 
     def added(array: F64) -> F64:
@@ -200,7 +200,7 @@ def carried(what: str, over: str, run: int, x: Any, weights: Stored, result: Any
 
 
 def x_scaled_with_total(run: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The total so far meets the scale of x once for each run.
+    """The running total is multiplied by the scale of x once for each run.
 
     Raises:
         ValueError: x has no scales, or they change inside a run.
@@ -216,7 +216,7 @@ def x_scaled_with_total(run: int, x: Any, weights: Stored, result: Any = "float3
 
 
 def scaled_with_total(run: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The total so far is scaled together with the sum of each run."""
+    """The running total is scaled together with the sum of each run."""
     dots, rest, scale = sums_of_runs(run, x, weights)
     factors, total = np.broadcast_to(scale, dots.shape), np.zeros(dots.shape[:2])
     with np.errstate(all="ignore"):
@@ -226,7 +226,7 @@ def scaled_with_total(run: int, x: Any, weights: Stored, result: Any = "float32"
 
 
 def begun_with_total(run: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The sum of a run begins with the total so far, and is scaled and added to it."""
+    """The sum of a run begins with the running total, and is scaled and added to it."""
     dots, rest, scale = sums_of_runs(run, x, weights)
     factors, total = np.broadcast_to(scale, dots.shape), np.zeros(dots.shape[:2])
     with np.errstate(all="ignore"):
@@ -238,10 +238,10 @@ def begun_with_total(run: int, x: Any, weights: Stored, result: Any = "float32")
 def changed_runs(
     change: Callable[[F64], F64], what: str, run: int, x: Any, weights: Stored, result: Any = "float32"
 ) -> Array:
-    """Integer sums of runs, of all terms or of codes alone, are other numbers before they are scaled.
+    """Integer sums of runs, of all terms or of codes alone, are changed before they are scaled.
 
     Raises:
-        ValueError: x is not stored, so that sums are no integers.
+        ValueError: x is not stored, so that sums are not integers.
     """
     if not isinstance(x, Stored):
         raise ValueError("sums are no integers")
@@ -252,7 +252,7 @@ def changed_runs(
 
 
 def truncated_steps(run: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The sum of a run is an integer: what is left of it after each term is rounded towards zero."""
+    """The sum of a run is an integer, because it is rounded towards zero after each term."""
     parts, numbers, of_x = parts_of(weights), numbers_of(x), scale_of_x(x)
     units, codes = parts.units - parts.zero, quotient(numbers, of_x)
     labels = runs_of(run, weights)
@@ -267,7 +267,7 @@ def truncated_steps(run: int, x: Any, weights: Stored, result: Any = "float32") 
 
 
 def wrapped_sums_of_x(bits: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The sums of codes of x that meet zeros wrap in integers of some bits, group by group."""
+    """The sums of codes of x for zeros wrap in integers of some bits, group by group."""
     terms, groups, of_x = weights.terms, group_of_row(weights), scale_of_x(x)
     numbers, first = numbers_of(x), row_of_group(weights)
     offsets, codes = np.broadcast_to(terms.offsets, terms.products.shape), quotient(numbers, of_x)

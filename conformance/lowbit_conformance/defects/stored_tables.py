@@ -20,21 +20,21 @@ from lowbit_conformance.defects.stored_parts import Parts, parts_of
 
 MOST_CODES = 256
 ENOUGH = 8
-"""Equations for each code, from which a table is found."""
+"""Least number of equations for each code to find a table."""
 SAME = 2e-3
-"""Of the least difference between two codes: nearer a number is taken for the right one."""
+"""Relative to the least difference between two codes: nearer numbers count as the right one."""
 CLOSE = 0.04
-"""Of the same: nearer a number is taken for one that the table has, or for a multiple of its least number."""
+"""Relative to the same: nearer numbers count as one in the table, or as a multiple of its least number."""
 SAID = 4
 NEGATIVE_ZERO = 2.0**-500
-"""What stands for a zero that is negative, with the other sign: it is no value of a code."""
+"""Stands for negative zero, with the other sign; it is not the value of a code."""
 
 
 def reading(values: F64, read: F64, weights: Stored) -> Terms:
-    """The numbers with codes worth `values` read as others.
+    """The numbers with codes of these `values` read as others.
 
     Raises:
-        ValueError: a code is worth none of these.
+        ValueError: a code has another value.
     """
     parts = parts_of(weights)
     units = signed(parts.units)
@@ -45,19 +45,19 @@ def reading(values: F64, read: F64, weights: Stored) -> Terms:
 
 
 def signed(units: F64) -> F64:
-    """Units of which the zero that is negative has a value of its own."""
+    """Units in which negative zero has a separate value."""
     return np.where((units == 0) & np.signbit(units), -NEGATIVE_ZERO, units)
 
 
 def equations(x: F64, parts: Parts, values: F64) -> F64:
-    """For each element of the result, what it owes to each code: T·N × codes."""
+    """For each element of the result, the contribution of each code: T·N × codes."""
     units = signed(parts.units)
     owed = [x @ np.where(units == value, parts.scale, 0.0) for value in values]
     return np.stack(owed, axis=-1).reshape(-1, len(values))
 
 
 def snapped(values: F64, found: F64) -> F64:
-    """The numbers that were meant by those that least squares found, each near one of the table."""
+    """The exact numbers for those from least squares, each near one in the table."""
     gaps = np.diff(values)
     unit = float(gaps[gaps > NEGATIVE_ZERO].min(initial=np.inf))
     grid = unit * np.round(found / unit)
@@ -80,7 +80,8 @@ def said(values: F64, read: F64) -> str:
 
 
 def of_codes_read(failures: list[Any], operation: str) -> tuple[Defect, ...]:
-    """The defect that reads codes by the table that explains these failures best; none if they say too little."""
+    """The defect that reads codes by the table that explains these failures best; None if they are too little
+    evidence."""
     if operation not in PRODUCTS:
         return ()
     try:

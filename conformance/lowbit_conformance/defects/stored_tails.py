@@ -27,7 +27,7 @@ def beyond(run: int, axis: int, weights: Stored) -> Array:
 
 
 def tails() -> Iterator[tuple[str, Kept]]:
-    """What remains of rows or columns."""
+    """Remainders of rows or columns."""
     for axis, things in enumerate(("rows", "columns")):
         for run in TILES:
             yield f"in the {things} past the last whole {run}", partial(beyond, run, axis)
@@ -46,7 +46,7 @@ def of_tails(format: str) -> Named:
 
 
 def of_other_vectors(order: Order, kept: Kept, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The product in which some rows or columns meet x of another vector.
+    """The product in which some rows or columns use x of another vector.
 
     Raises:
         ValueError: there is one vector.
@@ -61,7 +61,7 @@ def of_other_vectors(order: Order, kept: Kept, x: Any, weights: Stored, result: 
 
 
 def of_vectors() -> Iterator[tuple[str, str, Callable[..., Array]]]:
-    """x of other vectors in half of each run of rows or columns, or in what remains of them."""
+    """x of other vectors in half of each run of rows or columns, or in their remainder."""
     parts = [*tails()]
     for axis, things in enumerate(("rows", "columns")):
         for run in (2, 4, 8, 16, 32, 64, 128, 256):

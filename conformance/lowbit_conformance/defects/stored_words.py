@@ -22,20 +22,20 @@ WORD = 32
 
 
 def together(changes: tuple[Numbers, ...], weights: Stored) -> Terms:
-    """Codes of one field and zeros of another changed: products depend on codes, and offsets on zeros."""
+    """Changed codes of one field and zeros of another: products depend on codes, and offsets on zeros."""
     codes, zeros = (each(weights) for each in changes)
     return Terms(codes.products, zeros.offsets)
 
 
 def unmasked(name: str, weights: Stored, signed: bool, mask: int = -1, own: Array | None = None) -> Terms:
-    """Codes with all that lies above them in their word; with its sign where words are signed and shifted so.
+    """Codes with all bits above them in their word; with its sign if words are shifted as signed numbers.
 
     Args:
         name: of the field.
         weights: the matrix.
         signed: whether words are.
-        mask: the bits that are kept of what lies above; all of them if it is -1.
-        own: the words with what is kept of the codes themselves; as they are if it is not given.
+        mask: the bits above that are kept; all if it is -1.
+        own: the words with the kept bits of the codes themselves; unchanged by default.
 
     Raises:
         ValueError: words hold no whole codes.
@@ -65,12 +65,12 @@ def unmasked(name: str, weights: Stored, signed: bool, mask: int = -1, own: Arra
 
 
 def kept(mask: int, by: int, bits: int) -> np.uint64:
-    """What a mask keeps of the code that lies `by` places above."""
+    """The bits that a mask keeps of the code `by` places above."""
     return np.uint64((mask >> bits * by) & ((1 << bits) - 1))
 
 
 def extended(mask: int, by: int, bits: int, sign: Array) -> list[tuple[float, Array]]:
-    """What a mask keeps of the sign of a word above its last code, which lies `by` places above a code.
+    """The bits that a mask keeps of the sign of a word above its last code, which is `by` places above a code.
 
     Without a mask this is a negative number.
     """
@@ -81,10 +81,10 @@ def extended(mask: int, by: int, bits: int, sign: Array) -> list[tuple[float, Ar
 
 
 def straddling(name: str, weights: Stored, way: str) -> Terms:
-    """Codes that lie in two words, without what lies in one of them, or with that at another place.
+    """Codes in two words, without the bits in one of them, or with these at another place.
 
     Raises:
-        ValueError: no code lies in two words.
+        ValueError: no code is in two words.
     """
     row = next(each for each in weights.table.fields if each.name == name)
     axis = next((number for number, size in enumerate(row.shape) if "bits" in str(size)), 0)
@@ -115,7 +115,7 @@ def straddling(name: str, weights: Stored, way: str) -> Terms:
 
 
 def whole_in_words(words: Integers, bits: int) -> Integers:
-    """The codes of words as if none lay in two: each word holds as many as fit, and the rest of 32 begins again."""
+    """The codes of words as if none were in two words: each word holds as many as fit."""
     units, count, at = words.reshape(*words.shape[:-1], -1, bits), WORD // bits, np.arange(WORD)
     found = units[..., at // count % bits] >> at % count * bits
     return found.reshape(*words.shape[:-1], -1)

@@ -22,18 +22,18 @@ MINIMA = "affine.dequantize/C1 linear.qgemv/C1 linear.qgemm/C1"
 
 @of_zeros(MINIMA, FLUSHING)
 def subnormal_minima_flushed(matrix: QuantizedMatrix) -> F32:
-    """Minima below the least normal number of float32 are taken for zero."""
+    """Minima below the least normal float32 number are treated as zero."""
     return flushed(matrix.zeros.astype(np.float32))
 
 
 @of_numbers("hqq.dequantize/C1 hqq.qgemv/C1", FLUSHING)
 def subnormal_scales_of_real_zeros_flushed(numbers: Numbers) -> F32:
-    """Scales beside real zeros are taken for zero below the least normal number."""
+    """Scales beside real zeros are treated as zero below the least normal number."""
     return flushed(decode(numbers))
 
 
 def flushed_result(operation: str) -> Function:
-    """The right result without its subnormal numbers."""
+    """The right result with subnormal numbers replaced by zero."""
     return lambda *arguments, **choices: flushed(right(operation)(*arguments, **choices))
 
 
@@ -60,7 +60,7 @@ of_scales.add(
 )
 of_finish.add(
     "subnormal-weights-flushed",
-    "Weights below the least normal number of float32 are taken for zero.",
+    "Weights below the least normal float32 number are treated as zero.",
     VALUES,
     lambda weights, matrix: flushed(weights),
     FLUSHING,
@@ -68,7 +68,7 @@ of_finish.add(
 DEFECTS.append(
     arithmetical(
         "subnormal-results-flushed",
-        "Results below the least normal number of float32 are taken for zero.",
+        "Results below the least normal float32 number are treated as zero.",
         " ".join(f"{operation}/C1" for operation in RESULTS),
         {operation: flushed_result(operation) for operation in RESULTS},
         FLUSHING,

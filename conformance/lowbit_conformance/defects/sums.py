@@ -37,11 +37,11 @@ of_product, of_gemm = of_step(DEFECTS, "product"), of_step(DEFECTS, "product", R
 of_x, of_rows_of_x = of_step(DEFECTS, "product", made=with_x), of_step(DEFECTS, "product", ROWS, with_x)
 of_result, of_rows = of_step(DEFECTS, "product", made=after), of_step(DEFECTS, "product", ROWS, after)
 
-# **Products left out**: weights become zero, so that the sum is one product short.
+# **Products left out**: weights become zero, so that a sum lacks a product.
 
 
 def without(places: Callable[[int, int], Any]) -> Callable[[F32, QuantizedMatrix], F32]:
-    """Weights of which those at some places are 0, in a matrix of K rows and N columns."""
+    """Weights with zeros at some places, in a matrix of K rows and N columns."""
 
     def finish(weights: F32, matrix: QuantizedMatrix) -> F32:
         weights[places(*weights.shape)] = 0
@@ -130,7 +130,7 @@ def half_accumulation(x: F32, weights: F32) -> Array:
 
 
 def bfloat16(numbers: F32) -> F32:
-    """Rounded to 8 bits of significand, ties away."""
+    """Rounded to 8 bits of significand, ties away from zero."""
     bits = np.ascontiguousarray(numbers).view(np.uint32)
     cut = np.where(np.isfinite(numbers), (bits + np.uint32(0x8000)) & np.uint32(0xFFFF0000), bits)
     return cut.astype(np.uint32).view(np.float32)
@@ -153,7 +153,7 @@ of_result.add("result-in-half", "Results are rounded to float16.", BOUNDED, half
 
 
 def in_eight_bits(size: int, x: F32) -> F32:
-    """Integers of 8 bits, with one scale for each run of some columns."""
+    """Integers of 8 bits with one scale for each run of columns."""
     blocks = np.pad(x, ((0, 0), (0, -x.shape[1] % size))).reshape(len(x), -1, size).astype(np.float64)
     with np.errstate(invalid="ignore"):
         step = np.abs(blocks).max(axis=2, keepdims=True) / 127
@@ -171,7 +171,7 @@ of_x.add(
 
 
 def zero_apart(x: F32, matrix: QuantizedMatrix) -> Array:
-    """The sum of codes and the sum of offsets apart, each in float32, and one taken from the other at the end."""
+    """The sums of codes and of offsets are computed separately in float32 and subtracted at the end."""
     codes = packing.unpack(matrix.words, matrix.bits).astype(np.float32)
     group, scale = steps.groups(matrix), steps.scales(matrix)
     offset = -scale * steps.zeros(matrix) if matrix.convention == "zero_point" else steps.zeros(matrix)
@@ -285,7 +285,7 @@ def nan_reaches_other_rows(x: F32, weights: F32) -> Array:
     """A NaN in one row of X spoils every row of Y."""
     result = steps.product(x, weights)
     with np.errstate(invalid="ignore"):
-        return np.asarray(result + (x.sum() - x.sum()))  # the rows share a sum that is taken off again
+        return np.asarray(result + (x.sum() - x.sum()))  # the rows share a sum that is subtracted again
 
 
 @of_operation(DEFECTS, "linear.qgemm")("C1 C4")
@@ -299,7 +299,7 @@ def x_sum_of_first_row(x: F32, matrix: QuantizedMatrix) -> Array:
 
 # **Columns and signs of the result.**
 
-of_result.add("columns-one-off", "Each result stands one column late.", EXACT, lambda y: np.roll(y, 1, axis=1))
+of_result.add("columns-one-off", "Each result is one column late.", EXACT, lambda y: np.roll(y, 1, axis=1))
 of_result.add("result-doubled", "Results are twice as large.", EXACT, lambda y: 2 * y)
 of_step(DEFECTS, "finish").add(
     "weights-negated",

@@ -37,7 +37,7 @@ def _linear(x: Array, matrix: Any, right: Array) -> Array:
 
 
 def _stored(x: Any, weights: Stored, *rest: Any) -> Array:
-    """The weights of a kernel may be as short as its activations; it need not have said so."""
+    """A kernel may round weights to the type of its activations without declaring it."""
     result, right = check_choice("result", rest[0] if len(rest) > 1 else "float32", RESULTS), rest[-1]
     wide = x.values.T if isinstance(x, Stored) else np.atleast_2d(x).astype(np.float64)
     shortest: Weights = "float32" if isinstance(x, Stored) else check_choice("activations", x.dtype.name, RESULTS)
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, Limit] = {
         attend_residual_bound(q, k, v, new_k, new_v, replace(DECLARED, weights="exact"), right).limit
     ),
 }
-"""Where the arithmetic is not the usual one, or there is no bound of `lowbit_conformance.bounds`."""
+"""Limits for unusual arithmetic, or where `lowbit_conformance.bounds` has no bound."""
 
 
 def _limit(operation: str, arguments: Sequence[Any], right: Array) -> Array:
@@ -76,12 +76,12 @@ def _limit(operation: str, arguments: Sequence[Any], right: Array) -> Array:
 
 
 def limits_of(operation: str, arguments: tuple[Any, ...], choices: Mapping[str, Any], right: Any) -> Array | None:
-    """How far a right result may lie from the exact one; None where results are exact."""
+    """How far a right result may differ from the exact one; None if results are exact."""
     if OPERATIONS[operation].promise is not Promise.BOUNDED:
         return None
     with np.errstate(all="ignore"):
         try:
             limit = _limit(operation, (*arguments, *choices.values()), right)
-        except Exception:  # inputs that have no bound, such as NaN: then only NaN and infinity are compared
+        except Exception:  # inputs without a bound, such as NaN: only NaN and infinity are compared
             return np.where(np.isfinite(right), UNIT * np.abs(right), 0.0)
     return np.nan_to_num(limit, nan=0.0, posinf=0.0) + UNDERFLOW

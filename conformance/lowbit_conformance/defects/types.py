@@ -22,7 +22,7 @@ NARROW = tuple(FLOATS[name].dtype for name in TYPES[1:])
 
 
 def narrow(wrong: Callable[..., Any], operation: str, *arguments: Any, **choices: Any) -> Any:
-    """A mistake for inputs of 16 bits; `wrong` takes the operation's name and the arguments."""
+    """A mistake for 16-bit inputs; `wrong` takes the operation's name and the arguments."""
     if arguments[0].dtype not in NARROW:
         return OPERATIONS[operation].compute(*arguments, **choices)
     with np.errstate(all="ignore"):
@@ -33,7 +33,7 @@ def narrow(wrong: Callable[..., Any], operation: str, *arguments: Any, **choices
 
 
 def cut(operation: str, *arguments: Any, **choices: Any) -> Array:
-    """The lower bits of the result are cut off."""
+    """The lower bits of the result are truncated."""
     exact = OPERATIONS[operation].compute(*arguments, **choices)
     kind: Any = arguments[0].dtype.name
     patterns = round_to(np.ascontiguousarray(exact).reshape(-1), kind, "ieee", "down")
@@ -41,7 +41,7 @@ def cut(operation: str, *arguments: Any, **choices: Any) -> Array:
 
 
 def in_other_type(operation: str, *arguments: Any, **choices: Any) -> Any:
-    """The inputs are rounded to bfloat16 on the way in; those that are bfloat16 lose a bit."""
+    """The inputs are rounded to bfloat16 first; bfloat16 inputs lose a bit."""
 
     def read(part: Any) -> Any:
         if not isinstance(part, np.ndarray) or part.dtype not in NARROW:
@@ -94,7 +94,7 @@ def activated(logit: Callable[[Array], Array], operation: str, gate: Array, up: 
 
 
 def expert(operation: str, x: Array, gate: Array, up: Array, down: Array) -> Array:
-    """What lies between the projections is rounded to the narrow type."""
+    """Activations between the projections are rounded to the narrow type."""
     wide, matrices = x.astype(np.float64), [matrix.astype(np.float64) for matrix in (gate, up, down)]
     inner = (silu(wide @ matrices[0]) * (wide @ matrices[1])).astype(x.dtype)
     result: Array = inner.astype(np.float64) @ matrices[2]
@@ -102,7 +102,7 @@ def expert(operation: str, x: Array, gate: Array, up: Array, down: Array) -> Arr
 
 
 def layer(operation: str, x: Array, gate: Array, up: Array, down: Array, chosen: Array, weights: Array) -> Array:
-    """The experts' answers are added in the narrow type."""
+    """The outputs of experts are added in the narrow type."""
     answers = [
         [OPERATIONS["routing.expert"].compute(x[t : t + 1], gate[e], up[e], down[e])[0] for e in sorted(chosen[t])]
         for t in range(len(x))
@@ -142,7 +142,7 @@ def _each(operations: dict[str, str], wrong: Callable[..., Any]) -> dict[str, Fu
 
 
 DEFECTS = (
-    _defect("typed-result-cut", "A result of 16 bits is cut and not rounded.", CUT, _each(CUT, cut)),
+    _defect("typed-result-cut", "A 16-bit result is truncated instead of rounded.", CUT, _each(CUT, cut)),
     _defect(
         "typed-inputs-lose-bits", "Inputs of 16 bits lose bits when they are read.", READ, _each(READ, in_other_type)
     ),
@@ -154,7 +154,7 @@ DEFECTS = (
     ),
     _defect(
         "typed-inner-is-narrow",
-        "What lies between the projections of an expert is rounded to the 16 bits of its inputs.",
+        "Activations between the projections of an expert are rounded to its 16-bit input type.",
         {"routing.expert": "C2"},
         {"routing.expert": partial(narrow, expert, "routing.expert")},
     ),

@@ -15,11 +15,11 @@ from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.places import AXES, DROPPED, Kept, right_answer
 
 MOST = 0.75
-"""Of the elements of each line, which are wrong where nothing was written."""
+"""Fraction of the elements of a line that must be wrong for the line to count as unwritten."""
 HALF = 0.5
-"""Of the lines at most, which are said not to be written."""
+"""Largest fraction of the lines that is reported as unwritten."""
 FAR = 2.0**16
-"""Times larger than the smallest may the largest magnitude of sums not be; bits of anything else are further apart."""
+"""Largest ratio of the largest to the smallest magnitude of sums; other bits are further apart."""
 
 KINDS: tuple[tuple[str, str, Callable[[Array], Array]], ...] = (
     ("nan", "NaN", np.isnan),
@@ -51,7 +51,7 @@ def outside(kept: Kept, axis: int, shape: tuple[int, ...]) -> Array:
 
 
 def moved_in(seen: Any) -> Array:
-    """Which elements had other bits when the same call was made again."""
+    """Which elements had different bits when the call was repeated."""
     given, again = getattr(seen.call, "given", None), getattr(seen.call, "again", None)
     if not isinstance(given, np.ndarray) or not isinstance(again, np.ndarray) or given.shape != again.shape:
         return np.zeros(np.shape(seen.right), bool)
@@ -60,10 +60,10 @@ def moved_in(seen: Any) -> Array:
 
 
 def left_out(wrong: list[Array], places: list[Array], axis: int, moving: bool = False) -> bool:
-    """Whether all that is wrong lies in some places, and most of each line of them is wrong.
+    """Whether all wrong elements are in some places, and most elements of each line there are wrong.
 
-    What changes from call to call was not computed, and may be near what is right by chance: then most of all lines
-    together must be wrong. At least one result must be right in at least half of its lines.
+    Elements that change between calls were not computed, and may be near the right ones by chance; then most elements
+    of all lines together must be wrong. At least one result must be right in at least half of its lines.
     """
     told = False
     for each, place in zip(wrong, places, strict=True):
@@ -77,7 +77,7 @@ def left_out(wrong: list[Array], places: list[Array], axis: int, moving: bool = 
 
 
 def never_computed(seen: list[Any], places: list[Array]) -> bool:
-    """Whether what stands in some places is no result of other sums: one number, no numbers, or what memory held."""
+    """Whether some places hold no results of other sums, but one number, no numbers, or old memory."""
     for each, place in zip(seen, places, strict=True):
         given = each.given.astype(np.float64)[place]
         sizes = np.abs(given[np.isfinite(given) & (given != 0)])
@@ -88,7 +88,7 @@ def never_computed(seen: list[Any], places: list[Array]) -> bool:
 
 
 LARGE = (64, 128, 256, 512)
-"""Rows or columns of a tile."""
+"""Numbers of rows or columns of a tile."""
 
 
 def whole_tiles(size: int, at: Array, count: int) -> Array:
@@ -100,16 +100,19 @@ def first_tile(size: int, at: Array, count: int) -> Array:
 
 
 TILES: tuple[tuple[str, str, Kept], ...] = (
-    *((f"past-whole-{w}-dropped", f"without what is past the last whole {w}", partial(whole_tiles, w)) for w in LARGE),
-    *((f"past-{w}-dropped", f"without what is past the first {w}", partial(first_tile, w)) for w in LARGE),
+    *(
+        (f"past-whole-{w}-dropped", f"without the remainder past the last whole {w}", partial(whole_tiles, w))
+        for w in LARGE
+    ),
+    *((f"past-{w}-dropped", f"without everything past the first {w}", partial(first_tile, w)) for w in LARGE),
 )
 
 COUNTS = (1, 2, 4, 8, 16, 32)
-"""Elements at the end of a result that a loop over whole registers leaves out."""
+"""Numbers of elements at the end of a result that a loop over whole registers may leave out."""
 
 
 def at_the_end(wrong: list[Array], count: int) -> list[Array] | None:
-    """The last elements of results in the order of memory, if what is wrong is among them and is most of them."""
+    """The last elements of results in memory order, if all wrong elements are among them and are most of them."""
     places = [np.arange(each.size).reshape(each.shape) >= each.size - count for each in wrong]
     told = any(each.size > 2 * count and each.ndim > 1 for each in wrong)
     for each, place in zip(wrong, places, strict=True):
@@ -119,7 +122,7 @@ def at_the_end(wrong: list[Array], count: int) -> list[Array] | None:
 
 
 def replayed(operation: str, seen: list[Any], places: list[Array], *given: Any, **choices: Any) -> Any:
-    """What came back in some places, and right results elsewhere."""
+    """The returned result in some places, and right results elsewhere."""
     right = right_answer(operation, given, choices)
     for each, place in zip(seen, places, strict=True):
         if len(each.arguments) == len(given) and all(map(lambda a, b: a is b, each.arguments, given)):
@@ -132,7 +135,7 @@ def clipped(operation: str, most: float, *given: Any, **choices: Any) -> Any:
 
 
 def of_clamped(failures: list[Any], operation: str) -> Iterator[Defect]:
-    """The one magnitude of all wrong elements, where right ones are larger."""
+    """The common magnitude of all wrong elements, if the right ones are larger."""
     if any(not isinstance(each.given, np.ndarray) or np.shape(each.given) != np.shape(each.right) for each in failures):
         return
     wrong = [wrong_in(each) for each in failures]
@@ -146,7 +149,7 @@ def of_clamped(failures: list[Any], operation: str) -> Iterator[Defect]:
 
 
 def spared(kept: Kept, axis: int, passes: list[Any]) -> bool:
-    """Whether no result that was right has numbers in the places that a loop leaves out."""
+    """Whether no right result has numbers in the places that a loop leaves out."""
     shapes = [np.shape(each.right) for each in passes]
     found = [outside(kept, axis, shape) for shape in shapes if len(shape) > axis]
     rights = [np.asarray(each.right) for each in passes if len(np.shape(each.right)) > axis]
@@ -154,7 +157,7 @@ def spared(kept: Kept, axis: int, passes: list[Any]) -> bool:
 
 
 def of_unwritten(failures: list[Any], operation: str, passes: list[Any]) -> Iterator[Defect]:
-    """The places or kinds that all wrong elements have in common; first those in which no result was right."""
+    """The places or kinds that all wrong elements have in common, those without right results first."""
     if any(not isinstance(each.given, np.ndarray) or np.shape(each.given) != np.shape(each.right) for each in failures):
         return
     moved = [moved_in(each) for each in failures]

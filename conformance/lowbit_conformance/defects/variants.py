@@ -65,11 +65,11 @@ def rope_variants() -> Variants:
         return run
 
     for size in SIZES:
-        yield f"tokens-past-{size}-not-turned", f"Tokens past {size} are not turned.", limited(0, size)
-        yield f"heads-past-{size}-not-turned", f"Heads past {size} are not turned.", limited(1, size)
-        yield f"channels-past-{size}-not-turned", f"Channels past {size} are not turned.", limited(2, size)
+        yield f"tokens-past-{size}-not-turned", f"Tokens past {size} are not rotated.", limited(0, size)
+        yield f"heads-past-{size}-not-turned", f"Heads past {size} are not rotated.", limited(1, size)
+        yield f"channels-past-{size}-not-turned", f"Channels past {size} are not rotated.", limited(2, size)
         yield f"tokens-wrap-at-{size}", f"The number of a token wraps at {size}.", wrapped(size)
-    mirrored = "Channels pair from both ends, whatever the layout says."
+    mirrored = "Channels are always paired from both ends."
     yield "pairs-mirrored", mirrored, lambda x, rotation: heads.rotate(x, rotation, np.arange(x.shape[2])[::-1])
 
 
@@ -94,7 +94,7 @@ def attend_variants() -> Variants:
             attention.replacing(probabilities=_probabilities_in(of_float32(way))),
         )
     for hidden in (-1e4, -65504.0, -1e9, -1e30):
-        cause = "A hidden score is a large negative number and not minus infinity."
+        cause = "A hidden score is a large negative number instead of minus infinity."
         yield "hidden-scores-finite", cause, attention.replacing(masked=attention.replaced(hidden))
     for size in SIZES[3:]:
 
@@ -107,8 +107,8 @@ def attend_variants() -> Variants:
 
 def pool_variants() -> Variants:
     one_less = heads.by(lambda cells: heads.total(cells) / max(cells.shape[2] - 1, 1))
-    yield "mean-of-one-head-less", "The sum is divided by one less than the heads of a group.", one_less
-    cause = "The sum is multiplied by 1 / heads and not divided."
+    yield "mean-of-one-head-less", "The sum is divided by the heads of a group minus one.", one_less
+    cause = "The sum is multiplied by 1 / heads instead of divided."
     for kind in (np.float32, np.float64):
         yield "mean-by-reciprocal", cause, heads.by(partial(_by_reciprocal, kind))
 
@@ -126,7 +126,7 @@ class HeadsReversed(BfpKeyValueCache):
 
 
 class HeadsOfTokensReversed(BfpKeyValueCache):
-    """Heads are stored in the other order, within each token."""
+    """Heads are stored in reverse order within each token."""
 
     def step(self, keys: Any, values: Any) -> Any:
         return super().step(*(np.ascontiguousarray(part[:, ::-1]) for part in (keys, values)))
@@ -139,7 +139,7 @@ class KeysForValues(BfpKeyValueCache):
 
 def cache_variants() -> Variants:
     for machine in (HeadsReversed, HeadsOfTokensReversed):
-        yield "heads-in-other-order", "The last head stands first.", machine
+        yield "heads-in-other-order", "Heads are returned with the last head first.", machine
     yield "keys-and-values-exchanged", "Keys are stored as values, and values as keys.", KeysForValues
 
 
@@ -147,7 +147,7 @@ def cache_variants() -> Variants:
 
 
 class InOrderOfRequest(Offload):
-    """Hits, too, run in the order of the request."""
+    """Hits run in the order of the request too."""
 
     def _run_residents(self, request: Request) -> list[int]:
         missing = []
@@ -157,7 +157,7 @@ class InOrderOfRequest(Offload):
 
 
 class DropsBeforeStaging(Offload):
-    """Guesses that were not needed are dropped before the next are staged, into their buffers."""
+    """Guesses that were not needed are dropped before the next are staged, so that their buffers are free."""
 
     def _stage(self, request: Request) -> None:
         for guess in [staged for staged in self.staged if staged.layer == request.layer]:
@@ -166,7 +166,7 @@ class DropsBeforeStaging(Offload):
 
 
 class PlaceOfOwnNumber(Offload):
-    """Under swap an evicted expert is kept in the host place of its own number."""
+    """Under swap an evicted expert is kept in the host place with its own number."""
 
     def _promote(self, newcomer: Staged) -> None:
         layer = newcomer.layer
@@ -176,7 +176,7 @@ class PlaceOfOwnNumber(Offload):
 
 
 MACHINES = (
-    ("experts-in-order-of-request", "Experts run in the order of the request and not by id.", InOrderOfRequest),
+    ("experts-in-order-of-request", "Experts run in the order of the request instead of by id.", InOrderOfRequest),
     (
         "unused-dropped-before-staging",
         "Guesses that were not needed are dropped before the next are staged.",

@@ -29,7 +29,7 @@ def _of_one(step: Step) -> Function:
 
 
 def _of_rows(step: Step) -> Function:
-    """Of each row's powers, and what the greatest score was."""
+    """From the exponentials of each row and its greatest score."""
 
     def run(scores: Array) -> Array:
         s = scores.astype(np.float64)
@@ -50,7 +50,11 @@ def softmax_variants() -> Iterator[Variant]:
         _of_rows(lambda p, top: p / (_total(p) + np.exp(-top))),
     )
     yield "sink-in-the-sum", "The sum has one more term of 1.", _of_rows(lambda p, top: p / (_total(p) + 1))
-    yield "logarithm-of-softmax", "The logarithms come back.", _of_rows(lambda p, top: np.log(p) - np.log(_total(p)))
+    yield (
+        "logarithm-of-softmax",
+        "The logarithms of probabilities are returned.",
+        _of_rows(lambda p, top: np.log(p) - np.log(_total(p))),
+    )
     yield "divided-by-length", "The exponentials are divided by their number.", _of_rows(lambda p, _: p / p.shape[1])
     yield "sigmoid-for-softmax", "Each score goes through a sigmoid.", _of_one(logistic)
     for power in range(3, 13):
@@ -59,20 +63,20 @@ def softmax_variants() -> Iterator[Variant]:
         yield f"sum-plus-1e-{power}", f"1e-{power} is added to the sum of the exponentials.", run
     for name, of in (("last", slice(None, -1)), ("first", slice(1, None))):
         run = _of_rows(lambda p, _, of=of: p / np.maximum(_total(p[:, of]), 1e-300))
-        yield f"{name}-score-not-summed", f"The {name} exponential is not in the sum.", run
+        yield f"{name}-score-not-summed", f"The sum lacks the {name} exponential.", run
 
 
 def attend_variants() -> Iterator[Variant]:
     for name, words, scale in (
         ("scale-by-length", "Scores are divided by the root of the length.", lambda d, s: s**-0.5),
-        ("scale-by-twice-the-width", "The scale is that of 2 d_h.", lambda d, s: (2 * d) ** -0.5),
-        ("scale-by-half-the-width", "The scale is that of d_h / 2.", lambda d, s: (d / 2) ** -0.5),
+        ("scale-by-twice-the-width", "The scale is for 2 d_h channels.", lambda d, s: (2 * d) ** -0.5),
+        ("scale-by-half-the-width", "The scale is for d_h / 2 channels.", lambda d, s: (d / 2) ** -0.5),
         ("base-2-scores", "Scores are powers of 2.", lambda d, s: np.log(2) * d**-0.5),
     ):
         yield name, words, replacing(scale=scale)
-    cause = "The window is counted from the last token and not from each."
+    cause = "The window is counted from the last token instead of from each."
     yield "window-from-the-end", cause, replacing(see=_window_from_the_end)
-    yield "first-token-hidden", "The first token is seen by no later one.", replacing(see=_first_hidden)
+    yield "first-token-hidden", "No later token sees the first token.", replacing(see=_first_hidden)
     yield "sink-in-the-sum", "The sum has one more term of 1.", replacing(probabilities=_with_sink)
     yield "greatest-score-only", "All weight goes to the greatest score.", replacing(probabilities=_hard)
     for cap in (5, 10, 20, 30, 50):

@@ -33,9 +33,9 @@ def quantize_variants() -> Variants:
         if format != "normal-range":  # that has a name of its own below
             cause = f"Scales: {words}, before codes are found with them."
             yield f"scales-in-{format}", cause, partial(quantisers.quantize, scale_changed=way)
-    inside = "A code is round(w / scale + zero), where the zero is added after the rounding."
+    inside = "A code is round(w / scale + zero); the zero should be added after rounding."
     yield "zero-point-inside-rounding", inside, partial(quantisers.quantize, zero_inside=True)
-    before = "Codes are found with the scale before it is rounded to what is stored, and zeros with the stored one."
+    before = "Codes are computed with the scale before it is rounded for storage, and zeros with the stored one."
     for vanishing in (False, True):
         unstored = partial(quantisers.quantize, stored_first=False, zero_stored_first=True, vanishing=vanishing)
         yield "codes-by-the-scale-before", before, unstored
@@ -46,7 +46,7 @@ def quantize_variants() -> Variants:
         yield "scales-with-a-least-number", "A scale is never less than a small number.", least
     for small in (2.0**-126, *SMALL):
         nothing = partial(quantisers.quantize, scale_changed=_zero_below(small))
-        cause = "A very small scale, such as a subnormal one, counts as 0: its group as one without a range."
+        cause = "A very small scale, such as a subnormal one, counts as 0, as for a group without a range."
         yield "small-scales-count-as-zero", cause, nothing
 
 
@@ -58,7 +58,7 @@ def _largest_positive(x: F32) -> F32:
 
 
 def _cast_apart(of_exponents: Change, of_mantissas: Change, x: F32, format: Format) -> Blocks:
-    """The exponents are those of other numbers than those that become mantissas."""
+    """Exponents are computed from other numbers than mantissas."""
     exponents = blocks.cast(of_exponents(x), format).exponents
     each = np.repeat(exponents.astype(np.int64), format.block, axis=1)[:, : x.shape[1]]
     with np.errstate(over="ignore"):
@@ -96,7 +96,7 @@ def decode_variants() -> Variants:
         with np.errstate(over="ignore", under="ignore"):
             return np.ldexp(given.mantissas.astype(np.float64), each).astype(np.float32)
 
-    yield "exponents-cyclic", "Element i takes the exponent of block i mod P and not of block i / B.", cyclic
+    yield "exponents-cyclic", "Element i uses the exponent of block i mod P instead of block i / B.", cyclic
 
 
 def total_variants() -> Variants:
@@ -128,7 +128,7 @@ def _in_halves(given: BlockSums) -> F32:
 
 
 def _of_bytes(name: str, change: Change) -> Callable[[Function], Function]:
-    """An operation on stored blocks with one of their arrays changed, as they are written or before they are read."""
+    """An operation on stored blocks with one array changed after writing or before reading."""
 
     def changed(stored: StoredBlocks) -> StoredBlocks:
         parts = {
@@ -159,9 +159,9 @@ STORED: tuple[tuple[str, str, str, Change], ...] = (
         "mantissas",
         lambda s: s << 4 | s >> 4,
     ),
-    ("bytes-reversed", "Bytes of a row stand in the other order.", "mantissas", lambda stream: stream[:, ::-1]),
-    ("exponents-with-bias-128", "The bias of exponents is 128 and not 127.", "exponents", lambda e: e + np.uint8(1)),
-    ("exponents-with-bias-126", "The bias of exponents is 126 and not 127.", "exponents", lambda e: e - np.uint8(1)),
+    ("bytes-reversed", "Bytes of a row are in reverse order.", "mantissas", lambda stream: stream[:, ::-1]),
+    ("exponents-with-bias-128", "The bias of exponents is 128 instead of 127.", "exponents", lambda e: e + np.uint8(1)),
+    ("exponents-with-bias-126", "The bias of exponents is 126 instead of 127.", "exponents", lambda e: e - np.uint8(1)),
     (
         "exponents-without-bias",
         "Exponents have no bias: their byte is in two's complement.",
@@ -188,7 +188,7 @@ def _left_over_set(given: Blocks) -> StoredBlocks:
 
 
 SIGNS: tuple[tuple[str, str, Callable[[Array, int], Array]], ...] = (
-    ("sign-bits-dropped", "The sign bit of a mantissa is cut off.", lambda m, bits: m & (2 ** (bits - 1) - 1)),
+    ("sign-bits-dropped", "The sign bit of a mantissa is dropped.", lambda m, bits: m & (2 ** (bits - 1) - 1)),
     ("signs-lost", "Mantissas lose their signs.", lambda m, bits: np.abs(m)),
     ("read-in-ones-complement", "Mantissas are read in ones' complement.", lambda m, bits: np.where(m < 0, m + 1, m)),
     (
@@ -236,7 +236,7 @@ def load_variants() -> Variants:
             yield name, cause, loaded(change, biased(EXPONENT_BIAS))
     for bias in (126, 128):
         for way in (biased(bias), clamped(bias)):
-            yield f"exponents-with-bias-{bias}", f"The bias of exponents is {bias} and not 127.", loaded(same, way)
+            yield f"exponents-with-bias-{bias}", f"The bias of exponents is {bias} instead of 127.", loaded(same, way)
     for name, cause, turn in SIGNS:
         yield name, cause, _turned_signs(turn)
     signed = loaded(same, lambda e, format: e.astype(np.int8).astype(np.int64))
@@ -258,12 +258,12 @@ def _by_rows(matrix: HqqMatrix) -> Array:
 def real_zero_variants() -> Variants:
     yield (
         "real-zero-of-other-sign",
-        "The weight is scale (q + zero): the zero is added and not subtracted.",
+        "The weight is scale (q + zero): the zero is added instead of subtracted.",
         partial(reals.weights, value=lambda q, s, z: s * (q + z)),
     )
     yield (
         "zero-of-8-bit-numbers-added",
-        "Scales or zeros in 8 bits: their own zero is added and not subtracted.",
+        "Scales or zeros in 8 bits: their own zero is added instead of subtracted.",
         partial(reals.weights, numbers=reals.eight_bit(lambda q, s, z: s * (q + z))),
     )
     yield (
@@ -271,9 +271,9 @@ def real_zero_variants() -> Variants:
         "The weight is scale q - scale zero, rounded three times.",
         partial(reals.weights, value=lambda q, s, z: s * q - s * z),
     )
-    cause = "Groups run along the rows of K x N and not of N x K."
+    cause = "Groups run along the rows of K x N instead of N x K."
     yield "groups-along-other-axis", cause, partial(reals.weights, group=_by_rows)
-    by_rows = "Weights are laid out as K x N and not as N x K."
+    by_rows = "Weights are laid out as K x N instead of N x K."
     yield "weights-laid-by-rows", by_rows, lambda matrix: _laid_by_rows(matrix, reals.weights(matrix))
     for format, words, way in narrowed():
         yield f"real-zeros-in-{format}", f"Real zeros: {words}.", partial(reals.weights, zeros=way)
@@ -305,10 +305,10 @@ def code_variants() -> Variants:
     def wide(weights: F32, scales: F32, zeros: F32, bits: int) -> Array:
         return reals.codes(weights.astype(np.float64), scales, zeros, bits)
 
-    yield "weight-and-zero-rounded-apart", "The quotient and the zero are rounded one by one.", separately
+    yield "weight-and-zero-rounded-apart", "The quotient and the zero are rounded separately.", separately
     yield "codes-wrap", "A code beyond its range wraps and is not clamped.", wrapped
-    yield "largest-code-lost", "The largest code is never given.", without_last
-    yield "codes-in-float64", "The quotient is taken in float64 and not rounded to float32.", wide
+    yield "largest-code-lost", "The largest code is never used.", without_last
+    yield "codes-in-float64", "The quotient is computed in float64 and not rounded to float32.", wide
 
 
 def step_variants() -> Variants:
@@ -321,17 +321,17 @@ def step_variants() -> Variants:
 
     yield (
         "shrinking-without-limit",
-        "What is shrunk below 0 is not cut there.",
+        "Errors that shrink below 0 are not clamped to 0.",
         partial(reals.step, kept_of=without_limit),
     )
     yield "shrinking-without-sign", "A shrunk error loses its sign.", partial(reals.step, kept_of=unsigned)
     for power in (0.5, 0.7, 1.0):
         fixed = partial(reals.step, kept_of=partial(_shrunk_by, power))
-        yield f"norm-always-{power:g}", f"The norm is {power:g}, whatever p says.", fixed
-    for kept in (np.float16, np.float32):  # what they come back as
+        yield f"norm-always-{power:g}", f"The norm is always {power:g}.", fixed
+    for kept in (np.float16, np.float32):  # the result type
         yield (
             "means-in-float16",
-            "Means are taken in float16.",
+            "Means are computed in float16.",
             partial(reals.step, middle=partial(_half_mean, kept=kept)),
         )
 
@@ -350,7 +350,7 @@ def _half_mean(numbers: Array, axis: int, kept: type) -> Array:
 
 def factor_variants() -> Variants:
     for damping in (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1):
-        cause = "A share of the mean of the diagonal is added to the diagonal."
+        cause = "A fraction of the mean of the diagonal is added to the diagonal."
         yield "hessian-damped-again", cause, lambda h, d=damping: gptq.factor(_damped(h, d))
 
 
@@ -360,7 +360,11 @@ def _damped(hessian: Array, share: float) -> Array:
 
 
 def hessian_variants() -> Variants:
-    yield "inputs-transposed", "X X^T is given for X^T X.", lambda x: x.astype(np.float64) @ x.astype(np.float64).T
+    yield (
+        "inputs-transposed",
+        "X X^T is computed instead of X^T X.",
+        lambda x: x.astype(np.float64) @ x.astype(np.float64).T,
+    )
 
 
 def target_variants() -> Variants:

@@ -26,8 +26,8 @@ def up(numbers: Array) -> Array:
 
 
 ROUNDINGS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
-    ("ties-up", "a tie goes upwards and not to the even neighbour", up),
-    ("ties-away", "a tie goes away from zero and not to the even neighbour", blocks.away),
+    ("ties-up", "ties round upwards instead of to even", up),
+    ("ties-away", "ties round away from zero instead of to even", blocks.away),
     ("truncated", "the fraction is cut", np.trunc),
     ("rounded-down", "it is rounded down", np.floor),
     ("rounded-up", "it is rounded up", np.ceil),
@@ -42,5 +42,5 @@ def narrowed() -> Iterator[tuple[str, str, Change]]:
 
 
 def of_float32(way: Change) -> Change:
-    """Of numbers that a reference computes in float64."""
+    """For numbers that a reference computes in float64."""
     return lambda numbers: way(numbers.astype(np.float32))

@@ -69,7 +69,7 @@ def choice_variants() -> Variants:
         return np.argsort(-scores.view(np.int32).astype(np.int64), axis=1, kind="stable")[:, :k].astype(np.int64)
 
     def by_negated_bits(scores: F32, k: int) -> Array:
-        """In 32 bits, where the least integer is its own negative."""
+        """Scores are sorted by negated 32-bit patterns, of which the least is its own negative."""
         return np.argsort(-scores.view(np.int32), axis=1, kind="stable")[:, :k].astype(np.int64)
 
     for way in (by_bits, by_negated_bits):
@@ -89,13 +89,13 @@ def weight_variants() -> Variants:
         short = own.astype(np.float32)
         return np.asarray(short / (short.sum(axis=1, keepdims=True) + np.float32(small)))
 
-    yield "weights-by-id", "Weights stand by the ids of experts and not in the order of the choice.", as_listed
+    yield "weights-by-id", "Weights are in the order of expert ids instead of the order of the choice.", as_listed
     cause = "Probabilities of the chosen are divided by the sum of all."
     yield "divided-by-sum-of-all", cause, of_all
     for small in SMALL:
         yield (
             "sum-plus-small-number",
-            "A small number is added to the sum lest it be zero.",
+            "A small number is added to the sum to avoid division by zero.",
             routes.weighed(before=partial(padded, small)),
         )
 
@@ -104,8 +104,8 @@ STAGES = {
     "gate-product": "The product with gate",
     "up-product": "The product with up",
     "activation": "The activation",
-    "inner": "What goes into down",
-    "answer": "The answer of an expert",
+    "inner": "The input of down",
+    "answer": "The output of an expert",
 }
 
 
@@ -118,7 +118,7 @@ def expert(
     function: Callable[[Array], Array] = silu,
     **stages: Change,
 ) -> Array:
-    """An expert with what lies between its steps changed."""
+    """An expert with the numbers between its steps changed."""
     at = dict.fromkeys(STAGES, exactly) | stages
     with np.errstate(all="ignore"):
         first, second = at["gate-product"](routes.product(x, gate)), at["up-product"](routes.product(x, up))
@@ -127,7 +127,7 @@ def expert(
 
 
 def expert_variants() -> Variants:
-    """One expert, with one step done otherwise."""
+    """One expert, with one step done differently."""
     for name, activation, words in (
         ("gelu-for-silu", gelu, "a GELU by tanh"),
         ("gelu-for-silu", lambda a: a * logistic(1.702 * a), "a GELU by a sigmoid"),

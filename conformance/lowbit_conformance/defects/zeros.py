@@ -108,7 +108,7 @@ of_zeros.add(
     lambda matrix: replaced(matrix, top(matrix), 0),
 )
 
-# **Values**, by convention where only one of them can be mistaken.
+# **Values**, for one convention if the mistake applies to one only.
 
 Value = Callable[[F32, F32, F32], F32]
 
@@ -182,7 +182,7 @@ of_value.add(
 )
 of_value.add(
     "scales-and-zeros-exchanged",
-    "Scales are taken for zeros, and zeros for scales.",
+    "Scales and zeros are exchanged.",
     EITHER,
     valued(lambda q, s, z: z * q + s, lambda q, s, z: z * (q - s)),
 )
@@ -206,7 +206,7 @@ of_point.add(
 )
 of_value.add(
     "zeros-left-out",
-    "Zeros are not looked at: the weight is s q.",
+    "Zeros are ignored: the weight is s q.",
     EITHER,
     valued(lambda q, s, z: s * q, lambda q, s, z: s * q),
 )
@@ -214,7 +214,7 @@ of_minimum.add("minima-left-out", "Minima are not added.", MINIMUM, lambda q, s,
 of_point.add("zero-points-left-out", "Zero-points are not subtracted.", POINT, lambda q, s, z: s * q)
 of_value.add(
     "zeros-counted-twice",
-    "Zeros meet their codes twice.",
+    "Zeros are applied twice.",
     EITHER,
     valued(lambda q, s, z: s * q + (z + z), lambda q, s, z: s * (q - (z + z))),
 )
