@@ -31,23 +31,23 @@ from lowbit.backend.wire import Get, Tree
 Side = Literal["right", "left"]
 
 PAGE = mmap.PAGESIZE
-CONTROL = PAGE  # the first page: what the fault handler writes
+CONTROL = PAGE  # the first page, which the fault handler writes
 ARGUMENTS = 3 << 30  # bytes of address space; pages that are never touched cost nothing
 RESULTS = 1 << 30
 GUARD = 16  # pages between two arrays
-WHOLE = 1 << 20  # bytes; arrays up to this size are compared with what they were
+WHOLE = 1 << 20  # bytes; arrays up to this size are compared with their former contents
 
 
 @dataclass(frozen=True)
 class Placement:
-    """How the arrays of one call lie.
+    """The placement of the arrays of one call.
 
     Attributes:
-        side: against which page.
+        side: the side whose guard page the arrays touch.
         padding: the byte around them.
-        alignment: bytes, or 0 for that of the elements.
+        alignment: in bytes, or 0 for that of the elements.
         overread: readable bytes after the end.
-        offset: how far from the page's border, in elements, or in steps of the alignment where one is declared.
+        offset: the distance from the page's border, in elements, or in steps of a declared alignment.
     """
 
     side: Side
@@ -63,14 +63,14 @@ class Segment:
 
     Attributes:
         name: the argument, for messages.
-        first: where its pages begin.
-        pages: how many it has.
-        start: where the array begins.
+        first: the start of its pages.
+        pages: the number of its pages.
+        start: the start of the array.
         nbytes: its size.
         itemsize: bytes of an element.
         writeable: whether the host may write to it.
         padding: the byte around it.
-        content: what was written there, to compare with afterwards.
+        content: what was written there, for comparison afterwards.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Segment:
 
 
 class Arena:
-    """The memory, and which of its pages are taken.
+    """The memory, and the pages in use.
 
     Attributes:
         file: the descriptor that the host maps too.
@@ -104,17 +104,17 @@ class Arena:
     def __init__(self) -> None:
         self.file = _anonymous_file()
         os.ftruncate(self.file, CONTROL + ARGUMENTS + RESULTS)
-        if sys.platform == "linux":  # a host that makes it shorter would end this process by SIGBUS
+        if sys.platform == "linux":  # a host that truncates it would kill this process by SIGBUS
             fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._map = mmap.mmap(self.file, CONTROL + ARGUMENTS + RESULTS)
         self.bytes: U8 = np.frombuffer(self._map, np.uint8)
         self._taken: list[tuple[int, int]] = []  # (first, last) of every segment, ascending
 
     def close(self) -> None:
-        os.close(self.file)  # the mapping goes with its last view
+        os.close(self.file)  # the mapping is freed with its last view
 
     def place(self, name: str, array: Array, how: Placement, writeable: bool) -> Segment:
-        """Copy the bytes of an array, as they lie in memory, into pages of their own.
+        """Copy the bytes of an array, in memory order, into pages of its own.
 
         Raises:
             MemoryError: there is no room.
@@ -134,7 +134,7 @@ class Arena:
         return segment
 
     def rewrite(self, segment: Segment, array: Array) -> Segment:
-        """Give an array that lies there already other contents of the same size."""
+        """Give an array that is already placed other contents of the same size."""
         content = _bytes_of(array)
         if content.size != segment.nbytes:
             raise ValueError(f"{content.size} bytes where {segment.nbytes} lie")
@@ -142,12 +142,12 @@ class Arena:
         return replace(segment, content=content)
 
     def free(self, segments: list[Segment]) -> None:
-        """Give pages back."""
+        """Release pages."""
         for segment in segments:
             self._taken.remove((segment.first, segment.last))
 
     def spoilt(self, segment: Segment) -> str:
-        """What was written to that should not have been, as a verdict; empty if nothing was."""
+        """A verdict on writes outside the allowed memory; empty if there were none."""
         around = np.concatenate([self.bytes[segment.first : segment.start], self.bytes[segment.end : segment.last]])
         if (around != segment.padding).any():
             wrong = int(np.flatnonzero(around != segment.padding)[0])
@@ -161,10 +161,10 @@ class Arena:
         return ""
 
     def read(self, dtype: np.dtype[Any], shape: tuple[int, ...], tree: dict[str, Tree]) -> Array:
-        """A copy of an array that the host says lies at ``tree["at"]``.
+        """A copy of an array that the host reports at ``tree["at"]``.
 
         Raises:
-            ValueError: it does not lie in the memory.
+            ValueError: it is not inside the memory.
         """
         size, at = math.prod(shape) * dtype.itemsize, tree.get("at")
         if type(at) is not int or not 0 <= at <= self.bytes.size - size:
@@ -172,10 +172,10 @@ class Arena:
         return self.bytes[at : at + size].copy().view(dtype).reshape(shape)
 
     def reading(self) -> Get:
-        """A reader of the results that one reply tells of, which lie behind the arguments.
+        """A reader of the results in one reply, which are stored after the arguments.
 
-        It copies no more than there is room for: a reply could name one array a thousand times, and pages that the
-        host never wrote to, which reading would take from the system.
+        It copies no more than there is room for: a reply could name one array a thousand times, or pages that the host
+        never wrote, which reading would allocate.
         """
         left = RESULTS
 
@@ -217,7 +217,7 @@ def _anonymous_file() -> int:
 
 
 def _bytes_of(array: Array) -> U8:
-    """The bytes between the lowest and the highest address of an array, in the order of addresses."""
+    """The bytes from the lowest to the highest address of an array, in the order of addresses."""
     if array.flags.c_contiguous:
         return np.frombuffer(array.tobytes(), np.uint8)
     low, high = np.lib.array_utils.byte_bounds(array)

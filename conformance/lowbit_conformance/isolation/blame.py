@@ -6,11 +6,11 @@ from lowbit_conformance.isolation.arena import ARGUMENTS, CONTROL, GUARD, PAGE, 
 from lowbit_conformance.isolation.faults import ACCESS, ADDRESS, READ, SIGNAL, WRITE
 
 VECTOR = 64
-"""Bytes: a read that begins so close after an array is the rest of a register, the commonest over-read there is."""
+"""Bytes: a read this close after an array is the rest of a register, the most common over-read."""
 
 
 def blame(death: str, arena: Arena, base: int, live: list[Segment]) -> str:
-    """The verdict on a host that ended as `death` says, while the arrays of `live` could be touched."""
+    """The verdict on a host that ended as `death` says, while the arrays of `live` were accessible."""
     number, address, access = (int(arena.control()[word]) for word in (SIGNAL, ADDRESS, ACCESS))
     if not death.startswith("CRASHED(") or number not in (signal.SIGSEGV, signal.SIGBUS):
         return death

@@ -18,23 +18,23 @@ from lowbit_conformance.isolation.arena import Segment
 from lowbit_conformance.isolation.process import Message
 from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 
-POISON = (0x7FC0DEAD, 0xFFC0BEEF)  # NaNs that no arithmetic produces
+POISON = (0x7FC0DEAD, 0xFFC0BEEF)  # NaNs that arithmetic does not produce
 
 
 @dataclass
 class Call:
-    """One call that was made, to be made again.
+    """A recorded call, which can be repeated.
 
     Attributes:
         what: ``run``, ``prepare``, ``open``, ``qgemv``, ``qgemm``, ``qgemm_bfp`` or ``step``.
         operation: its id.
         arguments: as the test gave them.
         choices: those given by name.
-        owner: what it is a method of, for a prepared matrix or a session.
-        out: the position of the array that is written to; -1 if none.
-        poisoned: whether that array is filled beforehand with what shows.
-        result: what came back.
-        again: what came back from the same call made once more, if that was something else.
+        owner: the prepared matrix or session of which it is a method.
+        out: the position of the output array; -1 if none.
+        poisoned: whether that array is filled with recognisable bytes beforehand.
+        result: the result.
+        again: the result of the same call repeated, if it was different.
     """
 
     what: str
@@ -49,7 +49,7 @@ class Call:
 
     @cached_property
     def kind(self) -> str:
-        """All of the call but its owner and the contents of its arrays."""
+        """Everything about the call except its owner and the contents of its arrays."""
 
         def put(array: Array) -> Message:
             return {"writeable": bool(array.flags.writeable), "strides": list(array.strides)}
@@ -59,7 +59,7 @@ class Call:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the arrays among the arguments."""
+        """The bytes of the arrays among the arguments."""
         sizes: list[int] = []
 
         def put(array: Array) -> Message:
@@ -72,7 +72,7 @@ class Call:
 
     @property
     def names(self) -> list[str]:
-        """What the arguments are called."""
+        """The names of the arguments."""
         if self.what in ("qgemv", "qgemm", "qgemm_bfp"):
             return ["x", "out"]
         if self.what in ("prepare", "step"):
@@ -92,12 +92,12 @@ class Variant:
     """How one attempt at a call differs from others.
 
     Attributes:
-        side: 0 where arrays lie against the page on their right, 1 on their left.
-        padding: which byte lies around them, 0 or 1.
-        filling: which byte fresh memory holds, 0 or 1.
+        side: 0 if arrays touch the guard page on their right, 1 on their left.
+        padding: the byte around them, number 0 or 1.
+        filling: the byte in fresh memory, number 0 or 1.
         offset: of the first array, see `lowbit_conformance.isolation.arena.Placement`.
-        stride: how much larger the offset of each array is than that of the array before.
-        handle: which handle of the owner is called; -1 for that of the side.
+        stride: the difference between the offsets of consecutive arrays.
+        handle: the handle of the owner to call; -1 for that of the side.
     """
 
     side: int = 0
@@ -109,11 +109,11 @@ class Variant:
 
 
 SIDES = (Variant(), Variant(1, 1, 1))
-"""The two that every call is performed with."""
+"""The two variants of every call."""
 
 
 class Performer(Protocol):
-    """What performs the calls of something held: a `lowbit_conformance.isolation.remote.Remote`."""
+    """Performs the calls of something held: a `lowbit_conformance.isolation.remote.Remote`."""
 
     started: int
 
@@ -123,7 +123,7 @@ class Performer(Protocol):
 
 
 class Held:
-    """Something that lives in the host: a prepared matrix or a session, once for each side."""
+    """An object in the host: a prepared matrix or a session, one for each side."""
 
     def __init__(self, remote: "Performer", handles: list[int], segments: list[list[Segment]]) -> None:
         self.remote, self.handles, self.host = remote, handles, remote.started
@@ -154,19 +154,19 @@ class RemoteLinear(Held):
         return self._multiply("qgemm_bfp", x, out)
 
     def guarded(self, x: F32, vectors: int) -> F32:
-        """The product of ``x[0]``, or of x if the case has several vectors, written to an array that shows what is
-        not written."""
+        """The product of ``x[0]``, or of x if the case has several vectors, written to an array that reveals unwritten
+        elements."""
         call = self.call("qgemm", x) if vectors else self.call("qgemv", x[0])
         result: F32 = self.remote.perform(call)
         return result
 
     def guarded_blocks(self, x: Blocks) -> F32:
-        """The product of blocks, written to an array that shows what is not written."""
+        """The product of blocks, written to an array that reveals unwritten elements."""
         result: F32 = self.remote.perform(self.call("qgemm_bfp", x))
         return result
 
     def call(self, what: str, x: Any) -> Call:
-        """A product that is written to an array that shows what is not written."""
+        """A product, written to an array that reveals unwritten elements."""
         shape = (x.rows,) if isinstance(x, Blocks) else x.shape[:-1]
         out = np.zeros((*shape, self.columns), np.float32)
         return Call(what, f"linear.{what}", (x, out), owner=self, out=1, poisoned=True)
@@ -184,14 +184,14 @@ class RemoteSession(Held):
     opened_with: tuple[Any, ...]
 
     def step(self, *arguments: Any) -> Any:
-        """What the session answers."""
+        """The session's result for one step."""
         return self.remote.perform(Call("step", self.operation, arguments, owner=self))
 
     def close(self) -> None:
-        """Give it back now."""
+        """Release it now."""
         self._forget()
 
 
 def poisoned(out: Array, filling: int) -> Array:
-    """An array of this shape whose elements show that they were not written."""
+    """An array of this shape whose elements are recognisable as unwritten."""
     return np.full(out.shape, POISON[filling], np.uint32).view(out.dtype)

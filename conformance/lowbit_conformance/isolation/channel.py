@@ -23,7 +23,7 @@ Message = dict[str, Tree]
 
 
 class Memory:
-    """The shared memory as this process sees it: closed, except for the pages of the call that runs."""
+    """The shared memory as this process sees it: inaccessible except for the pages of the running call."""
 
     def __init__(self, file: int, control: int, arguments: int) -> None:
         self.map = mmap.mmap(file, os.fstat(file).st_size)
@@ -46,20 +46,20 @@ class Memory:
             self._protect(start, size, NO_ACCESS)
 
     def get(self, dtype: np.dtype[Any], shape: tuple[int, ...], tree: Message) -> Any:
-        """An argument, which lies where the judge has put it."""
+        """An argument, at the place where the judge has put it."""
         if "at" not in tree:
-            return np.empty(shape, dtype)  # an array without elements lies nowhere
+            return np.empty(shape, dtype)  # an array without elements has no place
         array: Any = np.ndarray(shape, dtype, self.map, tree["at"], tree.get("strides"))
         array.setflags(write=tree["writeable"])
         return array
 
     def holds(self, array: Any) -> bool:
-        """Whether an array lies in the pages of arguments."""
+        """Whether an array is in the pages of arguments."""
         low, high = np.lib.array_utils.byte_bounds(array)
         return bool(low < self.base + self.results and high > self.base)
 
     def put(self, array: Any) -> Message:
-        """Copy a result to where the judge will read it."""
+        """Copy a result to the place where the judge will read it."""
         at = -(-self.next // 64) * 64
         if at + array.nbytes > len(self.map):
             raise MemoryError(f"a result of {array.nbytes} bytes")
@@ -69,7 +69,7 @@ class Memory:
 
 
 def receive(channel: socket.socket) -> Message:
-    """One message; empty when the other side is gone."""
+    """One message; empty if the other side has gone."""
     head = read_exactly(channel, 8)
     return json.loads(read_exactly(channel, struct.unpack("<Q", head)[0])) if head else {}
 

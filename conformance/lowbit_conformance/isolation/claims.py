@@ -10,11 +10,11 @@ from lowbit.backend.declarations import check_capabilities
 from lowbit.contract.rounding import Arithmetic, Roundings, any_order, one_loop
 from lowbit_conformance.isolation.process import Message
 
-MOST_DETAILS, MOST_DETAIL = 100, 1000  # of what it says of itself: how many, and the characters of one
+MOST_DETAILS, MOST_DETAIL = 100, 1000  # of its details: how many, and the characters of one
 
 
 def claimed(told: Message, own: Callable[[str], Roundings]) -> Capabilities:
-    """The capabilities that a host tells of; `own` counts the roundings of an operation where the backend does.
+    """The capabilities that a host reports; `own` counts the roundings of an operation if the backend does so.
 
     Raises:
         ArgumentError: one of them is not allowed.
@@ -30,7 +30,7 @@ def claimed(told: Message, own: Callable[[str], Roundings]) -> Capabilities:
         operations[name] = Declaration(limits, arithmetic)
     known = {item.name for item in dataclasses.fields(Capabilities)}
     rest = {key: _plain(value) for key, value in told.items() if key in known}
-    # The host has done so within reach of the backend.
+    # The host did so within reach of the backend.
     capabilities = check_capabilities(Capabilities(operations, **rest))
     details = islice((capabilities.details or {}).items(), MOST_DETAILS)
     return dataclasses.replace(capabilities, details={str(key): str(value)[:MOST_DETAIL] for key, value in details})
@@ -44,5 +44,5 @@ def _limit(values: Any) -> tuple[object, ...] | Range:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON made a list was a tuple."""
+    """Turn the lists of JSON back into tuples."""
     return tuple(map(_plain, value)) if isinstance(value, list) else value

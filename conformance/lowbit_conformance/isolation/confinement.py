@@ -35,7 +35,7 @@ from contextlib import suppress
 from typing import Any
 
 LIBC: Any = ctypes.CDLL(None, use_errno=True)
-# System calls, of the same numbers on all architectures that CPython runs on.
+# System calls that have the same numbers on all architectures of CPython.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
 # To files, and from one folder to another, which a domain of files denies unless allowed.
@@ -68,13 +68,13 @@ class Ruleset(ctypes.Structure):
 
 
 def confine(methods: Sequence[str]) -> str:
-    """Separate this process by the first of these methods that works here, and say which; empty if none does."""
+    """Isolate this process by the first of these methods that works here, and return its name; empty if none does."""
     known = {"landlock": landlock, "namespaces": namespaces}
     return next((method for method in methods if method == "none" or (method in known and known[method]())), "")
 
 
 def landlock() -> bool:
-    """Go on as a child in a Landlock domain within a domain; this thread is the only one yet."""
+    """Continue as a child in a nested Landlock domain; this is still the only thread."""
     if not has_domains():
         return False
     drop_capabilities()
@@ -104,8 +104,8 @@ class Beneath(ctypes.Structure):
 def enter_domain(files: int = 0) -> bool:
     """Enter a Landlock domain within the present one; all later threads and processes inherit it.
 
-    Where `files` has WRITE, it opens for writing no file of ``/sys``, and of ``/proc`` those of this process only.
-    REFER is denied by every domain around one that has rights to files, unless it is allowed there too.
+    With WRITE in `files`, no file in ``/sys`` can be opened for writing, and in ``/proc`` only those of this process.
+    REFER is denied by every enclosing domain with file rights, unless it is allowed there too.
     """
     rules = Ruleset(files, 0, SCOPES)
     ruleset = LIBC.syscall(CREATE_RULESET, ctypes.byref(rules), ctypes.sizeof(rules), 0)
@@ -120,12 +120,12 @@ def enter_domain(files: int = 0) -> bool:
 
 
 def files_of_root() -> int:
-    """What a domain says of files: all that concern other processes are closed to an ordinary user anyway."""
+    """The file rights that a domain handles: only for root, because an ordinary user cannot open such files anyway."""
     return WRITE | REFER if os.geteuid() == 0 else 0
 
 
 def allow(ruleset: int, path: str, files: int) -> None:
-    """Allow what is beneath a path; one that cannot be opened is closed to this process anyway."""
+    """Allow everything beneath a path; one that cannot be opened is inaccessible anyway."""
     if sys.platform == "linux":
         with suppress(OSError):
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -135,9 +135,9 @@ def allow(ruleset: int, path: str, files: int) -> None:
 
 
 def keep(host: int) -> None:
-    """Wait for the host, or for SIGTERM, then kill all within this domain, and end as the host did.
+    """Wait for the host or for SIGTERM, then kill everything in this domain, and exit as the host did.
 
-    One system call kills them all, so that no process can start another in between.
+    One system call kills all, so that no process can start another meanwhile.
     """
     LIBC.prctl(PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     os.close(0)  # the channel to the judge is the host's
@@ -150,7 +150,7 @@ def keep(host: int) -> None:
 
 
 def threads_above() -> list[int]:
-    """The threads of the processes above this one, as far as ``/proc`` shows them."""
+    """The threads of the ancestors of this process, as far as ``/proc`` shows them."""
     found: list[int] = []
     process = os.getppid()
     with suppress(OSError, IndexError, ValueError):
@@ -171,10 +171,10 @@ class Program(ctypes.Structure):
 
 
 def filter_calls(outside: Sequence[int]) -> None:
-    """Refuse system calls that change limits and priorities of processes outside, which a domain does not.
+    """Refuse system calls that change limits and priorities of outside processes, which a domain does not refuse.
 
-    The limits of any process but this one are refused. A thread may be given other processors and another priority, as
-    libraries do with their own threads, unless it is one of those `outside`.
+    The limits of any process but this one are refused. A thread may get other processors and another priority, as
+    libraries do with their own threads, unless it is one of `outside`.
     """
     if platform.machine() not in CALLS or sys.maxsize < 2**32:
         return
@@ -195,7 +195,7 @@ def filter_calls(outside: Sequence[int]) -> None:
 
 
 def on_call(number: int, body: list[Instruction]) -> list[Instruction]:
-    """What is done for one system call; its last instruction gives an answer."""
+    """The instructions for one system call; the last one returns the answer."""
     return [(EQUAL, 1, 0, number), (SKIP, 0, 0, len(body)), *body]
 
 
@@ -209,7 +209,7 @@ def reading_limits() -> list[Instruction]:
 
 
 def namespaces() -> bool:
-    """Go on as process 2 of new namespaces; a child tries first, since a step that fails cannot be taken back."""
+    """Continue as process 2 of new namespaces; a child tries first, because a failed step cannot be undone."""
     if sys.platform != "linux":
         return False
     trial = os.fork()
@@ -241,7 +241,7 @@ def namespaces() -> bool:
 
 
 def enter_namespaces() -> bool:
-    """Make them; root needs no user namespace, in which the files of other users would be closed to it."""
+    """Enter new namespaces; root needs no user namespace, in which it could not access files of other users."""
     user, group = os.geteuid(), os.getegid()
     kinds = NEW_PROCESSES | NEW_MOUNTS | NEW_IPC
     if LIBC.unshare(kinds) == 0:
@@ -266,18 +266,19 @@ def mount_processes_in_child() -> bool:
 
 
 def mount_processes() -> bool:
-    """Let ``/proc`` show this namespace, in no other."""
+    """Let ``/proc`` show only this namespace, without changing others."""
     return not (LIBC.mount(b"none", b"/", None, PRIVATE, None) or LIBC.mount(b"proc", b"/proc", b"proc", 0, None))
 
 
 def mount_anew() -> None:
-    """Terminals and shared memory of its own: what is written to those of the user would stay. Not all systems can."""
+    """Mount separate terminals and shared memory, because writes to the user's would remain. Not all systems allow
+    this."""
     LIBC.mount(b"devpts", b"/dev/pts", b"devpts", 0, b"newinstance,ptmxmode=0666,mode=0620")
     LIBC.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"mode=1777")
 
 
 def wait_outside(first: int, reader: int) -> None:
-    """End as the host inside ends."""
+    """Wait, and exit as the host inside does."""
     LIBC.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.close(0)  # the channel to the judge is the host's
     status = os.waitpid(first, 0)[1]
@@ -287,7 +288,7 @@ def wait_outside(first: int, reader: int) -> None:
 
 
 def end_as(status: int) -> None:
-    """End as a process with this status has ended."""
+    """Exit as a process with this status has ended."""
     if not os.WIFSIGNALED(status):
         os._exit(os.WEXITSTATUS(status))
     number = os.WTERMSIG(status)
@@ -304,7 +305,7 @@ class CapabilityHeader(ctypes.Structure):
 
 
 def drop_capabilities() -> None:
-    """Keep none but `KEPT_CAPABILITIES` of those that this process has, and let no program regain one."""
+    """Drop all capabilities except `KEPT_CAPABILITIES`, and let no program regain one."""
     for number in range(64):
         if number not in KEPT_CAPABILITIES:
             LIBC.prctl(CAPBSET_DROP, number, 0, 0, 0)

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 
 SET_CHILD_SUBREAPER, GET_CHILD_SUBREAPER = 36, 37  # of prctl
-LONGEST = 10.0  # seconds of killing what keeps starting processes
+LONGEST = 10.0  # longest time, in seconds, of killing processes that keep starting others
 PAUSE = 0.001
 
 
 def adopt_orphans(adopt: bool = True) -> bool:
-    """Let this process become the parent of orphans below it, or no longer; whether it was so before."""
+    """Set whether this process adopts orphans below it; returns the previous setting."""
     if sys.platform != "linux":
         return False
     library, before = ctypes.CDLL(None), ctypes.c_int()
@@ -30,7 +30,7 @@ def adopt_orphans(adopt: bool = True) -> bool:
 
 @contextmanager
 def adopting() -> Iterator[None]:
-    """Adopt orphans while the block runs, and kill those that are left at its end."""
+    """Adopt orphans while the block runs, and kill the remaining ones at its end."""
     before, known = adopt_orphans(), frozenset(children())
     try:
         yield
@@ -40,7 +40,7 @@ def adopting() -> Iterator[None]:
 
 
 def children(process: int | str = "self") -> list[int]:
-    """The child processes of a process, also those that have ended and were not waited for; empty outside Linux."""
+    """The child processes of a process, including those that ended and were not waited for; empty outside Linux."""
     found: list[int] = []
     with suppress(OSError):
         for task in os.listdir(f"/proc/{process}/task"):
@@ -50,9 +50,9 @@ def children(process: int | str = "self") -> list[int]:
 
 
 def state(process: int) -> str:
-    """The letter by which Linux names the state of a process: R, S, D, T (stopped), t (traced), Z (ended) …
+    """The letter with which Linux shows the state of a process: R, S, D, T (stopped), t (traced), Z (ended) …
 
-    Empty for one that is gone, and where the system does not tell.
+    Empty if the process is gone, or if the system does not show it.
     """
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
@@ -64,21 +64,21 @@ def state(process: int) -> str:
 def end_orphans(living: Set[int]) -> None:
     """Kill the children of this process that are in another session than its own, except for those `living`.
 
-    It gives up after `LONGEST` seconds: nothing stops a chain of processes, each of which starts the next and ends,
-    unless the system can kill them all at once (`lowbit_conformance.isolation.confinement`).
+    It gives up after `LONGEST` seconds: a chain of processes, each of which starts the next and ends, can only be
+    stopped if the system can kill them all at once (`lowbit_conformance.isolation.confinement`).
     """
     until = time.monotonic() + LONGEST
     while strays := [child for child in children() if child not in living and _in_another_session(child)]:
         for child in strays:
             kill(child)
-        if not any([_reaped(child) for child in strays]):  # the children of those that ended are ours then, and next
+        if not any([_reaped(child) for child in strays]):  # then the children of ended processes are ours, and are next
             time.sleep(PAUSE)
         if time.monotonic() > until:
             return
 
 
 def end_below(process: int) -> None:
-    """Kill everything below a process, and leave it itself; it gives up after `LONGEST` seconds."""
+    """Kill all descendants of a process, but not the process itself; gives up after `LONGEST` seconds."""
     until = time.monotonic() + LONGEST
     while found := [child for child in below(process) if state(child) not in ("Z", "")]:
         for child in found:
@@ -88,7 +88,7 @@ def end_below(process: int) -> None:
 
 
 def _reaped(process: int) -> bool:
-    """Whether a child had ended, and is forgotten now."""
+    """Whether a child had ended and has now been waited for."""
     try:
         return os.waitpid(process, os.WNOHANG)[0] != 0
     except OSError:
@@ -96,15 +96,15 @@ def _reaped(process: int) -> bool:
 
 
 def kill(process: int) -> None:
-    """Kill a process, if it is still there and ours."""
+    """Kill a process if it still exists and is ours."""
     with suppress(OSError):
         os.kill(process, signal.SIGKILL)
 
 
 def below(process: int) -> Iterator[int]:
-    """The processes below a process: its children, theirs, and so on."""
+    """The descendants of a process."""
     found = children(process)
-    while found:  # not by recursion, which a long chain of processes would end
+    while found:  # no recursion, which a long chain of processes would break
         child = found.pop()
         yield child
         found += children(child)

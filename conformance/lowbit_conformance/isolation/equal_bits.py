@@ -24,7 +24,7 @@ def fingerprint(value: Any) -> str:
 
 
 def without_sums(value: Stored) -> Any:
-    """A stored matrix as what is compared of it: itself, or its fields but for the sums."""
+    """The part of a stored matrix that is compared: all of it, or its fields without the sums."""
     if all(row.role != "sum" for row in value.table.fields):
         return value
     fields = value.table.fields_of(value.by_name)

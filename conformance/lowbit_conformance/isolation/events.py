@@ -40,14 +40,14 @@ class EventPipe:
                 line = line[os.write(self._descriptor, line) :]
 
     def start_beating(self) -> None:
-        """Send a sign of life each second, by which a long computation differs from a stop."""
+        """Send a sign of life each second, which distinguishes a long computation from a stopped process."""
         threading.Thread(target=self._beat, daemon=True).start()
 
     def stop_beating(self) -> None:
         self._ended.set()
 
     def _beat(self) -> None:
-        with suppress(OSError):  # the command is gone, and ends this process
+        with suppress(OSError):  # the command has gone, and ends this process
             while not self._ended.wait(BEAT):
                 self.send("beat")
 
@@ -62,7 +62,7 @@ class EventReader:
     """The reading end.
 
     Attributes:
-        forged: what was wrong with the first line that the judge cannot have written so; empty if there was none.
+        forged: what was wrong with the first line that the judge cannot have written; empty if there was none.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -70,7 +70,8 @@ class EventReader:
         self.forged = ""
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """The events that are complete with these bytes; what is no event of the judge is noted and left out."""
+        """The events that are complete after these bytes; lines that are not events of the judge are noted and left
+        out."""
         self._rest += data
         if len(self._rest) > MOST_LINE:
             self._refuse(f"a line of more than {MOST_LINE} bytes")

@@ -29,8 +29,8 @@ def handler() -> str:
 
     def compile_to(path: Path) -> None:
         command = [compiler, *FLAGS, "-x", "c", "-", "-o", str(path)]
-        # In an empty folder, since the linker takes a libgcc_s.so.1 of the current folder for the system's. What the
-        # compiler puts aside lies there too: others may be able to replace files in the folder of TMPDIR.
+        # In an empty folder, because the linker prefers a libgcc_s.so.1 in the current folder to the system's.
+        # Temporary files of the compiler are there too: others may be able to replace files in the folder of TMPDIR.
         folder, environment = path.parent, os.environ | {"TMPDIR": str(path.parent)}
         subprocess.run(command, input=source, capture_output=True, check=True, timeout=60, cwd=folder, env=environment)
 

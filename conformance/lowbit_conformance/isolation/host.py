@@ -10,7 +10,7 @@ changed its environment, its folder, its floating-point mode or its signal handl
 child, or asked for the answer elsewhere.
 """
 
-from __future__ import annotations  # names of `state` and `channel` are not there when this is imported alone
+from __future__ import annotations  # names of `state` and `channel` are missing if this is imported alone
 
 import ctypes
 import dataclasses
@@ -42,46 +42,46 @@ from lowbit.contract.rounding import any_order, one_loop
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.system.entries import entries
 
-if TYPE_CHECKING:  # their texts run in front of this one; importing them here would import the suite
+if TYPE_CHECKING:  # their texts run before this one; importing them here would import the suite
     from lowbit_conformance.isolation.channel import Memory, Message, receive, send
     from lowbit_conformance.isolation.state import LIBC, OBSERVED, Breach, Watch, measure
 
-M_PERTURB = -6  # of mallopt: fill what malloc gives and what free takes
-MOST_KEPT = 1 << 16  # bytes of a result that is kept, to see whether a later call changes it
-KEPT_RESULTS = 8  # arrays; a backend may have as many buffers as matrices, or take turns with a few
-MOST_NOTED = 100  # answers that are not the backend's own, and its child processes
+M_PERTURB = -6  # of mallopt: fill memory in malloc and in free
+MOST_KEPT = 1 << 16  # bytes of a result that is kept, to check whether a later call changes it
+KEPT_RESULTS = 8  # arrays; a backend may have a buffer for each matrix, or alternate between a few
+MOST_NOTED = 100  # results that are not the backend's own, and its child processes
 CHANNEL_LOST = 4  # a status
 SUITE = "lowbit_conformance"
 
 KNOWN_ROUNDINGS = {any_order: "any_order", one_loop: "one_loop"}
 
 
-# **Answers that are not the backend's own.**
+# **Results that are not the backend's own.**
 
 _asked: list[Breach] = []
 
 
 def fall_back(name: str) -> None:
-    """Note and refuse a call of a function of the specification."""
+    """Record and refuse a call of a function of the specification."""
     note_fallback(f"it called {name}, which a backend must not: it computes the result itself")
     raise RuntimeError(f"{name} cannot be called here: a backend computes the result itself")
 
 
 def note_fallback(text: str) -> None:
-    """Note an answer, or a way to one, that is not the backend's own."""
+    """Record a result, or a way to one, that is not the backend's own."""
     if len(_asked) < MOST_NOTED:
         _asked.append(("SILENT_FALLBACK", text))
 
 
 def breaches_asked() -> list[Breach]:
-    """What has been noted since this was asked last."""
+    """What was recorded since the last call."""
     found = list(_asked)
     _asked.clear()
     return found
 
 
 SEAL: Any = None
-"""The seal of `sealing`, once it is closed; the functions that it has sealed look for it here."""
+"""The seal of `sealing`, after it is closed; sealed functions look for it here."""
 
 
 def close_seal(text: str) -> None:
@@ -94,7 +94,7 @@ def close_seal(text: str) -> None:
 
 
 class Others:
-    """The packages of other backends that are installed; none of them has a reason to be imported here."""
+    """The packages of other installed backends, which should not be imported here."""
 
     def __init__(self) -> None:
         found = entries(lowbit.backend.ENTRY_POINTS)
@@ -102,11 +102,11 @@ class Others:
         self._packages = packages | {SUITE}
 
     def owned(self, modules: list[str]) -> None:
-        """The packages of these modules are those of the backend under test itself."""
+        """Treat the packages of these modules as the backend's own."""
         self._packages -= {module.partition(".")[0] for module in modules}
 
     def breaches(self) -> list[Breach]:
-        """The packages that have been imported since this was asked last."""
+        """The packages that were imported since the last call."""
         imported = sorted(package for package in self._packages if package in sys.modules)
         self._packages -= set(imported)
         kinds = {SUITE: "which knows the right answers"}
@@ -120,7 +120,7 @@ class Others:
 
 
 class Host:
-    """The backend under test, and what the judge may ask of it."""
+    """The backend under test, and the requests that the judge can make."""
 
     def __init__(self, memory: Memory, watch: Watch, others: Others) -> None:
         self.memory, self.watch, self.others = memory, watch, others
@@ -137,17 +137,17 @@ class Host:
     # Loading.
 
     def load(self, kind: str, name: str, own: list[str], seal: str, handler: str) -> Message:
-        """Import and make the backend.
+        """Import and create the backend.
 
-        `own` are packages that it may import, and `seal` is the text of `sealing`: empty for those that may call the
-        reference, as only the suite's own may.
+        `own` are packages that it may import. `seal` is the text of `sealing`; it is empty for the suite's own
+        backends, which alone may call the reference.
         """
         if seal:
             close_seal(seal)
         try:
             self.backend = made(kind, name)
-            if kind == "function":  # one that does not exist is refused as a class is, and is no declaration
-                with suppress(ImportError):  # of the library of its arrays, which `availability` names
+            if kind == "function":  # one that does not exist is refused as a class is, and is not a declaration
+                with suppress(ImportError):  # from the library of its arrays, which `availability` names
                     self.backend.load()
         except (ArgumentError, UnavailableError) as error:
             return {"refused": str(error)}
@@ -156,16 +156,16 @@ class Host:
             if not state.usable:
                 shown = f"function {self.backend.name}" if kind == "function" else f"backend {name}"
                 return {"refused": str(UnavailableError(shown, state.reason, state.remedy))}
-            if kind == "function":  # whose code has not run; importing the library of its arrays may change the process
+            if kind == "function":  # its code has not run; importing the library of its arrays may change the process
                 self.watch.remember()
             capabilities = self.capabilities()
             same = capabilities == self.capabilities()
         except (ArgumentError, UnavailableError) as error:
             return {"misdeclared": str(error)}
-        # As the adapter of programs has; what is declared may have no end.
+        # As in the adapter of programs; declared values may be endless.
         self.watch.allowed = lambda: tuple(islice(getattr(self.backend, "children", ()), MOST_NOTED))
         kinds = [kind for kind in type(self.backend).__mro__ if kind is type(self.backend) or inspect.isabstract(kind)]
-        self.others.owned([*(kind.__module__ for kind in kinds), *own])  # it may complete another's abstract class
+        self.others.owned([*(kind.__module__ for kind in kinds), *own])  # it may complete an abstract class of another
         breaches = self.watch.breaches(preparing=True) + self.others.breaches() + breaches_asked()
         if not same:
             breaches.append(("NONDETERMINISTIC", "its capabilities are not the same when asked again"))
@@ -173,7 +173,7 @@ class Host:
             ctypes.CDLL(handler).lowbit_record_faults(ctypes.c_void_p(self.memory.base))
         self.watch.remember()
         gc.collect()
-        gc.freeze()  # what is there now stays, and need not be looked through again and again
+        gc.freeze()  # present objects stay, and need not be scanned again and again
         return {"capabilities": capabilities, "breaches": breaches}
 
     def capabilities(self) -> Message:
@@ -195,7 +195,7 @@ class Host:
         arithmetic: Any = self.claimed[operation].arithmetic
         return {"roundings": int(arithmetic.roundings(rows, group_size))}
 
-    # Calls. A request carries several attempts at one call, each with its arrays in other places.
+    # Calls. A request has several attempts at one call, each with its arrays in other places.
 
     def call(self, what: str, attempts: list[Message], operation: str = "") -> Message:
         """Perform the attempts one by one: `run`, `prepare`, `open`, or a method of a handle: a product or `step`."""
@@ -205,16 +205,16 @@ class Host:
             outcomes.append(self.attempt(what, operation, attempt))
             breaches += self.broken
             if os.getpid() != PROCESS:
-                os._exit(3)  # a child that came back from the call; its parent answers
+                os._exit(3)  # a child that returned from the call; its parent answers
         breaches += self.watch.breaches(what == "prepare") + self.others.breaches() + breaches_asked()
         return {"outcomes": outcomes, "breaches": breaches}
 
     def warm_up(self, operation: str) -> list[Breach]:
-        """Let the backend make ready what the first call of an operation needs, which may take programs."""
+        """Let the backend prepare what the first call of an operation needs, which may start programs."""
         if operation in self.warm:
             return []
         self.warm.add(operation)
-        with suppress(Exception):  # what is wrong shows in the call
+        with suppress(Exception):  # an error shows in the call
             self.backend.warm_up(operation)
         return self.watch.breaches(preparing=True)
 
@@ -245,7 +245,7 @@ class Host:
             self.memory.forbid(segments)
 
     def arguments(self, attempt: Message) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments of an attempt; those of one with a name are the objects of the attempt that had it before."""
+        """The arguments of an attempt; a named attempt reuses the objects of the previous one with its name."""
         name = tuple(attempt.get("same", ()))
         if name in self.same:
             return self.same[name]
@@ -256,7 +256,7 @@ class Host:
         return arguments, choices
 
     def forget(self, serial: int) -> Message:
-        """Give up the arguments that were kept under names of this series."""
+        """Drop the arguments that were kept under names of this series."""
         self.same = {name: kept for name, kept in self.same.items() if name[0] != serial}
         return {}
 
@@ -281,7 +281,7 @@ class Host:
             self.keep()
 
     def keep(self) -> None:
-        """Write other bytes into the arrays that were given, as their owner, the caller, may; and remember them."""
+        """Write other bytes into the given arrays, as the caller, their owner, may; and remember them."""
         for array in self.fresh:
             if array.flags.writeable:
                 if any(np.may_share_memory(array, before) for before, _ in self.given):
@@ -293,10 +293,10 @@ class Host:
         self.fresh.clear()
 
     def put(self, array: Any) -> Message:
-        """Copy an array of a result to the judge, and keep it, to see whether a later call changes it.
+        """Copy an array of a result to the judge, and keep it, to check whether a later call changes it.
 
         Raises:
-            ArgumentError: it is of a class derived from numpy's, or lies in the memory of an argument.
+            ArgumentError: it is of a class derived from numpy's, or is in the memory of an argument.
         """
         if type(array) is not np.ndarray:
             raise ArgumentError("an array of the result", f"a {type(array).__name__}", "a numpy.ndarray")
@@ -307,23 +307,23 @@ class Host:
         return self.memory.put(array)
 
     def overwritten(self) -> list[Breach]:
-        """Whether an array that an earlier call gave as its result has changed since."""
+        """Whether an array that an earlier call returned has changed since."""
         if any(array.tobytes() != content for array, content in self.given):
             self.given.clear()
             return [("OOB_WRITE", "the result of a call before was overwritten")]
         return []
 
     def release(self, handles: list[int]) -> None:
-        """Close and forget what is held by these handles."""
+        """Close and forget the objects of these handles."""
         for handle in handles:
             held = self.held.pop(handle)
             if hasattr(held, "close"):
                 held.close()
 
-    # Many calls at once, and many calls.
+    # Concurrent and repeated calls.
 
     def together(self, calls: list[Message], times: int) -> Message:
-        """Perform several calls in as many threads, each `times` times; the outcomes of each."""
+        """Perform several calls, each in its own thread and `times` times; returns the outcomes of each."""
         outcomes: list[list[Message]] = [[] for _ in calls]
         ready, lock = threading.Barrier(len(calls)), threading.Lock()
 
@@ -352,7 +352,7 @@ class Host:
         return {"outcomes": outcomes, "breaches": self.watch.breaches(False) + breaches_asked()}
 
     def walk(self, handles: list[int], steps: list[Tree], times: int) -> Message:
-        """Repeat the same steps of each session, and give no answers."""
+        """Repeat the same steps of each session, without returning results."""
         arguments = [decode(step, self.memory.get) for step in steps]
         for handle in handles:
             take = self.function("step", "", handle)
@@ -362,7 +362,7 @@ class Host:
         return {"breaches": self.watch.breaches(False)}
 
     def repeat(self, what: str, attempt: Message, operation: str, batches: int, times: int) -> Message:
-        """Perform a call again and again; what there was of everything before and after each batch of `times`."""
+        """Perform a call repeatedly; returns the counts of all resources before and after each batch of `times`."""
         self.memory.allow(attempt["segments"])
         arguments, choices = self.arguments(attempt)
         function = self.function(what, operation, attempt.get("handle"))
@@ -391,7 +391,7 @@ FOREIGN = {
 
 
 def made(kind: str, name: str) -> Backend:
-    """The backend under test: a name that `lowbit.backend.find` knows, or what a function gives of the name."""
+    """The backend under test: by a name that `lowbit.backend.find` knows, or made by a function from the name."""
     if kind == "name":
         return lowbit.backend.find(name)
     module, _, factory = FOREIGN.get(kind, kind).partition(":")
@@ -400,7 +400,7 @@ def made(kind: str, name: str) -> Backend:
 
 
 def raised(error: BaseException) -> Message:
-    """An exception as the judge is told of it."""
+    """An exception in the form for the judge."""
     known = next((kind for kind in (ArgumentError, NotDeclaredError) if isinstance(error, kind)), None)
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != raised.__code__.co_filename
@@ -417,7 +417,7 @@ def raised(error: BaseException) -> Message:
 
 
 def serve(channel: socket.socket, memory: Memory, watch: Watch, others: Others) -> None:
-    """Answer requests until the judge is gone."""
+    """Answer requests until the judge has gone."""
     host = Host(memory, watch, others)
     while message := receive(channel):
         memory.next = memory.results
@@ -434,11 +434,11 @@ def serve(channel: socket.socket, memory: Memory, watch: Watch, others: Others) 
 
 
 def main() -> None:
-    """Take over standard input, which is the socket to the judge, and leave an empty one behind."""
+    """Take over standard input, which is the socket to the judge, and replace it with an empty one."""
     channel = socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 50))
     with open(os.devnull) as empty:
         os.dup2(empty.fileno(), 0)
-    # A backend that crashes leaves no core file in the folder of the user; it would hold 4 GiB of shared memory.
+    # A crash leaves no core file in the user's folder; it would contain 4 GiB of shared memory.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if sys.platform == "linux":
         LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: do not outlive the judge

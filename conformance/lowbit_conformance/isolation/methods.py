@@ -10,11 +10,11 @@ from types import MappingProxyType
 from lowbit.errors import ArgumentError
 
 VARIABLE = "LOWBIT_ISOLATION"
-"""The environment variable with which a user chooses one method. Only the judge reads it; a host does not have it."""
+"""The environment variable that selects one method. Only the judge reads it; a host does not have it."""
 
 ISOLATION = MappingProxyType(
     {
-        "namespaces": "namespaces of its own; a backend does not see the process that judges it",
+        "namespaces": "separate namespaces; a backend does not see the process that judges it",
         "landlock": "a Landlock domain; a backend cannot trace, signal or limit the process that judges it",
         "none": "none; a backend can reach the process that judges it",
         "unobserved": "none; a backend can reach the process that judges it. Without /proc it was not seen whether "
@@ -22,10 +22,10 @@ ISOLATION = MappingProxyType(
         "": "not known; the run ended before the backend was loaded",
     }
 )
-"""The methods, the strongest first, and what a report says of each."""
+"""The methods, the strongest first, and what a report says about each."""
 
-ADVISORY = "advisory; it shows a backend that calls or copies the specification, not one that hides it"
-"""What a report says of the seal (`sealing`), which the backend shares a process with."""
+ADVISORY = "advisory; it shows a backend that calls or copies the specification, not one that hides this"
+"""What a report says about the seal (`sealing`), which is in the backend's process."""
 
 
 def methods() -> tuple[str, ...]:

@@ -23,7 +23,7 @@ MOST_OFFSET = 1 << 10  # elements
 
 
 class Places(Protocol):
-    """What hands out places for arrays: an `Arena`, or places that are taken already."""
+    """Allocates places for arrays: an `Arena`, or places that are in use already."""
 
     def place(self, name: str, array: Array, how: Placement, writeable: bool) -> Segment: ...
 
@@ -32,13 +32,13 @@ class Placer:
     """Puts the arrays of one attempt into the arena."""
 
     def __init__(self, arena: Places, how: Placement, stride: int = 0) -> None:
-        """Each array lies at an offset larger by `stride` than that of the array before."""
+        """The offset of each array is larger by `stride` than that of the previous one."""
         self._arena, self._how, self._stride = arena, how, stride
         self.segments: list[Segment] = []
         self._roots: dict[int, Segment] = {}
 
     def tree(self, name: str, value: Any, writeable: bool) -> Tree:
-        """The tree of an argument, its arrays placed."""
+        """The tree of an argument, after its arrays were placed."""
         names = {}
         if dataclasses.is_dataclass(value):
             names = {id(getattr(value, part.name)): f"{name}.{part.name}" for part in dataclasses.fields(value)}
@@ -72,17 +72,17 @@ def _root(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One placement of a call: what the host is told, and where the arrays lie."""
+    """One placement of a call: the message for the host, and the places of the arrays."""
 
     message: Message
     segments: list[Segment]
 
 
 class SameArrays:
-    """Where the arrays of calls lie that are made again and again with other contents.
+    """The places of the arrays of calls that are repeated with other contents.
 
     Attributes:
-        serial: what tells it from others.
+        serial: its unique number.
         places: the segments of each kind of call, in the order in which the arrays are placed.
     """
 
@@ -95,7 +95,7 @@ class SameArrays:
 
 
 class Rewriting:
-    """In place of an arena: hands out segments that are taken already, and gives them the contents of new arrays."""
+    """Replaces an arena: returns segments that are in use already, and gives them the contents of new arrays."""
 
     def __init__(self, arena: Arena, segments: list[Segment]) -> None:
         self._arena, self._next = arena, iter(segments)
@@ -107,8 +107,8 @@ class Rewriting:
 def placed(
     call: Call, variant: Variant, arena: Arena, claimed: Capabilities, series: SameArrays | None = None
 ) -> Attempt:
-    """One attempt at a call, its arrays placed in the arena as the variant and the declared capabilities say."""
-    key = (call.kind, variant) if series is not None else ("", variant)  # the kind takes time to find out
+    """One attempt at a call, with its arrays placed according to the variant and the declared capabilities."""
+    key = (call.kind, variant) if series is not None else ("", variant)  # determining the kind takes time
     how = Placement(
         "left" if variant.side else "right",
         PADDINGS[variant.padding],

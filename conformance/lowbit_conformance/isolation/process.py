@@ -22,16 +22,16 @@ from lowbit_conformance.isolation.arena import ARGUMENTS, CONTROL, Arena
 from lowbit_conformance.isolation.descendants import adopt_orphans, children, end_orphans, kill
 
 Message = dict[str, Tree]
-MOST_REPLY = 1 << 24  # bytes; arrays do not travel in replies, so that only a hostile one is as long
-LONG = 1 << 20  # bytes of a request; what is longer has more to do, and so has more time in proportion
+MOST_REPLY = 1 << 24  # bytes; replies contain no arrays, so that only a hostile one is this long
+LONG = 1 << 20  # bytes of a request; a longer one gets more time in proportion
 NOT_ISOLATED = ("none", "unobserved")
-ENDING = 10.0  # seconds that the kernel may take to end a process that was killed
-# Signals that the C library keeps for itself: it handles one of them from the first thread that a process starts.
+ENDING = 10.0  # seconds that the kernel may take to end a killed process
+# Signals reserved by the C library, which handles one of them from the first started thread on.
 OF_LIBRARY = sum(1 << (number - 1) for number in range(32, int(getattr(signal, "SIGRTMIN", 32))))
 
-# The interpreter reads its program from standard input, which is the socket: how many texts there are, and each with
-# ten digits of length before it. The host's own text is the last.
-# It leaves no `__file__`, which `multiprocessing` would run again in each process that it spawns.
+# The interpreter reads its program from standard input, which is the socket: the number of texts, and each text after
+# ten digits of its length. The host's own text is the last. It leaves no `__file__`, which `multiprocessing` would run
+# again in each process that it spawns.
 BOOT = """import os
 def read(size):
     text = b""
@@ -41,7 +41,7 @@ def read(size):
 for number in range(int(read(1))):
     exec(compile(read(int(read(10))), "<string>", "exec"))"""
 
-# Read once, so that no backend can replace the program of the host that is started after it.
+# Read once, so that no backend can replace the program of a later host.
 CONFINEMENT, *PROGRAM = (
     (files("lowbit_conformance.isolation") / f"{name}.py").read_bytes()
     for name in ("confinement", "state", "channel", "host")
@@ -51,21 +51,21 @@ _living: set[int] = set()  # the hosts of this process
 
 
 class HostEndedError(Exception):
-    """The host process ended, or had to be ended, while it was asked; the text says how."""
+    """The host process ended, or had to be killed, during a request; the text says how."""
 
 
 class HostProcess:
     """A running host.
 
     Attributes:
-        base: the address at which the host sees the shared memory.
-        isolation: the method of `isolation` that separates it from this process.
+        base: the address of the shared memory in the host.
+        isolation: the method that isolates it from this process.
     """
 
     def __init__(self, arena: Arena, methods: Sequence[str] | None = None) -> None:
-        """Start one; of the methods that may separate it the first one that works is used."""
+        """Start one, isolated by the first method that works."""
         self._arena = arena
-        adopt_orphans()  # what a host leaves behind becomes a child of this process, and is found by `end`
+        adopt_orphans()  # processes that a host leaves behind become children of this one, and `end` finds them
         self._channel, theirs = socket.socketpair()
         self._output: list[IO[bytes]] = [tempfile.TemporaryFile(buffering=0) for _ in range(2)]  # noqa: SIM115 - closed by `end`
         with theirs:
@@ -79,10 +79,10 @@ class HostProcess:
                 start_new_session=True,
             )
         _living.add(self._process.pid)
-        self._ends = [self._channel.fileno()]  # what becomes readable when it answers, or ends
-        self._first = -1  # process 1 of its namespaces, which all others inside end with
+        self._ends = [self._channel.fileno()]  # becomes readable when it answers or ends
+        self._first = -1  # process 1 of its namespaces, with which all others inside end
         self._watched = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else -1
-        if self._watched >= 0:  # a child of it may hold its end of the channel, which is then not closed
+        if self._watched >= 0:  # a child may hold its end of the channel, which is then not closed
             self._ends.append(self._watched)
         methods = isolation.methods() if methods is None else methods
         confining = f"ISOLATION = confine({list(methods)})".encode()
@@ -108,19 +108,19 @@ class HostProcess:
         """Send a request and wait for its reply.
 
         Args:
-            message: the request; arrays are no part of it.
+            message: the request, without arrays.
             deadline: seconds that an ordinary request may take. One of more than `LONG` bytes, such as a trace of
-                thousands of steps, is given more in proportion to its length.
+                thousands of steps, gets more in proportion to its length.
 
         Raises:
-            HostEndedError: the process ended, or did not answer in time; it is gone then.
+            HostEndedError: the process ended, or did not answer in time and was killed.
         """
-        token = secrets.token_hex(8)  # so that only an answer to this very request is one
+        token = secrets.token_hex(8)  # so that only an answer to this request counts
         text = json.dumps(message | {"token": token}).encode()
         deadline *= max(1.0, len(text) / LONG)
         until = time.monotonic() + deadline
         try:
-            self._channel.settimeout(deadline)  # a host that is stopped does not read
+            self._channel.settimeout(deadline)  # a stopped host does not read
             self._channel.sendall(struct.pack("<Q", len(text)) + text)
             size = struct.unpack("<Q", self._receive(8, until))[0]
             if size > MOST_REPLY:
@@ -136,14 +136,14 @@ class HostProcess:
         return reply
 
     def remember(self) -> None:
-        """Take the present signal handlers, file mode mask and folder for the right ones."""
+        """Record the present signal handlers, file mode mask and folder as the right ones."""
         self._state = self._state_now()
 
     def seen(self) -> list[tuple[str, str]]:
-        """Breaches that show from here; those of `state.Watch` are found within reach of the code that it watches.
+        """Breaches that are visible from here; those of `state.Watch` are found within reach of the watched code.
 
         Raises:
-            HostEndedError: a thread that it left running ends the process just after its answer.
+            HostEndedError: a thread that was left running ended the process just after its answer.
         """
         found = []
         size = os.fstat(self._output[0].fileno()).st_size
@@ -152,7 +152,7 @@ class HostProcess:
             found.append(("WROTE_TO_STDOUT", repr(text.decode(errors="replace"))))
         self._printed = size
         if self._state and (now := self._state_now()) != self._state:
-            if self._ends_within(0.2):  # a fault takes its handlers away on the way out
+            if self._ends_within(0.2):  # a fault removes the handlers first
                 raise HostEndedError(self._death(ConnectionResetError("it has ended")))
             for name, before in self._state.items():
                 if now.get(name) != before:
@@ -168,7 +168,7 @@ class HostProcess:
         return True
 
     def _state_now(self) -> dict[str, str]:
-        """Signal sets, file mode mask and folder, as Linux tells them of the process; nothing on other systems."""
+        """Signal sets, file mode mask and folder of the process, from Linux; empty on other systems."""
         names, folder = ("SigBlk:", "SigIgn:", "SigCgt:"), f"/proc/{self._inside}/cwd"
         with contextlib.suppress(OSError), open(f"/proc/{self._inside}/status", errors="replace") as file:
             lines = dict(line.split()[:2] for line in file if line.startswith((*names, "Umask:")))
@@ -211,13 +211,13 @@ class HostProcess:
         return " ".join(text.split())[-300:]
 
     def end(self) -> None:
-        """Kill the process and all that it has started. Ending twice is harmless."""
+        """Kill the process and all that it started. Ending twice is harmless."""
         if self._process.returncode is None or self._channel.fileno() >= 0:
             self._end_inside()
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             kill(self._process.pid)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one that is stuck in a driver cannot be ended
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a process that is stuck in a driver cannot be killed
                 self._process.wait(ENDING)
             _living.discard(self._process.pid)
             self._channel.close()
@@ -228,7 +228,7 @@ class HostProcess:
             end_orphans(_living)
 
     def _end_inside(self) -> None:
-        """Let the system end all that the host has started, at once, where something separates it."""
+        """Let the system kill all that the host has started, at once, if it is isolated."""
         if self._process.poll() is not None or not (isolated := getattr(self, "isolation", "none")):
             return
         if isolated == "namespaces":
@@ -242,16 +242,16 @@ class HostProcess:
 
 
 def _child(process: int) -> int:
-    """The only child of a process; the process itself where the system does not tell."""
+    """The only child of a process; the process itself if the system does not show it."""
     return next(iter(children(process)), process)
 
 
 SETTINGS = ("LOWBIT_CACHE", "LOWBIT_NUM_THREADS", "LOWBIT_CPPYY_")
-"""How names begin by which users set backends; no other name of ours is handed on."""
+"""Prefixes of variables with which users configure backends; no other variable of lowbit is passed on."""
 
 
 def neutral_environment() -> dict[str, str]:
-    """The environment without what says that tests are running; what a backend is set by stays."""
+    """The environment without variables that reveal a test; those that configure backends stay."""
     return {
         name: value
         for name, value in os.environ.items()

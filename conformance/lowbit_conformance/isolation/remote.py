@@ -37,12 +37,12 @@ BOTH_SIDES = 1 << 24  # bytes of arguments up to which a call is performed twice
 TWO_HANDLES = 1 << 22
 # Read once, before a backend could replace it.
 SEAL = (files("lowbit_conformance.isolation") / "sealing.py").read_text("utf-8")
-# What `lowbit_foreign` raises when a library writes beside a result, and when a program dies or breaks the protocol.
+# The errors of `lowbit_foreign` when a library writes beside a result, and when a program dies or breaks the protocol.
 OWN_WORDS = {"OutOfBoundsError": "OOB_WRITE", "BrokenLineError": "CRASHED"}
-ORDER = (0, 1, 1, 0, 1, 0, 0, 1)  # placements, to tell what depends on time from what depends on addresses
-# What parsing a reply raises if it does not have the form of those of the host.
+ORDER = (0, 1, 1, 0, 1, 0, 0, 1)  # placements, to distinguish dependence on time from dependence on addresses
+# The errors of parsing a reply that does not have the host's form.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
-MOST_HANGS, MOST_DEATHS = 2, 12  # in one operation, after which the rest of it is not run
+MOST_HANGS, MOST_DEATHS = 2, 12  # in one operation, after which its other cases are not run
 
 
 class Remote:
@@ -50,10 +50,10 @@ class Remote:
 
     Attributes:
         name: as the user gave it.
-        loading: seconds that importing and making it may take.
-        started: how many hosts there have been.
-        breaches: what loading it did to the process.
-        isolation: how each host is separated from this process; empty before there was one.
+        loading: seconds that importing and creating it may take.
+        started: the number of hosts so far.
+        breaches: what loading it changed in the process.
+        isolation: how each host is isolated from this process; empty before the first one.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Remote:
             name: of the backend, the path of the library, the command, or what the function takes.
             deadline: seconds that a call may take.
             loading: seconds that importing and making the backend may take.
-            own: packages beside its own that it may import.
-            sealed: whether it may not call the functions of the specification.
+            own: packages besides its own that it may import.
+            sealed: whether the functions of the specification are closed to it.
         """
         self.kind, self.name, self.deadline = kind, name, deadline
         self.loading, self._own_packages, self._sealed = loading, list(own), sealed
@@ -96,13 +96,13 @@ class Remote:
     # The host.
 
     def load(self) -> None:
-        """Start a host, and let it import and make the backend.
+        """Start a host, and let it import and create the backend.
 
         Raises:
             UnavailableError: the backend says that it cannot run here, or does not exist; in the host's words.
-            BrokenPromiseError: loading it ended the process, or hung; or what it declares cannot be understood.
+            BrokenPromiseError: loading it ended the process or hung, or its declaration cannot be understood.
         """
-        try:  # a backend must not bring about that the next host is separated less well than the first
+        try:  # a backend must not cause a later host to be isolated less well than the first
             host = HostProcess(self.arena, [self.isolation] if self.isolation else None)
         except HostEndedError as end:
             raise BrokenPromiseError(str(end)) from None
@@ -144,7 +144,7 @@ class Remote:
 
     @contextmanager
     def _understanding(self) -> Iterator[None]:
-        """Parse a reply: one that does not have the form of those of `host` was written by a backend."""
+        """Parse a reply; one without the form of `host` was written by a backend."""
         try:
             yield
         except (ArgumentError, NotDeclaredError):
@@ -157,18 +157,18 @@ class Remote:
             raise self._broken(end) from None
 
     def _broken(self, end: HostEndedError) -> BrokenPromiseError:
-        """Close what is left of a host that has ended, and say how it ended."""
+        """Close the remains of a host that has ended, and report how it ended."""
         assert self._host is not None
         verdict = blame(str(end), self.arena, self._host.base, self._live)
         self.close()
         return BrokenPromiseError(verdict)
 
     def forget(self, host: int, handles: list[int], segments: list[list[Segment]]) -> None:
-        """Release something held with the next request; this may be called at any moment."""
+        """Release a held object with the next request; this may be called at any moment."""
         self._forgotten.append((host, handles, segments))
 
     def _released(self) -> list[int]:
-        """The handles that have been forgotten in this host; their pages are given back."""
+        """The handles that were forgotten in this host; their pages are released."""
         released = []
         while self._forgotten:
             host, handles, segments = self._forgotten.pop()
@@ -178,13 +178,13 @@ class Remote:
                 self._free(group)
         return released
 
-    # What it claims.
+    # Declarations.
 
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
     def _own(self, operation: str) -> Roundings:
-        """The count of roundings that the backend declares by a function of its own."""
+        """The count of roundings that the backend declares by its own function."""
 
         def roundings(rows: int, group_size: int) -> int:
             key = operation, rows, group_size
@@ -238,7 +238,7 @@ class Remote:
         if isinstance(results[0], Held):
             call.result = results[0]
         else:
-            for result in results:  # what was written or broken is the verdict, in whatever words on each side
+            for result in results:  # a write or broken promise is the verdict, even if the words of both sides differ
                 if isinstance(result, BrokenPromiseError) and str(result).startswith(tuple(OWN_WORDS.values())):
                     raise result
             for other in results[1:]:
@@ -256,7 +256,7 @@ class Remote:
         return call.result
 
     def _record_moving(self, call: Call, result: Any, again: Any) -> None:
-        """Keep results that are not the same on both sides: what is wrong in them, or between them, may say why."""
+        """Keep results that differ between both sides: their errors and differences may show why."""
         if self._recording is not None and isinstance(result, np.ndarray):
             call.result, call.again = result, again
             self._recording.append(call)
@@ -269,9 +269,9 @@ class Remote:
             )
 
     def elsewhere(self, call: Call, variants: list[Variant], series: SameArrays | None = None) -> list[Any]:
-        """What a call gives in each of these variants; exceptions are among it.
+        """The outcome of a call in each of these variants; it may be an exception.
 
-        One that makes something that is held gives that alone, with a handle for each variant.
+        A call that makes a held object returns only that object, with a handle for each variant.
         """
         held = call.what in ("prepare", "open")
         attempts = [placed(call, variant, self.arena, self._capabilities, series) for variant in variants]
@@ -296,7 +296,7 @@ class Remote:
                 read = self.arena.reading()
                 results = [self._outcome(call, attempts[0], outcomes[0], variants[0].filling, read)]
                 for attempt, outcome, variant in zip(attempts[1:], outcomes[1:], variants[1:], strict=True):
-                    # Equal trees have no arrays, whose places differ; reading a long trace once is enough.
+                    # Equal trees contain no arrays, whose places would differ; reading a long trace once is enough.
                     equal = call.out < 0 and outcome == outcomes[0]
                     filling = variant.filling
                     results.append(results[0] if equal else self._outcome(call, attempt, outcome, filling, read))
@@ -306,7 +306,7 @@ class Remote:
                 self._free([segment for segment in segments if segment not in kept])
 
     def _free(self, segments: list[Segment]) -> None:
-        """Give the pages of arrays back."""
+        """Release the pages of arrays."""
         self.arena.free(segments)
         gone = {segment.first for segment in segments}
         self._live = [segment for segment in self._live if segment.first not in gone]
@@ -328,7 +328,7 @@ class Remote:
             session.operation, session.opened_with = call.operation, call.arguments
             return session
         rows, columns, nbytes = (int(outcomes[0][part]) for part in ("rows", "columns", "nbytes"))
-        linear = RemoteLinear(self, handles, segments)  # from here on it gives the segments back
+        linear = RemoteLinear(self, handles, segments)  # from here on it releases the segments
         linear.matrix, linear.rows, linear.columns, linear.nbytes = call.arguments[0], rows, columns, nbytes
         return linear
 
@@ -352,7 +352,7 @@ class Remote:
             return BrokenPromiseError(f"WRONG: the result is not what it claims to be: {error}")
 
     def _written(self, call: Call, attempt: Attempt, outcome: Message, filling: int) -> Any:
-        """The array that the call was given to write to."""
+        """The output array of the call."""
         if outcome.get("argument") != call.out:
             return BrokenPromiseError("STALE_OUTPUT: the call did not return the array it was given as out")
         out, tree = call.arguments[call.out], attempt.message["arguments"][call.out]
@@ -373,7 +373,7 @@ class Remote:
         where = difference(first, second)
         if isinstance(call.owner, RemoteSession):
             raise BrokenPromiseError(f"NONDETERMINISTIC: two sessions that were asked the same differ: {where}")
-        # Both placements again, in an order without a period: what depends on them alone gives the same two results.
+        # Both placements again, in an aperiodic order: results that depend only on the placement are the same two.
         again = self.elsewhere(call, [SIDES[side] for side in ORDER])
         if not all(same((first, second)[side], result) for side, result in zip(ORDER, again, strict=True)):
             raise BrokenPromiseError(f"NONDETERMINISTIC: the same call again gives other bits: {where}")
@@ -390,7 +390,7 @@ class Remote:
 
     @contextmanager
     def recording(self) -> Iterator[list[Call]]:
-        """The calls that are made inside, with their results."""
+        """Record the calls in the block, with their results."""
         calls: list[Call] = []
         before, self._recording = self._recording, calls
         try:
@@ -400,11 +400,11 @@ class Remote:
 
     @contextmanager
     def same_arrays(self) -> Iterator[None]:
-        """Calls of one kind that are made inside are given the same arrays each time, with other contents.
+        """Calls of one kind in the block get the same arrays each time, with other contents.
 
-        They lie at one address and are one Python object each, as those of a caller who makes its arrays once and
-        writes into them what it has for the next call. Between two calls the host may not touch them. Calls are made
-        once, not on both sides: what remembers the last call alone would otherwise forget it in between.
+        Each is one Python object at one address, as with a caller that allocates its arrays once and overwrites them
+        for each call. Between two calls the host may not access them. Calls are made once, not on both sides, because
+        code that remembers only the last call would otherwise forget it in between.
         """
         self._series = series = SameArrays(next(self._serials))
         try:
@@ -417,7 +417,7 @@ class Remote:
                 self._ask({"do": "forget", "serial": series.serial}, self.deadline)
 
     def together(self, calls: list[Call], times: int) -> list[list[Any]]:
-        """Make several calls at once, each in a thread of its own and `times` times; what each gave."""
+        """Make several calls at once, each in its own thread and `times` times; returns the results of each."""
         attempts = [placed(call, Variant(), self.arena, self._capabilities) for call in calls]
         segments = [segment for attempt in attempts for segment in attempt.segments]
         self._live += segments
@@ -443,7 +443,7 @@ class Remote:
             self._free(segments)
 
     def walk(self, session: RemoteSession, steps: list[tuple[Any, ...]], times: int) -> None:
-        """Repeat the same steps, whose arguments have no arrays; their answers are not compared."""
+        """Repeat the same steps, whose arguments have no arrays; their results are not compared."""
         request = {"do": "walk", "handles": session.handles, "times": times}
         trees = [[encode(part, _no_array) for part in step] for step in steps]
         reply = self._ask(request | {"steps": trees}, self.deadline * 4)
@@ -451,7 +451,7 @@ class Remote:
             self._check_breaches(reply)
 
     def repeat(self, call: Call, batches: int, times: int) -> list[dict[str, int]]:
-        """Make a call in batches of many; how much of everything the host had after each."""
+        """Make a call in batches; returns the host's resource counts after each batch."""
         attempt = placed(call, Variant(), self.arena, self._capabilities)
         self._live += attempt.segments
         request = {"do": "repeat", "what": call.what, "operation": call.operation, "attempt": attempt.message}

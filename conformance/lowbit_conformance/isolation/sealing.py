@@ -69,10 +69,10 @@ KEPT = {
     "lowbit.attention.rope.half_split",
     "lowbit.attention.rope.interleaved",
 }
-"""Functions that say how something is laid out or named, and compute no result."""
+"""Functions that describe a layout or a name, and compute no result."""
 
 LEAST_CODE = 100
-"""Bytes of bytecode: shorter functions look alike without being copies."""
+"""Bytes of bytecode: shorter functions may be equal without being copies."""
 
 Refuse = Callable[[str], Any]
 Note = Callable[[str], None]
@@ -80,7 +80,7 @@ Fingerprint = tuple[bytes, tuple[str, ...], tuple[str, ...]]
 
 
 def refused(*arguments: Any, **choices: Any) -> Any:
-    """What sealed functions do; its code takes the place of theirs, and so may use nothing but builtins."""
+    """The body of sealed functions; its code replaces theirs, and so may use only builtins."""
     import sys
 
     frame = sys._getframe()
@@ -88,18 +88,18 @@ def refused(*arguments: Any, **choices: Any) -> Any:
 
 
 class Seal:
-    """The sealed functions, and who may call them all the same."""
+    """The sealed functions, and the callers that are still allowed."""
 
     def __init__(self, refuse: Refuse, note: Note) -> None:
         self._refuse, self._note = refuse, note
         self._originals: dict[str, Callable[..., Any]] = {}
         self._fingerprints: dict[Fingerprint, str] = {}
         self._checks: set[int] = set()
-        self._kept: list[CodeType] = []  # so that no other code gets the number of one of them
+        self._kept: list[CodeType] = []  # so that no other code object gets the id of one of them
         self._busy = False
 
     def close(self) -> None:
-        """Seal what there is, and watch from now on what code is executed."""
+        """Seal the present functions, and watch all code that is executed from now on."""
         for name, function, free in list(_functions()):
             if free:
                 self._kept.append(function.__code__)
@@ -142,13 +142,13 @@ class Seal:
 
 
 def fingerprint(code: CodeType) -> Fingerprint:
-    """What two compilations of one source share, whatever their variables and files are called."""
+    """A fingerprint that two compilations of one source share, whatever the names of variables and files."""
     numbers = tuple(repr(part) for part in code.co_consts if isinstance(part, (int, float)))
     return code.co_code, code.co_names, numbers
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
-    """A code object and those inside it: of a module, its functions and methods."""
+    """A code object and those inside it; for a module, its functions and methods."""
     yield code
     for part in code.co_consts:
         if isinstance(part, CodeType):

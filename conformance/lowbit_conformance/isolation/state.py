@@ -20,30 +20,30 @@ import numpy as np
 
 LIBC: Any = ctypes.CDLL(None, use_errno=True)
 SIGNALS = [number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP)]
-OBSERVED = os.path.isdir("/proc/self/task")  # whether the system tells what processes there are, and what they have
+OBSERVED = os.path.isdir("/proc/self/task")  # whether the system shows processes and their resources
 SIGACTION_BYTES = 256  # more than a struct sigaction takes anywhere
 
 Breach = tuple[str, str]
-"""The verdict of something that a call did to the process, and a text."""
+"""The verdict on a change that a call made to the process, and a text."""
 
 
 class Watch:
-    """What the process looks like, and what of that a call has changed."""
+    """The state of the process, and what a call has changed of it."""
 
     def __init__(self, output: int) -> None:
         self._output, self._written, self._stdout = output, 0, sys.stdout
-        self._kept = fcntl.fcntl(output, fcntl.F_DUPFD_CLOEXEC, 50)  # whatever becomes of `output`, this is its file
+        self._kept = fcntl.fcntl(output, fcntl.F_DUPFD_CLOEXEC, 50)  # the file of `output`, whatever happens to that
         self._libm: Any = ctypes.CDLL("libm.so.6") if sys.platform == "linux" else None
         LIBC.setlocale.restype = ctypes.c_char_p
         self._small, self._one = np.full(1, 1e-39, np.float32), np.ones(1, np.float32)
         self._handlers = {number: ctypes.create_string_buffer(SIGACTION_BYTES) for number in SIGNALS}
         self._probe = ctypes.create_string_buffer(SIGACTION_BYTES)
         self.allowed: Callable[[], tuple[int, ...]] = tuple
-        self._has_programs = False  # whether the backend has ever named a child of its own
+        self._has_programs = False  # whether the backend has ever named a child process
         self.remember()
 
     def remember(self) -> None:
-        """Take the present state for the right one."""
+        """Record the present state as the right one."""
         self._environment, self._folder = self._variables(), os.getcwd()
         self._locale, self._numpy = LIBC.setlocale(locale.LC_ALL, None), np.geterr()
         self._mask, self._umask = signal.pthread_sigmask(signal.SIG_BLOCK, []), self._file_mask()
@@ -53,7 +53,7 @@ class Watch:
         self._reaped = self._children_reaped()
 
     def breaches(self, preparing: bool) -> list[Breach]:
-        """What has changed since; it is changed back."""
+        """What has changed since then; the changes are undone."""
         found = [("STATE_CHANGED", text) for text in self._changes()]
         if text := self._printed():
             found.append(("WROTE_TO_STDOUT", text))
@@ -160,7 +160,7 @@ class Watch:
         if size == self._written:
             return ""
         text = os.pread(self._kept, min(size - self._written, 200), self._written).decode(errors="replace")
-        os.ftruncate(self._kept, 0)  # or what prints at every call would fill the disk
+        os.ftruncate(self._kept, 0)  # otherwise output at every call would fill the disk
         os.lseek(self._kept, 0, os.SEEK_SET)
         self._written = 0
         return repr(text)
@@ -170,7 +170,7 @@ class Watch:
         return used.ru_minflt + used.ru_majflt
 
     def _children(self, preparing: bool) -> str:
-        """What is left of processes that a call started; those that the backend names in `children` are its own."""
+        """Remaining processes that a call started, except those that the backend names in `children`."""
         reaped, self._reaped = self._reaped, self._children_reaped()
         named = self.allowed()
         self._has_programs = self._has_programs or bool(named)
@@ -194,7 +194,8 @@ class Watch:
 
 
 def essence(action: Any) -> bytes:
-    """Of a struct sigaction of Linux what decides: the handler, and if there is one, 64 signals of the mask and flags.
+    """The significant part of a Linux struct sigaction: the handler and, if there is one, 64 signals of the mask and
+    flags.
 
     The flag SA_RESTORER is the C library's own and appears with the first change.
     """
@@ -204,7 +205,7 @@ def essence(action: Any) -> bytes:
 
 
 def children(process: int) -> list[int]:
-    """The child processes of a process, those that have ended and were not waited for among them."""
+    """The child processes of a process, including those that ended and were not waited for."""
     found: list[int] = []
     with suppress(OSError):
         for task in os.listdir(f"/proc/{process}/task"):
@@ -214,8 +215,7 @@ def children(process: int) -> list[int]:
 
 
 def helpers() -> list[int]:
-    """The processes that Python itself keeps for `multiprocessing`: they end with this one, and cannot be ended
-    before."""
+    """The processes that Python keeps for `multiprocessing`; they end with this one and cannot be ended before."""
     found = [("resource_tracker", "_resource_tracker", "_pid"), ("forkserver", "_forkserver", "_forkserver_pid")]
     modules = [(sys.modules.get(f"multiprocessing.{module}"), name, part) for module, name, part in found]
     numbers = [getattr(getattr(module, name, None), part, None) for module, name, part in modules]
@@ -228,7 +228,7 @@ def _names(now: list[bytes], before: list[bytes]) -> str:
 
 
 def measure() -> dict[str, int]:
-    """What grows when calls leak."""
+    """Counts that grow if calls leak."""
     gc.collect()
     counts = {"Python objects": sys.getallocatedblocks()}
     if hasattr(LIBC, "mallinfo2"):

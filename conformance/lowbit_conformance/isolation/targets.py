@@ -9,14 +9,14 @@ from lowbit.backend.registry import check_exists
 from lowbit.errors import UnavailableError
 
 BANK = "bank:"
-"""What the names of backends with a defect begin with (`lowbit_conformance.defects.bank`)."""
+"""The prefix of the names of backends with a defect (`lowbit_conformance.defects.bank`)."""
 
 
 def check_target(kind: str, name: str) -> None:
     """Refuse a backend that does not exist.
 
     Args:
-        kind: ``name`` or ``library``; of other kinds nothing is known here.
+        kind: ``name`` or ``library``; other kinds are not checked here.
         name: of the backend, or the path of the library.
 
     Raises:

@@ -23,8 +23,8 @@ STOPPED = 5.0  # seconds
 SILENCE = 120.0
 DEADLINES = 4
 TICK = 0.5
-LATE = 2.0  # seconds of reading what the judge had written before it ended
-MOST_OUTPUT = 1 << 16  # bytes of what it printed, the last of which are kept
+LATE = 2.0  # seconds of reading what the judge wrote before it ended
+MOST_OUTPUT = 1 << 16  # number of last bytes of its output that are kept
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Ending:
 
     Attributes:
         output: the end of what it printed.
-        stopped: why it was ended from here, as the text of a verdict; empty if it ended by itself.
+        stopped: why it was killed from here, as the text of a verdict; empty if it ended by itself.
     """
 
     output: str = ""
@@ -43,14 +43,14 @@ class Ending:
 def follow(
     judge: subprocess.Popen[bytes], pipe: int, reader: EventReader, deadline: float, take: Callable[[Event], None]
 ) -> Ending:
-    """Hand each event to `take` until the process has ended; it has been waited for then.
+    """Pass each event to `take` until the process has ended and was waited for.
 
     Args:
         judge: the process; its standard output is a pipe.
         pipe: the descriptor from which its events come.
-        reader: which of them are the judge's.
+        reader: checks that they are the judge's.
         deadline: seconds that one call of the backend may take.
-        take: is called for each event.
+        take: called for each event.
     """
     assert judge.stdout is not None
     output = judge.stdout.fileno()
@@ -59,7 +59,7 @@ def follow(
     silent = stopped = 0.0
 
     def listen(found: Iterable[tuple[int, bytes]]) -> bool:
-        """Take what has come; whether an event is among it."""
+        """Read what is available; returns whether it contains an event."""
         heard = False
         for source, data in found:
             if source == output:
@@ -94,7 +94,7 @@ def follow(
 
 
 def reason_to_end(stopped: float, silent: float, deadline: float) -> str:
-    """Why a judge that was stopped, or silent, for some seconds is ended; empty if it is not.
+    """Why a judge that was stopped or silent for some seconds is killed; empty if it is not.
 
     >>> reason_to_end(6.0, 6.0, 30.0)
     'UNDECIDED: the process that judges was stopped, and was ended after 6 s'
@@ -121,7 +121,7 @@ def death(returncode: int, output: str) -> str:
 
 
 class Sources:
-    """Descriptors to read from, without ever waiting for one of them."""
+    """Descriptors to read from, without waiting for any single one."""
 
     def __init__(self, descriptors: list[int], process: int) -> None:
         self._open = descriptors
