@@ -40,7 +40,7 @@ BOUNDS: Mapping[str, Callable[..., Bound]] = {
     "routing.sparse": sparse_bound,
     "routing.weights": weights_bound,
 }
-"""Each takes all arguments of its operation in their order, what a backend declares, and the exact result."""
+"""Each takes all arguments of its operation in order, the declared arithmetic, and the exact result."""
 
 
 def bound_of(operation: str, arguments: Iterable[Any], arithmetic: Arithmetic, exact: F64, **options: Any) -> Bound:
@@ -51,7 +51,7 @@ def bound_of(operation: str, arguments: Iterable[Any], arithmetic: Arithmetic, e
         arguments: of the call, in their order.
         arithmetic: what the backend declares.
         exact: the reference's result.
-        options: of the bound itself, beside the arguments of the operation.
+        options: of the bound itself, besides the arguments of the operation.
     """
     call = inspect.signature(OPERATIONS[operation].compute).bind(*arguments)
     call.apply_defaults()

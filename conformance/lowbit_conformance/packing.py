@@ -11,17 +11,17 @@ from lowbit.arrays import I64
 from lowbit.quantization.packing import WORD_BITS, Codes, Words
 
 Place = tuple[I64, I64]
-"""For each code of a column, its word and how far it is shifted there."""
+"""For each code of a column, its word and its shift there."""
 
 
 def places(rows: int, bits: int) -> Place:
-    """Where the codes of a column lie, end to end from the least significant bit."""
+    """The places of the codes of a column, end to end from the least significant bit."""
     position = np.arange(rows) * bits
     return position // WORD_BITS, position % WORD_BITS
 
 
 def straddling(shift: I64, bits: int) -> npt.NDArray[np.bool_]:
-    """Which codes end in the word after the one they begin in."""
+    """A mask of the codes that end in the word after the one in which they begin."""
     return shift + bits > WORD_BITS
 
 
@@ -54,5 +54,5 @@ def unpack(words: Words, bits: int) -> Codes:
 
 
 def pack(codes: Codes, bits: int) -> Words:
-    """The inverse."""
+    """The inverse of `unpack`."""
     return write(codes, places(len(codes), bits), bits)

@@ -40,7 +40,7 @@ Test = Callable[..., None]
 
 
 def conforms(operation: str, **choices: Any) -> Callable[[Callable[..., Callable[..., Any]]], Test]:
-    """Make a test of what a test function returns: a kernel, which is certified in a process of its own.
+    """Make a test from a function that returns a kernel, which is certified in a separate process.
 
     Args:
         operation: what the kernel computes.
@@ -67,12 +67,12 @@ def conforms(operation: str, **choices: Any) -> Callable[[Callable[..., Callable
 
 @dataclass(frozen=True)
 class Checked:
-    """What came of a check; no certificate.
+    """The result of a check, which is not a certificate.
 
     Attributes:
-        passed: how many cases passed.
-        failures: case id and message of each that failed.
-        not_declared: how many cases lie outside what the function is said to handle.
+        passed: the number of passed cases.
+        failures: case id and message of each failed case.
+        not_declared: the number of cases outside the limits of the function.
     """
 
     passed: int
@@ -100,11 +100,11 @@ def check(
     Args:
         function: the kernel.
         operation: what it computes.
-        most: how many cases of each test at most, spread evenly over them.
+        most: the largest number of cases of each test, evenly spread.
         arithmetic, arrays, device, limits: as of `lowbit.certify`.
 
     Raises:
-        ArgumentError: the function cannot be described so.
+        ArgumentError: the function cannot have this description.
     """
     backend = InThisProcess(FunctionBackend.of(function, claim_of(operation, arithmetic, arrays, device, limits)))
     declared = backend.capabilities().operations[operation]
@@ -129,7 +129,7 @@ def check(
 
 
 def _failure(mark: Mark, case: Case, backend: "InThisProcess") -> str:
-    """What a test says of a case; empty if it passes.
+    """The message of a test on a case; empty if it passes.
 
     Raises:
         NeedsHostError: the test needs the process of a `Remote`.
@@ -146,11 +146,11 @@ def _failure(mark: Mark, case: Case, backend: "InThisProcess") -> str:
 
 
 class NeedsHostError(Exception):
-    """A test asks for what only a process of its own can do."""
+    """A test needs something that only a separate process can do."""
 
 
 class InThisProcess:
-    """A function as the tests see a backend: what of a `Remote` needs no other process."""
+    """A function in the form of a backend for tests: the part of `Remote` that needs no other process."""
 
     def __init__(self, backend: FunctionBackend) -> None:
         self._backend = backend
@@ -169,7 +169,7 @@ class InThisProcess:
 
 
 class PreparedHere:
-    """A prepared matrix as the tests see it; no array shows what is not written."""
+    """A prepared matrix for tests; no array reveals unwritten elements."""
 
     def __init__(self, prepared: PreparedLinear) -> None:
         self.qgemv, self.qgemm, self.qgemm_bfp = prepared.qgemv, prepared.qgemm, prepared.qgemm_bfp

@@ -50,20 +50,20 @@ from lowbit_conformance.suite import clauses
 from lowbit_conformance.suite.deadlines import DEADLINE, LOADING_DEADLINE
 from lowbit_conformance.suite.tally import Certificate, Tally, Verdict
 
-# Plugins of pytest that look at every test and have nothing to see here.
+# Plugins of pytest that inspect every test and are not needed here.
 UNUSED = ("logging", "unraisableexception", "threadexception", "faulthandler", "stepwise", "doctest", "debugging")
-WRONG_USE = 4  # pytest's status for a wrong use
+WRONG_USE = 4  # pytest's status for wrong usage
 PASSED, FAILED = 0, 1  # the statuses with which it ends otherwise
-THE_SUITE = "the suite"  # of a verdict on the run as a whole
+THE_SUITE = "the suite"  # for a verdict on the run as a whole
 ADDRESS_SPACE = CONTROL + ARGUMENTS + RESULTS + 2**30
-"""Bytes that each of its processes needs: the arena (`lowbit_conformance.isolation.arena`), and what it imports."""
+"""Bytes that each process of the suite needs: the arena (`lowbit_conformance.isolation.arena`), and its imports."""
 
 
-# What the process that judges runs. It ignores signals that a backend may send to it: the command, which the user
-# interrupts, ends it. Other processes of an ordinary user cannot read or trace it. The key comes with this text,
-# through its standard input, and so is known to no process but these two. BLAS has one thread here, a number that it
-# reads once, when numpy is loaded: threads that wait for each other's small matrices would take the processors from the
-# backend. The backend's process has the variables that the user set.
+# The program of the judging process. It ignores signals that a backend may send; the command, which the user
+# interrupts, ends it. Other processes of an ordinary user cannot read or trace it. The key comes with this text through
+# standard input, so that only these two processes know it. BLAS has one thread here, a number that it reads once, when
+# numpy is loaded, because threads for small matrices would take the processors from the backend. The backend's process
+# has the variables that the user set.
 JUDGE = """
 import ctypes, os, signal
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
@@ -170,7 +170,7 @@ def conformance(
 
 
 def certify(request: Request) -> Certification:
-    """Do what `lowbit.certify` is asked for.
+    """Implement `lowbit.certify`.
 
     Raises:
         LowbitError: the suite refuses an argument, the backend or the function.
@@ -208,10 +208,10 @@ def run(
 
     Args:
         target: how the command line names the backend: ``(name,)``, or an option and its value.
-        settings: seeds, first_seed, ops, profiles, case, model and quick, as the report states them.
+        settings: seeds, first_seed, ops, profiles, case, model and quick, as in the report.
         deadline: as of `lowbit.certify`.
         exitfirst: stop at the first failure.
-        judged: how the process that judges is told of it; by default as the command line is.
+        judged: how the judging process is told of the backend; by default as on the command line.
 
     Raises:
         LowbitError: the suite refuses an argument or the backend.
@@ -237,7 +237,7 @@ def run(
 
 
 def _target(name: str | None, library: str | None, command: str | None, function: str | None) -> tuple[str, ...]:
-    """How the command line names the backend; an option that begins a path needs its absolute form elsewhere."""
+    """How the command line names the backend; the path of a library is made absolute for other processes."""
     given = [("--library", os.path.abspath(library))] if library is not None else []
     given += [("--command", command)] if command is not None else []
     given += [("--function", function)] if function is not None else []
@@ -250,13 +250,12 @@ def _target(name: str | None, library: str | None, command: str | None, function
 def run_suite(name: str, arguments: list[str], deadline: float) -> Tally:
     """Run pytest on the suite in a process of its own and gather its verdicts.
 
-    Whatever ends that process, the run has not passed unless every case has its verdict and the process said that it
-    had finished.
+    However that process ends, the run has passed only if every case has a verdict and the process reported its end.
 
     Raises:
         UnavailableError: pytest is not installed.
         ArgumentError: the method of isolation that the environment names does not exist.
-        LowbitError: pytest refuses the arguments or the backend; the error says what pytest said.
+        LowbitError: pytest refuses the arguments or the backend; the error has pytest's message.
     """
     if importlib.util.find_spec("pytest") is None:
         raise UnavailableError("the conformance suite", "pytest is not installed", "install lowbit[conformance]")
@@ -264,7 +263,7 @@ def run_suite(name: str, arguments: list[str], deadline: float) -> Tally:
     check_address_space("the conformance suite", ADDRESS_SPACE)
     reader, writer = os.pipe()
     given = ["-p", "lowbit_conformance.suite.plugin", "--pyargs", clauses.__name__]
-    # No configuration, cache, bytecode or plugin of the folder in which the user happens to stand.
+    # No configuration, cache, bytecode or plugin from the current folder.
     given += ["-c", os.devnull, "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
     given += ["--noconftest", "--capture=no", *(part for name in UNUSED for part in ("-p", f"no:{name}")), *arguments]
     key, run = secrets.token_bytes(32), Run(Tally(name))
@@ -272,7 +271,7 @@ def run_suite(name: str, arguments: list[str], deadline: float) -> Tally:
         adopting(),
         open(reader, "rb", buffering=0),
         subprocess.Popen(
-            python_command("-c", "import sys; exec(sys.stdin.read())"),  # says nothing to a backend that looks it up
+            python_command("-c", "import sys; exec(sys.stdin.read())"),  # reveals nothing to a backend that looks it up
             env=python_environment(),
             pass_fds=[writer],
             stdin=subprocess.PIPE,
@@ -310,16 +309,16 @@ def run_suite(name: str, arguments: list[str], deadline: float) -> Tally:
 
 @dataclass
 class Run:
-    """What the events have reported so far, and whether they contradict each other.
+    """The events so far, and whether they contradict each other.
 
     Attributes:
         tally: the verdicts.
-        expected: the ids of all cases that are to be decided, announced before there was a host, and those added.
+        expected: the ids of all cases to decide, announced before a host was started, and the added ones.
         added: whether cases were added.
-        decided: those that have their verdict.
-        running: the case that was running last, if it has no verdict.
+        decided: the cases with a verdict.
+        running: the last case that ran, if it has no verdict.
         loaded: whether the backend was loaded.
-        finished: whether the judge said that it had finished.
+        finished: whether the judge reported its end.
         impossible: the first event that contradicts an earlier one, in words.
     """
 
@@ -333,7 +332,7 @@ class Run:
     impossible: str = ""
 
     def take(self, event: Event) -> None:
-        """Note an event."""
+        """Record an event."""
         kind = event.pop("event")
         if kind == "expected":
             self._expect(event["ids"])
@@ -383,7 +382,8 @@ class Run:
         self.impossible = self.impossible or what
 
     def problems(self, forged: str, stopped: str, status: int, output: str) -> Iterator[tuple[str, str]]:
-        """Why the run has not passed whatever its verdicts are: the case, or the suite, and the text of a verdict."""
+        """Reasons why the run has not passed regardless of its verdicts: the case or the suite, and the text of a
+        verdict."""
         if forged or self.impossible:
             yield THE_SUITE, f"FORGED: {forged or self.impossible}"
         if stopped or status < 0 or not self.finished or status not in (PASSED, FAILED):

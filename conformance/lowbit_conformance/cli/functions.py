@@ -28,7 +28,7 @@ ALLOWED = "NAME=VALUE, NAME=VALUE,VALUE, NAME=*MULTIPLE, NAME=LEAST..MOST or NAM
 
 
 def limits_of(texts: Iterable[str]) -> dict[str, object]:
-    """The limits that options ``--limit`` say.
+    """The limits from options ``--limit``.
 
     Raises:
         ArgumentError: a text of another form.
@@ -60,8 +60,8 @@ def function_target(
     """How the command line names a function, and how the judge is told of it.
 
     Raises:
-        ArgumentError: no operation and no profile, or one that does not exist; no format where matrices are stored; a
-            limit of another form.
+        ArgumentError: there is no operation or profile, or it does not exist; the format of a stored matrix is missing;
+            a limit has another form.
     """
     promised, asked = claimed(profiles)
     operation = check_operation("--operation", operation or promised)
@@ -77,7 +77,7 @@ def function_target(
 
 
 def claimed(profiles: Iterable[str]) -> tuple[str | None, dict[str, object]]:
-    """The operation of the profiles that a function claims, and its limits; None and no limits without a profile.
+    """The operation and limits of the profiles that a function claims; None and no limits without a profile.
 
     >>> claimed(["lowbit-1.1/q4_0-q8_0"])[1]["activations"]
     ('q8_0',)
@@ -97,7 +97,7 @@ def claimed(profiles: Iterable[str]) -> tuple[str | None, dict[str, object]]:
 
 
 def with_result(types: Mapping[str, object]) -> dict[str, object]:
-    """A function that is asked for no other type returns that of its activations."""
+    """Add the default result type, that of the activations."""
     found = dict(types)
     if "activations" in found and "result" not in found:
         found["result"] = found["activations"]
@@ -112,11 +112,11 @@ def claim_of(
     limits: Mapping[str, object],
     before: str = "",
 ) -> Claim:
-    """What a function is said to compute; `before` stands before the names of arguments in messages.
+    """The claim of what a function computes; `before` precedes the names of arguments in messages.
 
     Raises:
-        ArgumentError: an unknown operation; no format where matrices are stored, whose arrays have the names and the
-            meaning that follow from it; an arithmetic for an exact one.
+        ArgumentError: the operation is unknown; the format of a stored matrix is missing, which determines the names
+            and meaning of its arrays; an arithmetic is given for an exact operation.
     """
     check_operation(f"{before}operation", operation)
     if "format" in LIMITS.get(operation, ()) and "format" not in limits:
@@ -131,11 +131,11 @@ def claim_of(
 
 
 def check_operation(argument: str, operation: str | None) -> str:
-    """An operation that a function can compute."""
+    """Check that a function can compute the operation."""
     check_choice(argument, operation, [name for name, each in OPERATIONS.items() if not each.stateful])
     return str(operation)
 
 
 def name_of(function: Callable[..., Any] | str) -> str:
-    """What a report calls a function."""
+    """The name of a function in a report."""
     return function if isinstance(function, str) else str(getattr(function, "__qualname__", "function"))

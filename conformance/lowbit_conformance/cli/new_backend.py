@@ -35,7 +35,7 @@ STARTER = {
     "backend.py": "src/my_backend/__init__.py",
     "check.py": "tests/test_conformance.py",
 }
-"""Each file of the starter and where it goes."""
+"""Each file of the starter, and its path in the package."""
 WHEELS = "wheels"
 INSTALL = f'pip install --find-links {WHEELS} -e ".[test]"'
 
@@ -62,7 +62,7 @@ def new_backend(
 
 
 def module_of(name: str) -> str:
-    """The module of a backend of this name.
+    """The module for a backend of this name.
 
     >>> module_of("my-kernels")
     'my_kernels'
@@ -71,7 +71,7 @@ def module_of(name: str) -> str:
 
 
 def class_of(name: str) -> str:
-    """The class of a backend of this name.
+    """The class for a backend of this name.
 
     >>> class_of("my-kernels")
     'MyKernels'
@@ -80,14 +80,14 @@ def class_of(name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot be the name of a backend and of its module."""
+    """Refuse a name that a backend and its module cannot have."""
     if not NAME.fullmatch(name) or len(name) > LONGEST or keyword.iskeyword(module_of(name)):
         allowed = f"small letters, digits and single dashes, a letter first, at most {LONGEST}, and no word of Python's"
         raise ArgumentError("name", repr(name), allowed)
 
 
 def check_free(name: str) -> None:
-    """Refuse the name of a backend that is installed, and one whose module would hide another."""
+    """Refuse the name of an installed backend, and a name whose module would hide another."""
     if name in registry.names():
         raise ArgumentError("name", repr(name), f"another one; installed are {', '.join(registry.names())}")
     if importlib.util.find_spec(module_of(name)) is not None:
@@ -95,7 +95,7 @@ def check_free(name: str) -> None:
 
 
 def check_folder(target: Path) -> None:
-    """Refuse a folder that holds something, or that cannot be made."""
+    """Refuse a folder that is not empty, or that cannot be created."""
     if not target.parent.is_dir():
         raise ArgumentError("folder", target, "one in a folder that exists")
     empty = target.is_dir() and not target.is_symlink() and not any(target.iterdir())
@@ -104,7 +104,7 @@ def check_folder(target: Path) -> None:
 
 
 def package(name: str) -> Iterator[tuple[str, str]]:
-    """The files of the package: each one's path and what it says."""
+    """The files of the package: path and contents."""
     names = {"my-backend": name, "my_backend": module_of(name), "MyBackend": class_of(name)}
 
     def named(text: str) -> str:
@@ -116,7 +116,7 @@ def package(name: str) -> Iterator[tuple[str, str]]:
 
 
 def write(target: Path, contents: dict[str, bytes]) -> None:
-    """Write the files into a new folder beside the target, then give it the target's name.
+    """Write the files into a new folder beside the target, then rename it to the target.
 
     Raises:
         ArgumentError: the folder cannot be written to, or something came there in the meantime.

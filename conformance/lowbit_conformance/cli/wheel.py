@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lowbit.errors import UnavailableError
 
-BEGINNING = (1980, 1, 1, 0, 0, 0)  # the first time that a zip archive can hold
+BEGINNING = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip archive can hold
 KEPT = ("METADATA", "entry_points.txt")
 WHEEL = "Wheel-Version: 1.0\nGenerator: lowbit new-backend\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -25,7 +25,7 @@ def wheel_of_lowbit() -> tuple[str, bytes]:
     """The name and the content of a wheel of the installed lowbit.
 
     Raises:
-        UnavailableError: lowbit runs from a folder without having been installed.
+        UnavailableError: lowbit runs from a folder and is not installed.
     """
     installed = found()
     information = f"lowbit-{installed.version}.dist-info"
@@ -76,7 +76,7 @@ PACKAGES = (
 
 
 def metadata(installed: Distribution, information: str) -> Iterator[tuple[str, bytes]]:
-    """The metadata of a wheel: what pip noted when it installed lowbit, without what is of that installation only."""
+    """The metadata of a wheel: pip's record of the installed lowbit, without what is specific to that installation."""
     for name in KEPT:
         yield f"{information}/{name}", (installed.read_text(name) or "").encode()
     yield f"{information}/WHEEL", WHEEL.encode()
@@ -84,5 +84,5 @@ def metadata(installed: Distribution, information: str) -> Iterator[tuple[str, b
 
 
 def digest(content: bytes) -> str:
-    """The SHA-256 of a file as RECORD has it."""
+    """The SHA-256 of a file in the form of RECORD."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

@@ -16,12 +16,12 @@ from lowbit_conformance.vectors.judging import right_answer
 from lowbit_conformance.vectors.record import MOST_BYTES, array_bytes
 
 LIBRARY = 2.0**-10
-"""By which part of the bound the exact results of two hosts may differ: their exponentials are not the same ones."""
-FINE = 2.0**-40  # of the largest element, where there is no bound
+"""The fraction of the bound by which exact results of two hosts may differ, because their exponentials differ."""
+FINE = 2.0**-40  # of the largest element, if there is no bound
 
 
 def disagreements(document: Document) -> Iterator[tuple[str, str]]:
-    """The id of each vector that this version answers otherwise, or cannot read, and how."""
+    """The id of each vector for which this version has another result, or that it cannot read, with the difference."""
     for vector in document.vectors:
         if text := _disagreement(document.operation, vector):
             yield cleaned(on_one_line(vector.id)), cleaned(text)
@@ -46,7 +46,7 @@ def _disagreement(specified: Operation, vector: Vector) -> str:
 
 
 def _values(check: Callable[..., Any], trees: dict[str, Tree]) -> dict[str, Any]:
-    """The arguments of a call, by the names that its check has; as small as those that are recorded.
+    """The arguments of a call, by the names in its check; limited to the size of recorded ones.
 
     Raises:
         ArgumentError: other names, values that cannot be read, or arrays of too many bytes.
@@ -83,7 +83,7 @@ def _of_steps(specified: Operation, opened: Any, arguments: dict[str, Any], step
 
 
 def _differs(key: str, answer: dict[str, Any], given: dict[str, Tree]) -> str:
-    """How the file's value differs from ours; empty if it does not."""
+    """How the value in the file differs from ours; empty if it does not."""
     if (key in answer) != (key in given):
         return f"{key} is {'missing' if key in answer else 'there, and should not be'}"
     if key not in answer or answer[key] == given[key]:

@@ -24,16 +24,16 @@ from lowbit_conformance.vectors.record import MOST_TEXT, Vectors, record
 SCHEMA = "lowbit-vectors/1"
 SCHEMA_FILE = "vectors.schema.json"
 MOST_FILE = 1 << 27
-"""Bytes of a file that is read."""
+"""Largest size of a file that is read, in bytes."""
 
 
 def schema_text() -> str:
-    """The JSON Schema of a file."""
+    """The JSON Schema of the files."""
     return (files("lowbit_conformance.vectors") / "schema" / SCHEMA_FILE).read_text("utf-8")
 
 
 def export(folder: Path, operations: Iterable[str], seeds: int) -> Iterable[Vectors]:
-    """Write the files of some operations and the schema, and give each operation's vectors once its file is there.
+    """Write the files of some operations and the schema; yields each operation's vectors after its file is written.
 
     Raises:
         ArgumentError: the folder cannot be made or written to.
@@ -77,8 +77,8 @@ def _stated(operation: str) -> dict[str, str] | None:
     return names | {"roundings": arithmetic.roundings.__name__} | weights
 
 
-# **Reading** checks everything. The outer form is checked here: kinds of fields, sizes, depth. The values inside stay
-# trees, which `lowbit.backend.wire` checks when it decodes them.
+# **Reading** checks everything. The outer form is checked here: kinds of fields, sizes, depth. Values stay trees, which
+# `lowbit.backend.wire` checks when it decodes them.
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Step:
 
     Attributes:
         arguments: by name, as trees.
-        result: the tree of the answer; None for a refused step.
+        result: the tree of the result; None for a refused step.
         refused: whether the step is one that must be refused.
     """
 
@@ -102,9 +102,9 @@ class Vector:
 
     Attributes:
         id: of the suite's case.
-        flags: what is special about it.
+        flags: its special properties.
         arguments: by name, as trees.
-        answer: the trees of ``result``, ``exact`` and ``bound``, those that are there.
+        answer: the trees of ``result``, ``exact`` and ``bound`` that are present.
         steps: of a stateful operation.
     """
 
@@ -144,8 +144,8 @@ def parse(file: str, data: bytes) -> Document:
     """The contents of one file, given its bytes.
 
     Raises:
-        FormatError: no file of vectors of this version, one of an operation that does not exist, or a field of a
-            vector that is missing, of another kind or too large.
+        FormatError: not a file of vectors of this version, an operation that does not exist, or a field of a vector
+            that is missing, of the wrong kind or too large.
     """
     name = quoted(file)[1:-1]
     fields = parsed(name, data)
@@ -187,11 +187,11 @@ def _object(where: str, field: str, tree: Tree) -> Fields:
 
 
 def _size(tree: Tree) -> int:
-    """About as many characters as a tree has in its file; more than any may have, where it is nested too deeply."""
+    """About the number of characters of a tree in its file; more than allowed if it is nested too deeply."""
     waiting, size = [(tree, 0)], 0
     while waiting:
         part, depth = waiting.pop()
-        if depth > 2 * MOST_DEPTH or size > MOST_TEXT:  # a value of `lowbit.backend.wire` in one of some fields
+        if depth > 2 * MOST_DEPTH or size > MOST_TEXT:  # a value of `lowbit.backend.wire` under one of these keys
             return MOST_TEXT + 1
         size += 1
         if isinstance(part, str):

@@ -67,14 +67,14 @@ def _qgemm_bound(x: Any, matrix: Any, arithmetic: Arithmetic, exact: F64) -> Bou
 
 
 def _norm_bound(x: Any, gain: Any, epsilon: float, arithmetic: Arithmetic, exact: F64) -> Bound:
-    """That of `blocks.rms_norm`; a row whose squares overflow has none, as its clause C7 leaves a choice."""
+    """The bound of `blocks.rms_norm`; a row whose squares overflow has none, because its clause C7 leaves a choice."""
     bound = rms_norm_bound(x, gain, epsilon, arithmetic, exact)
     overflows = np.square(x.astype(np.float64)).sum(axis=1, keepdims=True) > np.finfo(np.float32).max
     return Bound(np.where(overflows, np.inf, bound.limit), bound.gauge, bound.derivation)
 
 
 def _stored_bound(x: Any, weights: Stored, result: Result, arithmetic: Arithmetic, exact: F64) -> Bound:
-    """That of a product with a stored matrix, whose weights are turned into the type of the activations."""
+    """The bound of a product with a stored matrix, whose weights are converted to the type of the activations."""
     cast = isinstance(x, Stored)
     numbers = x.values.T if cast else np.atleast_2d(x).astype(np.float64)
     own = replace(arithmetic, weights="float32" if cast else x.dtype.name)
@@ -105,11 +105,11 @@ BOUNDS: Mapping[str, Callable[..., Bound]] = {
     "linear.qgemv": linear_bound,
 }
 """Each takes the arguments of its operation by name, the stated arithmetic, and the exact result. `gptq.factor` has
-none: its bound is one on the product of the answer with its transpose, and follows from the answer itself."""
+none: its bound applies to the product of the result with its transpose, and depends on the result."""
 
 
 def right_answer(operation: str, arguments: Mapping[str, Any], exact: Any) -> dict[str, Any]:
-    """What a vector says of the result, its flags, and whether its type holds the exact result.
+    """The result as stated in a vector, its flags, and whether its type holds the exact result.
 
     Args:
         operation: its id.
@@ -134,7 +134,7 @@ def right_answer(operation: str, arguments: Mapping[str, Any], exact: Any) -> di
 
 
 def _limit(operation: str, arguments: Mapping[str, Any], exact: F64) -> F64 | None:
-    """The bound of each element; none where there is no derivation, as for numbers that are not finite."""
+    """The bound of each element; None without a derivation, as for non-finite numbers."""
     if not np.isfinite(exact).all():
         return None
     with np.errstate(all="ignore"):

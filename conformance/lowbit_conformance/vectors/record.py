@@ -29,16 +29,16 @@ from lowbit_conformance.suite.mistakes import made, mistakes
 from lowbit_conformance.vectors.judging import STATED, right_answer
 
 MOST_BYTES = 1 << 14
-"""Of the arrays of one call, arguments and result each; larger calls are left out, so that files stay small."""
+"""Largest size in bytes of the arguments and of the result of a call; larger calls are left out to keep files small."""
 MOST_TEXT = 1 << 16
-"""Characters of one vector in its file."""
+"""Largest number of characters of a vector in its file."""
 RIGHT_CALLS = 20
-"""Of those that a mistake is tried in."""
+"""Largest number of calls in which a mistake is tried."""
 TOO_LARGE = f"arrays of more than {MOST_BYTES} bytes, or more than {MOST_TEXT} characters"
 
 
 class TooLargeError(BaseException):
-    """A call whose arrays are too large for a file; it ends the case, and no test takes it for an answer."""
+    """A call whose arrays are too large for a file; it ends the case, and no test mistakes it for a result."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Vectors:
     Attributes:
         operation: its id.
         vectors: one object each, in the order of the suite's cases.
-        left_out: how many calls are not among them, by reason.
+        left_out: the number of calls that were left out, by reason.
     """
 
     operation: str
@@ -57,11 +57,11 @@ class Vectors:
 
 
 def record(operation: str, settings: Settings) -> Vectors:
-    """All calls of one operation that the suite's cases make.
+    """The calls of one operation in the suite's cases.
 
-    A format of stored matrices has a vector in each of the types that it is tried in, its smallest case where no other
-    is small enough. A call that another case has made before is not repeated. Calls that depend on where arrays lie in
-    memory, on threads or on a model file cannot be written down and are counted.
+    A format of stored matrices has a vector in each type in which it is tried, its smallest case if no other is small
+    enough. A call that another case made before is not repeated. Calls that depend on the placement of arrays in
+    memory, on threads or on a model file cannot be recorded and are counted.
     """
     recorded = Vectors(operation)
     seen: set[str] = set()
@@ -93,9 +93,9 @@ def record(operation: str, settings: Settings) -> Vectors:
 
 
 def types_left_out(tried: Iterable[tuple[Case, Mark, bool]]) -> list[tuple[Case, Mark]]:
-    """The smallest case of each format and tier, in the types in which every case was too large.
+    """The smallest case of each format and tier, in the types for which every case was too large.
 
-    The suite tries all types in one large shape, so that a kernel of large tiles can take part.
+    The suite tries all types in one large shape, which kernels with large tiles accept.
     """
     groups: dict[tuple[str, str], list[tuple[FormatCase, Mark, bool]]] = {}
     for case, mark, kept in tried:
@@ -113,7 +113,7 @@ def types_left_out(tried: Iterable[tuple[Case, Mark, bool]]) -> list[tuple[Case,
 
 
 def refusals(operation: str, recorded: Vectors) -> list[dict[str, Tree]]:
-    """The cases of H8 that a file can say: each mistake of the declaration, made in the first call that it fits."""
+    """The cases of H8 that a file can express: each mistake, in the first call in which it is possible."""
     specified, found = OPERATIONS[operation], []
     right = [vector for vector in recorded.vectors if "must-refuse" not in vector["flags"]]
     for name, mistake in mistakes(specified.signature).items():
@@ -134,14 +134,14 @@ def refusals(operation: str, recorded: Vectors) -> list[dict[str, Tree]]:
 
 
 def marks_of(operation: str) -> list[Mark]:
-    """The tests of an operation, in the order of modules and lines; those of habits are no calls of its own."""
+    """The tests of an operation, in the order of modules and lines; tests of habits make no calls of their own."""
     load_suite()
     marks = [mark for mark in MARKS if mark.clause.partition("/")[0] == operation]
     return sorted(marks, key=lambda mark: (mark.test.__module__, mark.test.__code__.co_firstlineno))
 
 
 def vectors_of(case: Case, mark: Mark, left_out: Counter[str]) -> Iterator[dict[str, Tree]]:
-    """The calls of one case as vectors; the first has the case's id, the others a number behind it."""
+    """The calls of one case as vectors; the first has the case's id, the others a number after it."""
     recorder = Recorder(case.operation)
     try:
         mark.run(recorder, case)
@@ -160,7 +160,7 @@ def vectors_of(case: Case, mark: Mark, left_out: Counter[str]) -> Iterator[dict[
 
 
 def _flags(case: Case) -> set[str]:
-    """What is special about a case, by the names of its parameters."""
+    """The special properties of a case, from the names of its parameters."""
     parameters = case.parameters()
     flags = {"edge"} if case.tier == "edge" else {"lattice"} if case.tier == "lattice" else set()
     rows, group_size = parameters.get("rows"), parameters.get("group_size")
@@ -175,15 +175,15 @@ def _flags(case: Case) -> set[str]:
     return flags
 
 
-# **The recorder** has the methods that tests use of a backend.
+# **The recorder** has the methods of a backend that tests use.
 
 
 class Recorder:
-    """The reference, writing down what it is asked.
+    """The reference, which records its calls.
 
     Attributes:
-        calls: the vectors of the calls so far, without what the case says.
-        unwritten: how many refusals have no vector.
+        calls: the vectors of the calls so far, without the fields of the case.
+        unwritten: the number of refusals without a vector.
     """
 
     def __init__(self, operation: str) -> None:
@@ -196,7 +196,7 @@ class Recorder:
         return Capabilities({name: Declaration(arithmetic=STATED.get(name)) for name in OPERATIONS})
 
     def run(self, operation: str, *arguments: Any, **choices: Any) -> Any:
-        """The reference's answer, as a backend would give it."""
+        """The reference's result, as a backend would return it."""
         check_size(*arguments, *choices.values())
         specified = OPERATIONS[operation]
         with np.errstate(all="ignore"):
@@ -215,12 +215,12 @@ class Recorder:
         return result
 
     def prepare(self, matrix: QuantizedMatrix) -> "RecorderLinear":
-        """A matrix for products, which are written down with their matrix."""
+        """A matrix for products, which are recorded with their matrix."""
         check_size(matrix)
         return RecorderLinear(self, matrix)
 
     def open(self, operation: str, *arguments: Any) -> "RecorderSession":
-        """A session, which is one vector with all its steps."""
+        """A session, which becomes one vector with all its steps."""
         check_size(*arguments)
         specified = OPERATIONS[operation]
         assert specified.check_step is not None
@@ -236,11 +236,11 @@ class Recorder:
         return RecorderSession(self, session, steps, check_step)
 
     def same_arrays(self) -> AbstractContextManager[None]:
-        """Calls from the same arrays: a file says nothing of where arrays lie."""
+        """Calls from the same arrays; a file does not express where arrays are."""
         return nullcontext()
 
     def elsewhere(self, call: Call, variants: list[Variant]) -> list[Any]:
-        """One call for all variants, since they differ only in where its arrays lie."""
+        """One call for all variants, because they differ only in the places of arrays."""
         if call.what in ("run", "open", "prepare"):
             where = () if call.what == "prepare" else (call.operation,)
             made = getattr(self, call.what)(*where, *call.arguments, **call.choices)
@@ -248,11 +248,11 @@ class Recorder:
         return [getattr(call.owner, call.what)(*call.arguments)] * len(variants)
 
     def walk(self, session: "RecorderSession", steps: list[tuple[Any, ...]], times: int) -> None:
-        """Steps that are too many for a file."""
+        """Repeated steps, which are too many for a file."""
         raise TooLargeError
 
     def _refused(self, operation: str, arguments: tuple[Any, ...], choices: Mapping[str, Any]) -> None:
-        """A call that was refused, if it still is when its arguments have been written and read again."""
+        """Record a refused call, if it is still refused after its arguments were written and read again."""
         written = written_refusal(OPERATIONS[operation].reference, arguments, choices)
         if written is None:
             self.unwritten += 1
@@ -316,7 +316,7 @@ class RecorderSession:
         self._recorder, self._session, self._steps, self._check = recorder, session, steps, check
 
     def step(self, *arguments: Any) -> Any:
-        """One step, refused ones included."""
+        """One step, which may be refused."""
         check_size(*arguments)
         try:
             result = self._session.step(*arguments)
@@ -339,7 +339,7 @@ class RecorderSession:
 def written_refusal(
     refusing: Callable[..., Any], arguments: tuple[Any, ...], choices: Mapping[str, Any]
 ) -> dict[str, Tree] | None:
-    """The arguments of a refused call as trees, or None if what comes back from them is not refused any more."""
+    """The arguments of a refused call as trees, or None if the values read back are no longer refused."""
     try:
         bound = inspect.signature(refusing).bind(*arguments, **choices)
         bound.apply_defaults()
@@ -373,18 +373,18 @@ def array_bytes(*values: Any) -> int:
         return {}
 
     for value in values:
-        with suppress(ArgumentError):  # no value of the specification; it will be refused in a moment
+        with suppress(ArgumentError):  # not a value of the specification, and refused next
             encode(value, put)
     return sum(sizes)
 
 
 def named(operation: str, arguments: tuple[Any, ...], choices: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by their names, those left out with their defaults."""
+    """The arguments by name, with defaults for those left out."""
     bound = inspect.signature(OPERATIONS[operation].check).bind(*arguments, **choices)
     bound.apply_defaults()
     return dict(bound.arguments)
 
 
 def trees(arguments: Mapping[str, Any]) -> dict[str, Tree]:
-    """The same as trees."""
+    """The arguments as trees."""
     return {name: as_json(value) for name, value in arguments.items()}
