@@ -173,10 +173,10 @@ def status_of(answer: Mapping[str, Any], named: Sequence[str]) -> int:
 
 
 def folder_of(out: str | None) -> Path | None:
-    """The folder of the results; whether it can be made is tried before anything is measured, and none is left empty.
+    """The folder of the results. Its creation is tested before anything is measured; no empty folder is left.
 
     Raises:
-        ArgumentError: it cannot be made, or its files cannot be written.
+        ArgumentError: it cannot be created, or its files cannot be written.
     """
     if out is None:
         return None
@@ -191,7 +191,7 @@ def folder_of(out: str | None) -> Path | None:
         for name in report.FILES:
             check_writable("--out", Path(out) / name)
     finally:
-        with suppress(OSError):  # somebody else has put something there
+        with suppress(OSError):  # another process has put something there
             for each in made:
                 each.rmdir()
     return Path(out)
@@ -202,14 +202,14 @@ def folder_of(out: str | None) -> Path | None:
 
 @dataclass(frozen=True)
 class Claimed:
-    """What plain functions compute.
+    """The claim of plain functions.
 
     Attributes:
         operation: its id.
         types: format, activations and result.
-        limits: as ``lowbit conformance --limit`` takes them.
+        limits: as for ``lowbit conformance --limit``.
         arrays: the library of their arrays.
-        device: where these lie.
+        device: the device of these arrays.
     """
 
     operation: str
@@ -221,7 +221,7 @@ class Claimed:
     def target(self, function: str) -> tuple[tuple[str, ...], tuple[str, str]]:
         """How the command line names a function, and how another process is told of it."""
         format, activations, result = self.types
-        known = LIMITS.get(self.operation, ())  # the specification's own products have one type
+        known = LIMITS.get(self.operation, ())  # the specification's own products have only one type
         types = {"format": format or None, "activations": activations, "result": result}
         named = {name: each for name, each in types.items() if name in known}
         return function_target(function, self.operation, named, self.limits, self.arrays, self.device)
@@ -231,7 +231,7 @@ def functions_of(functions: Sequence[str], claimed: Claimed) -> list[Target]:
     """Plain functions.
 
     Raises:
-        ArgumentError: there is no such module; a limit, a library or a device of another form.
+        ArgumentError: there is no such module, or a limit, library or device has another form.
     """
     for each in functions:
         check_function(each)
@@ -254,7 +254,7 @@ def targets_of(names: Sequence[str], paths: Sequence[str], commands: Sequence[st
 
 
 def limits_by_default(problem: Problem, given: Sequence[str]) -> Iterator[str]:
-    """The options that are timed as limits of a function, but for those that are given; and the type of its inputs."""
+    """The limits of a function from the timed options, except given ones, and the type of its inputs."""
     named = {each.partition("=")[0] for each in given}
     if INPUTS in LIMITS.get(problem.operation, ()) and problem.activations != IMPLIED[INPUTS] and INPUTS not in named:
         yield f"{INPUTS}={problem.activations}"
@@ -274,7 +274,7 @@ def batches_of(given: Sequence[int]) -> list[int]:
 
 
 def defaults(op: str, activations: str, result: str) -> tuple[str, str]:
-    """The types of activations and result, with the defaults of the operation."""
+    """The types of activations and result, with the operation's defaults."""
     if op == "linear.gemm_cast":
         return activations or "q8_0", result or "float32"
     activations = activations or (types_of(op)[0] if op in OTHERS else "float32")
@@ -337,8 +337,8 @@ def others_of(
 def verdicts(
     answer: Mapping[str, Any], targets: Sequence[Target], claimed: Claimed, *, quick: bool, deadline: float | None
 ) -> Iterator[tuple[str, str, str]]:
-    """For each backend that was measured: its name, the suite's verdict with the id of the report, and for one that did
-    not pass the command that repeats it."""
+    """For each measured backend its name, the suite's verdict with the id of the report, and, if it did not pass, the
+    command that repeats it."""
     timed = {row["backend"] for each in answer["problems"] for row in each["rows"]}
     op = claimed.operation
     settings = {"seeds": 1, "first_seed": 0, "ops": [op], "profiles": [], "case": None, "model": None, "quick": quick}

@@ -26,17 +26,17 @@ from lowbit_conformance.suite.deadlines import DEADLINE, LOADING_DEADLINE
 ROTATION = 2**29
 THREADS = ("LOWBIT_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 CLOSING = 10.0
-"""Seconds in which the backends may be closed at the end."""
+"""Seconds allowed for closing the backends at the end."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the comparison is made.
+    """The parameters of a comparison.
 
     Attributes:
         threads: of each backend.
-        rounds: in which nothing else runs.
-        deadline: seconds that a backend may take for one thing; None for those of the suite.
+        rounds: the number of rounds in which nothing else runs.
+        deadline: seconds that a backend may take for one thing; None for the suite's deadlines.
     """
 
     threads: int
@@ -44,7 +44,7 @@ class Plan:
     deadline: float | None = None
 
     def limit(self, doing: str) -> float | None:
-        """Seconds until the next report of the process; None while it does work of its own."""
+        """Seconds until the next report of the process is due; None while no backend runs."""
         if not doing:
             return None
         return self.deadline or (LOADING_DEADLINE if doing == "loading" else DEADLINE)
@@ -52,15 +52,16 @@ class Plan:
 
 @dataclass
 class Heard:
-    """What the process has reported so far.
+    """The reports of the process so far.
 
     Attributes:
-        problems: those that were measured.
-        absent: which backend was not measured, at which problem, and why; a problem that could not be made has no name.
-        finished: how many problems are done, measured or not.
-        running: the backend that runs.
+        problems: the measured problems.
+        absent: which backend was not measured, at which problem, and why; the name is empty if a problem could not be
+            made.
+        finished: the number of problems that are done, measured or not.
+        running: the running backend.
         doing: what it does: loading, preparing or calling; empty while none runs.
-        done: whether the process said that it had finished.
+        done: whether the process reported its end.
     """
 
     problems: list[dict[str, Any]] = field(default_factory=list)
@@ -87,18 +88,19 @@ class Heard:
             self.done = True
 
     def leave_out(self, name: str, problem: str, reason: str) -> None:
-        """Record once why a backend is not measured; a process that was started again repeats what it cannot load."""
+        """Record once why a backend is not measured; a restarted process repeats its reports of backends that it cannot
+        load."""
         if not any((each["name"], each["problem"]) == (name, problem) for each in self.absent):
             self.absent.append({"name": name, "problem": problem, "reason": reason})
 
     @property
     def never(self) -> set[str]:
-        """The backends that are measured at no problem."""
+        """The backends that were not measured at any problem."""
         return {each["name"] for each in self.absent if not each["problem"]}
 
 
 def compared(targets: Sequence[Target], problems: Sequence[Problem], plan: Plan) -> dict[str, Any]:
-    """The measurement; a backend that ends its process, or does not return in time, is left out of what follows.
+    """The measurement; a backend that ends its process, or does not return in time, is left out from then on.
 
     Raises:
         LowbitError: the process ended while no backend ran.
@@ -127,7 +129,7 @@ def compared(targets: Sequence[Target], problems: Sequence[Problem], plan: Plan)
 
 
 def measured(targets: Sequence[Target], problems: Sequence[Problem], plan: Plan, heard: Heard) -> str:
-    """Run the process once; how it ended: a signal or a status.
+    """Run the process once; returns how it ended: a signal or a status.
 
     Raises:
         TimeoutError: a backend took longer than it may.
@@ -192,7 +194,7 @@ def events(channel: int, plan: Plan, heard: Heard) -> Iterator[dict[str, Any]]:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the process, and the programs that its backends have started."""
+    """Kill the process and the programs that its backends started."""
     end_below(process.pid)
     process.kill()
 

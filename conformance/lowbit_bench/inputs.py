@@ -45,11 +45,11 @@ PRODUCTS = (*OWN, *STORED)
 USUAL = MappingProxyType({"bits": 4, "group_size": 128, "blocksize": 64, "block_size": 32, "scale_group": 64})
 """Defaults for the options of formats."""
 TILE = 512
-"""Columns that are drawn; wider matrices repeat them, which no kernel notices."""
+"""Number of random columns; wider matrices repeat them, which does not affect kernels."""
 MOST_WEIGHTS = 2**31
-"""Of a matrix; larger ones would take hours to draw."""
+"""Largest number of weights of a matrix; larger ones would take hours to draw."""
 USUAL_RESULT = 128.0
-"""The size of a usual result in float16, far below the largest number of that type, 65504."""
+"""The magnitude of a usual float16 result, far below the largest float16, 65504."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Problem:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> "Problem":
-        """What `dataclasses.asdict` and JSON have made lists of."""
+        """Restore a problem from lists made by `dataclasses.asdict` and JSON."""
         pairs = {name: tuple((key, value) for key, value in fields[name]) for name in ("sizes", "options")}
         return cls(**{**fields, **pairs})
 
@@ -99,7 +99,7 @@ class Problem:
 
     @property
     def id(self) -> str:
-        """The heading under which backends are compared."""
+        """The heading of the comparison."""
         options = "".join(f" {name}={value}" for name, value in self.options)
         what = f" {self.format}" if self.format else ""
         sizes = dict(self.sizes)
@@ -111,11 +111,11 @@ class Problem:
 def problem(
     operation: str, shape: Shape, batch: int, format: str, activations: str, result: str, given: Mapping[str, int]
 ) -> Problem:
-    """A problem from what the command line says.
+    """A problem from the arguments of the command line.
 
     Raises:
-        ArgumentError: a format that is missing, unknown or not wanted; a type or an option that it does not have; sizes
-            that the format cannot have.
+        ArgumentError: a format is missing, unknown or not applicable; the format does not have a type or option; the
+            format cannot have these sizes.
     """
     if operation in ("linear.qgemv", "linear.gemv") and batch != 1:
         raise ArgumentError("--batch", batch, f"1, since {operation} multiplies one vector")
@@ -143,7 +143,7 @@ def problem(
 
 
 def own_options(rows: int, given: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """The options of the specification's own layout; a group has at most as many rows as the matrix.
+    """The options of the specification's own layout; a group has at most the rows of the matrix.
 
     Raises:
         ArgumentError: another option, a width that does not exist, or rows that do not fill its units.
@@ -157,7 +157,7 @@ def own_options(rows: int, given: Mapping[str, int]) -> tuple[tuple[str, int], .
 
 
 def check_known(given: Mapping[str, int], known: Sequence[str], of: str) -> None:
-    """Refuse options of other names.
+    """Refuse options with other names.
 
     Raises:
         ArgumentError: there is one.
@@ -181,7 +181,7 @@ def weights_of(problem: Problem) -> Any:
 
 
 def drawn_matrix(format: str, rows: int, columns: int, options: tuple[tuple[str, int], ...]) -> Stored:
-    """A matrix of a format; where columns are stored apart, wide ones repeat those that are drawn."""
+    """A matrix of a format; if columns are stored separately, wide matrices repeat the random columns."""
     whole = FORMATS[format].block is None
     case = FormatCase(
         "linear.gemm/C2", "random", "", format, rows, columns if whole else min(columns, TILE), options=options
@@ -203,8 +203,7 @@ def activations_of(problem: Problem, deviation: float = 0.0) -> Any:
 
     Args:
         problem: a product.
-        deviation: of the weights, as far as it is known. With it, activations are so small where numbers are float16
-            that results are usual and do not overflow.
+        deviation: of the weights, if known. With it, float16 activations are so small that results do not overflow.
     """
     x = np.random.default_rng(problem.rows).normal(size=(problem.batch, problem.rows)).astype(np.float32)
     if "float16" in (problem.activations, problem.result):
@@ -218,7 +217,7 @@ def activations_of(problem: Problem, deviation: float = 0.0) -> Any:
 
 
 def shrinking(result: float) -> float:
-    """The power of two, at most 1, by which activations make a result of this size a usual one.
+    """The power of two, at most 1, that scales activations so that a result of this magnitude becomes a usual one.
 
     >>> shrinking(20000.0), shrinking(0.0)
     (0.00390625, 1.0)

@@ -32,7 +32,8 @@ def rank(n: int) -> int:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The median of some values with its interval; with fewer than six values, from the least to the greatest.
+    """The median of some values with its interval; with fewer than six values, the interval is from the least to the
+    greatest.
 
     >>> interval(range(1, 31))
     Interval(median=15.5, low=10, high=21)
@@ -42,5 +43,5 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
-    """The ratios of what was measured side by side, pair by pair."""
+    """The ratios of paired measurements."""
     return [a / b for a, b in zip(over, under, strict=True)]

@@ -40,9 +40,9 @@ from lowbit_conformance.suite.compare import assert_array, assert_within
 
 MOST_ROWS = 8
 MOST_ELEMENTS = 2**27
-"""Of a matrix that is drawn whole: its numbers take a gigabyte in float64."""
+"""Largest number of weights of a matrix that is drawn whole; they take a gigabyte in float64."""
 MARGIN = TILE // 8
-"""Columns at either end."""
+"""Number of columns at each end."""
 
 Index = npt.NDArray[np.intp]
 Check = Callable[[Backend, object], None]
@@ -54,15 +54,15 @@ class WrongResultError(LowbitError):
 
 
 def wrong(error: AssertionError) -> WrongResultError:
-    """What the suite says of a result, as an error of a comparison."""
+    """The suite's verdict on a result, as an error of a comparison."""
     return WrongResultError(f"wrong result: {str(error).removeprefix('WRONG: ')}")
 
 
 def arithmetic_of(backend: Backend, operation: str) -> Arithmetic:
-    """What a backend declares of its arithmetic.
+    """The arithmetic that a backend declares.
 
     Raises:
-        AssertionError: nothing, for a bounded operation.
+        AssertionError: there is none, and the operation is bounded.
     """
     declared = backend.capabilities().operations[operation].arithmetic
     if declared is None:
@@ -71,7 +71,8 @@ def arithmetic_of(backend: Backend, operation: str) -> Arithmetic:
 
 
 def assert_bounded(given: object, exact: F64, bound: Bound, dtype: npt.DTypeLike) -> None:
-    """A result is finite and within its bound; elements whose bound is infinite, such as may overflow, are not judged.
+    """Check that a result is finite and within its bound; elements with an infinite bound, which may overflow, are not
+    judged.
 
     Raises:
         AssertionError: it is not.
@@ -92,10 +93,10 @@ class Part:
     """The columns of a matrix that are compared.
 
     Attributes:
-        columns: which of the matrix.
-        places: for each of them, the column of `terms` with its numbers.
+        columns: their indices in the matrix.
+        places: for each, the column of `terms` with its numbers.
         terms: the numbers.
-        matrix: of the specification's own, the columns of `terms` as a matrix.
+        matrix: for the specification's own layout, the columns of `terms` as a matrix.
     """
 
     columns: Index
@@ -125,7 +126,7 @@ def part_of(problem: Problem, weights: Any) -> Part | None:
 
 
 def terms_of(matrix: QuantizedMatrix) -> Terms:
-    """The numbers of a matrix of the specification's own."""
+    """The numbers of a matrix in the specification's own layout."""
     group = np.arange(matrix.rows) // matrix.group_size
     scales, offsets = matrix.scales.astype(np.float64)[group], group_offsets(matrix)[group]
     return Terms(scales * unpack(matrix.words, matrix.bits), offsets)
@@ -141,7 +142,7 @@ def terms_at(weights: Stored, columns: Index) -> Terms:
 
 
 def some_of(count: int, most: int, margin: int) -> Index:
-    """At most this many places, ascending: the first, the last, and some between.
+    """At most this many indices, ascending: the first ones, the last ones, and some between.
 
     >>> some_of(3, 8, 2), some_of(100, 6, 2)[[0, 1, -2, -1]]
     (array([0, 1, 2]), array([ 0,  1, 98, 99]))
@@ -161,7 +162,7 @@ def check_of(problem: Problem, weights: Any, x: Any, part: Part | None) -> Check
     shape = (problem.batch, problem.columns)
 
     def spread(values: F64, other: float) -> F64:
-        """In the shape of the result, with `other` where nothing is compared."""
+        """An array in the shape of the result, with `other` where nothing is compared."""
         whole = np.full(shape, other)
         whole[np.ix_(rows, part.columns)] = np.broadcast_to(values, exact.shape)[:, part.places]
         return whole[0] if problem.operation.endswith("gemv") else whole
@@ -180,7 +181,7 @@ def check_of(problem: Problem, weights: Any, x: Any, part: Part | None) -> Check
 def answer_of(
     problem: Problem, weights: Any, x: Any, part: Part, rows: Index
 ) -> tuple[F64, Callable[[Arithmetic], Bound]]:
-    """The exact product of the rows and columns that are compared, and from a declared arithmetic to its bound."""
+    """The exact product of the compared rows and columns, and a function from a declared arithmetic to its bound."""
     if isinstance(x, Blocks):
         assert part.matrix is not None
         some, matrix = Blocks(x.mantissas[rows], x.exponents[rows], x.format), part.matrix

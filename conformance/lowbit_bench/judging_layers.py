@@ -29,16 +29,16 @@ from lowbit_conformance.bounds import BOUNDS, bound_of
 from lowbit_conformance.suite.format_inputs import FormatCase
 
 MOST_BYTES, FEW = 2**27, 2**24
-"""Of arguments that are compared; of those of operations in `SLOW`."""
+"""Largest number of argument elements that are compared, in general and for operations in `SLOW`."""
 SLOW = ("gptq.", "hqq.step")
-"""Their reference takes a time that grows faster than their arguments."""
+"""Operations whose reference takes a time that grows faster than their arguments."""
 STORED_BOUNDS: Mapping[str, Callable[..., Bound]] = MappingProxyType(
     {"attention.attend_stored": attend_stored_bound, "attention.attend_residual": attend_residual_bound}
 )
 
 
 def check_of_other(problem: Problem, arguments: tuple[Any, ...]) -> Check | None:
-    """The check of the result of an operation that is no product; None where there is no judge for it."""
+    """The check of the result of an operation that is not a product; None if there is no judge for it."""
     operation = OPERATIONS[problem.operation]
     if bytes_of(arguments) > (FEW if operation.id.startswith(SLOW) else MOST_BYTES):
         return None
@@ -50,7 +50,7 @@ def check_of_other(problem: Problem, arguments: tuple[Any, ...]) -> Check | None
 
 
 def bounded_check(problem: Problem, arguments: tuple[Any, ...]) -> Check:
-    """Every element lies within the bound of the declared arithmetic."""
+    """Check that every element is within the bound of the declared arithmetic."""
     operation = OPERATIONS[problem.operation]
     exact, dtype = operation.compute(*arguments), FLOATS[operation.result_type(*arguments)].dtype
 
@@ -69,7 +69,7 @@ def bounded_check(problem: Problem, arguments: tuple[Any, ...]) -> Check:
 
 
 def exact_check(problem: Problem, arguments: tuple[Any, ...]) -> Check:
-    """The result is one of those that the specification allows."""
+    """Check that the result is one of those that the specification allows."""
 
     def check(backend: Backend, given: object) -> None:
         try:
@@ -83,7 +83,7 @@ def exact_check(problem: Problem, arguments: tuple[Any, ...]) -> Check:
 
 
 def differences(problem: Problem, arguments: tuple[Any, ...], given: object) -> Iterator[str]:
-    """How a result differs from each that the specification allows, that of the reference first; empty if not at all.
+    """How a result differs from each allowed one, the reference's first; empty if it equals one of them.
 
     Raises:
         AssertionError: the result is of another kind.
@@ -97,7 +97,7 @@ def differences(problem: Problem, arguments: tuple[Any, ...], given: object) -> 
 
 
 def of_casts(arguments: tuple[Any, ...], given: object) -> Iterator[str]:
-    """The same of a cast, as the suite judges it."""
+    """The differences for a cast, as the suite judges it."""
     x, format, options = arguments
     from lowbit_conformance.suite.clauses import test_quantize as judge
 
@@ -109,7 +109,7 @@ def of_casts(arguments: tuple[Any, ...], given: object) -> Iterator[str]:
 
 
 def difference(given: Any, expected: Any) -> str:
-    """Where two results differ; empty if nowhere. The two zeros count as equal.
+    """Where two results differ; empty if they are equal. The two zeros count as equal.
 
     >>> difference((np.zeros(2), 1), (np.array([0.0, 3.0]), 1))
     '1 of 2 elements differ, first at [1]: 0.0, expected 3.0'
@@ -129,7 +129,7 @@ def difference(given: Any, expected: Any) -> str:
 
 
 def of_arrays(given: object, expected: Array) -> str:
-    """The same of arrays."""
+    """The difference of two arrays."""
     if not isinstance(given, np.ndarray) or (given.dtype, given.shape) != (expected.dtype, expected.shape):
         found = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
         return f"the result is {found}, the specification says {expected.dtype} {expected.shape}"

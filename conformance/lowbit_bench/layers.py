@@ -31,7 +31,7 @@ from lowbit_bench.sizes import MODELS, Inputs, stored_part
 EPSILON, THETA = 1e-5, 10000.0
 Make = Callable[[Inputs], tuple[Any, ...]]
 NEWEST = 32
-"""New tokens beside a stored cache."""
+"""Number of new tokens beside a stored cache."""
 HEADS = ("heads", "kv_heads", "head_dim", "context", "batch")
 FULL: Mapping[str, tuple[tuple[str, ...], Make]] = MappingProxyType(
     {
@@ -143,11 +143,11 @@ WITHOUT_TYPES = (
     *("bfp.", "packing.", "affine.", "pooling.", "gptq.", "hqq.", "ksort.", "blocking.", "floats.", "offload."),
     "kvcache.bfp",
 )
-"""Beginnings of the names of operations whose arguments have one type only."""
+"""Prefixes of the names of operations whose arguments have only one type."""
 
 
 def types_of(operation: str) -> tuple[Result, ...]:
-    """The types that its arguments may have, the usual one first."""
+    """The types that the arguments may have, the usual one first."""
     if operation == "kvcache.kivi":
         return RESULTS[1:]
     return RESULTS[:1] if operation.startswith(WITHOUT_TYPES) else RESULTS
@@ -163,11 +163,11 @@ def other_problem(
     result: str,
     given: Mapping[str, int],
 ) -> Problem:
-    """A problem from what the command line says.
+    """A problem from the arguments of the command line.
 
     Raises:
-        ArgumentError: another model; a format that is missing, unknown or not wanted; a type or an option that it does
-            not have; sizes that the format cannot have.
+        ArgumentError: the model is unknown; a format is missing, unknown or not applicable; the format does not have a
+            type or option; the format cannot have these sizes.
     """
     check_choice("--preset", model, tuple(MODELS))
     check_choice("--activations", activations, types_of(operation))
@@ -211,7 +211,7 @@ def call_of_other(backend: Backend, problem: Problem, arguments: tuple[Any, ...]
     """The operation as a call without arguments, on a copy of these.
 
     Raises:
-        LowbitError: the backend does not declare it, or not for these arguments.
+        LowbitError: the backend does not declare it for these arguments.
     """
     own, choices = copy.deepcopy(arguments), CHOICES.get(problem.operation, {})
     parameters = OPERATIONS[problem.operation].parameters(*own, **choices)

@@ -45,7 +45,7 @@ def layout(i: Inputs) -> ColumnPanels:
 
 
 def requests(i: Inputs) -> tuple[Request, ...]:
-    """What each layer asks for, of `batch` tokens one after another; half of the guesses are right."""
+    """The requests of each layer for `batch` consecutive tokens; half of the guesses are right."""
     asked = [[tuple(map(int, i.some_experts())) for _ in range(i.layers)] for _ in range(i.batch)]
     found: list[Request] = []
     for token in asked:
@@ -121,4 +121,4 @@ STEPS: Mapping[str, Callable[[Inputs], list[tuple[Any, ...]]]] = MappingProxyTyp
 """The arguments of each step of an operation that keeps a state."""
 
 CHOICES: Mapping[str, Mapping[str, Any]] = MappingProxyType({"affine.quantize": {"bits": BITS, "group_size": GROUP}})
-"""Arguments that have to be named."""
+"""Keyword-only arguments."""

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 ROTATION = 2**29
-"""Bytes read before any is read again."""
+"""Bytes that are read before any is read again."""
 LEAST = 2**24
 """Bytes of the shortest reading."""
 
@@ -21,7 +21,7 @@ class Reader:
 
     Args:
         threads: how many.
-        nbytes: the memory in rotation; at least that of one reading.
+        nbytes: the memory in rotation, at least that of one reading.
     """
 
     def __init__(self, threads: int, nbytes: int = ROTATION) -> None:
@@ -32,7 +32,7 @@ class Reader:
     def seconds(self, nbytes: int) -> float:
         """Seconds to read this many bytes, at the speed of a reading of at least `LEAST`.
 
-        Handing a part to a thread takes microseconds, which a short reading would not make up for.
+        Passing a part to a thread takes microseconds, too long for a short reading.
         """
         each = min(-(-max(nbytes, LEAST) // 8 // self.threads), len(self._memory) // self.threads)
         if self._place + each * self.threads > len(self._memory):

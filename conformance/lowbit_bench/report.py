@@ -23,21 +23,21 @@ from lowbit.text import one_line
 
 Answer = Mapping[str, Any]
 FILES = ("bench.json", "bench.png", "sweep.png", "bench.html")
-"""What `write` may write."""
+"""The files that `write` may write."""
 LEAST_NAME = 12
-"""Cells that a name has at least."""
+"""Least width of a name, in characters."""
 SURE = 6
-"""Rounds from which on an interval holds the true median with 95 %; see `lowbit_bench.intervals`."""
+"""Least number of rounds for an interval that holds the true median with 95 %; see `lowbit_bench.intervals`."""
 
 
 def show(answer: Answer, console: Console) -> None:
-    """A table for each problem, and what else there is to say."""
+    """Print a table for each problem, and the rest of the report."""
     for text in texts_of(answer, console.width):
         console.print(text, highlight=False, soft_wrap=True)
 
 
 def texts_of(answer: Answer, width: int) -> Iterator[Text]:
-    """The lines of the report; lines of a table are longer than the width only where numbers need it."""
+    """The lines of the report; lines of a table exceed the width only if numbers need it."""
     rounds = counted(answer["rounds"], "round")
     yield Text(f"{answer['machine']['cpu']}, {counted(answer['threads'], 'thread')}, {rounds}")
     for each in answer["problems"]:
@@ -49,7 +49,7 @@ def texts_of(answer: Answer, width: int) -> Iterator[Text]:
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things.
+    """A number of things, in words.
 
     >>> counted(1, "round"), counted(2, "round")
     ('1 round', '2 rounds')
@@ -63,7 +63,7 @@ def free_of(problem: Answer) -> str:
 
 
 def rest_of(answer: Answer) -> Iterator[str]:
-    """Which backends were not measured, and how to repeat what did not pass."""
+    """The backends that were not measured, and how to repeat the tests of those that did not pass."""
     for missing in answer["absent"]:
         what = " at ".join(filter(None, (missing["name"], missing["problem"])))
         yield one_line(f"not measured: {what}: {missing['reason']}")
@@ -82,7 +82,7 @@ def headings_of(problem: Answer) -> tuple[str, ...]:
 
 
 def rows_of(problem: Answer, verdicts: Mapping[str, str], repeat: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-    """The cells of a table: the fastest first, and last those that did not pass, which are compared with nothing."""
+    """The cells of a table: the fastest first, and last the backends that did not pass, which are not compared."""
     fastest = fastest_of(problem, repeat)
     for row in sorted(problem["rows"], key=lambda row: (row["backend"] in repeat, row["seconds"][0])):
         milliseconds = (f"{1e3 * each:.3f}" for each in row["seconds"])
@@ -112,7 +112,7 @@ def table_of(problem: Answer, verdicts: Mapping[str, str], repeat: Mapping[str, 
 
 
 def shortened(names: Sequence[str], width: int) -> list[str]:
-    """Names of at most this width, without their beginnings; as they are if some would then look the same.
+    """Names shortened to this width at their beginnings, or unchanged if some would become equal.
 
     >>> shortened(["./run --fast", "./run --exact"], 8), shortened(["one/libk.so", "two/libk.so"], 8)
     (['… --fast', '…--exact'], ['one/libk.so', 'two/libk.so'])
@@ -162,19 +162,19 @@ def figure_of(answer: Answer) -> bytes:
 
 
 def style_of(number: int, failed: bool) -> dict[str, Any]:
-    """How bars of one backend are drawn: hollow and hatched if it did not pass."""
+    """The style of a backend's bars: hollow and hatched if it did not pass."""
     if failed:
         return {"facecolor": "none", "edgecolor": f"C{number}", "hatch": "////"}
     return {"color": f"C{number}"}
 
 
 def literal(name: str) -> str:
-    """A name for a picture, in which dollars would begin a formula."""
+    """A name, escaped for a picture, in which dollars would begin a formula."""
     return one_line(name).replace("$", r"\$")
 
 
 def sweep_of(answer: Answer) -> bytes:
-    """Bytes a second by the size of the matrix, a line for each backend, as PNG; empty for fewer than three sizes."""
+    """Bytes per second by the size of the matrix, a line for each backend, as PNG; empty for fewer than three sizes."""
     from matplotlib.figure import Figure
 
     lines: dict[str, list[tuple[int, float, float]]] = {}
@@ -226,7 +226,7 @@ def page_of(answer: Answer, pictures: Sequence[tuple[bytes, str]]) -> str:
 
 
 def write(answer: Answer, folder: Path) -> Sequence[Path]:
-    """Write ``bench.json``, and where matplotlib is installed pictures and ``bench.html``; what was written."""
+    """Write ``bench.json`` and, if matplotlib is installed, pictures and ``bench.html``; returns the files."""
     files = {"bench.json": json.dumps(answer, indent=1).encode()}
     if answer["problems"] and find_spec("matplotlib"):
         bars = figure_of(answer)

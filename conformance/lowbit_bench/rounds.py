@@ -29,7 +29,7 @@ class Contestant:
     """One backend at one problem.
 
     Attributes:
-        name: what tables call it.
+        name: its name in tables.
         calls: the product on each copy of the matrix.
         nbytes: bytes of the matrix that a call reads.
         runs, reads: seconds of each round.
@@ -44,7 +44,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Moment:
-    """Seconds on the clocks of the machine, and of this process with the programs that it has started."""
+    """Seconds on the clocks of the machine, and of this process with the programs that it started."""
 
     wall: float
     machine: float
@@ -65,7 +65,7 @@ class CallError(Exception):
 
 
 def moment() -> Moment | None:
-    """Now; None where the system has no such clock."""
+    """The present moment; None if the system has no such clock."""
     try:
         fields = list(map(int, STAT.read_text().split()[1:9]))
     except (OSError, ValueError):
@@ -76,7 +76,7 @@ def moment() -> Moment | None:
 
 
 def processor_seconds(process: int) -> float:
-    """The processor time of a process and of its children that have ended; 0 if it is gone."""
+    """The processor time of a process and its ended children; 0 if the process has gone."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -103,14 +103,14 @@ def measure(
     entering: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> list[bool]:
-    """Fill in the times of all contestants; for each round whether it was free.
+    """Fill in the times of all contestants; returns for each round whether it was free.
 
     Args:
         contestants: the backends.
         reader: the speed of memory.
         rounds: the number of free rounds wanted.
         entering: called with the name of the backend that runs next, which may end the process.
-        progress: called with the free rounds that were made and those wanted.
+        progress: called with the numbers of free rounds so far and wanted.
 
     Raises:
         CallError: a contestant failed.
@@ -139,13 +139,13 @@ def seconds_of(name: str, call: Callable[[], object]) -> float:
     started = time.perf_counter()
     try:
         call()
-    except (Exception, SystemExit) as error:  # whatever a stranger's code raises
+    except (Exception, SystemExit) as error:  # third-party code may raise anything
         raise CallError(name, error) from error
     return time.perf_counter() - started
 
 
 def kept(free: Sequence[bool], rounds: int) -> list[int]:
-    """The rounds that count: the free ones if there are enough, or else all.
+    """The rounds that count: the free ones if there are enough, else all.
 
     >>> kept([True, False, True], 2), kept([True, False, False], 2)
     ([0, 2], [0, 1, 2])

@@ -17,8 +17,8 @@ from lowbit_bench.inputs import USUAL, Problem, drawn_matrix
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes of a model: of the hidden state and the feed-forward layer, heads of queries and of keys, their channels;
-    layers; experts, and those that a token needs."""
+    """Sizes of a model: hidden state and feed-forward layer, query heads, key heads, their channels, layers, experts,
+    and experts that a token needs."""
 
     hidden: int
     inner: int
@@ -42,7 +42,7 @@ CONTEXT = 1024
 
 
 def stored_part(format: str, options: Mapping[str, int], part: str) -> tuple[str, tuple[tuple[str, int], ...]]:
-    """The format of keys or values, with its options: KIVI's differ, and as many numbers share a scale in both."""
+    """The format of keys or values with its options, which differ for KIVI; groups have the same size in both."""
     name = format.replace("keys", part)
     known = {"bits": 4, "tokens": 32, "group_size": options.get("tokens", 32)} | dict(options)
     return name, tuple((each, known.get(each, USUAL.get(each, 1))) for each in FORMATS[name].options)

@@ -22,7 +22,7 @@ class Target:
         kind: what `name` is.
         name: a name that ``lowbit backends`` lists or ``module:Class``, a path, a command line, or the description of a
             function (`lowbit.backend.function.described`).
-        shown: what tables call it.
+        shown: its name in tables.
     """
 
     kind: Kind
@@ -50,14 +50,14 @@ class Target:
 
 
 def libraries(paths: Iterable[str], taken: Iterable[str] = ()) -> list[Target]:
-    """Libraries by their paths, each called by the shortest end of its path that no other has.
+    """Libraries by their paths, each named by the shortest unique end of its path.
 
     >>> [each.shown for each in libraries(["/a/one/libk.so", "/a/two/libk.so", "/a/libm.so"])]
     ['one/libk.so', 'two/libk.so', 'libm.so']
 
     Args:
         paths: of the libraries.
-        taken: what other backends are called.
+        taken: the names of other backends.
     """
     whole, others = list(dict.fromkeys(os.path.abspath(each) for each in paths)), set(taken)
     parts = [Path(each).parts for each in whole]
@@ -65,7 +65,7 @@ def libraries(paths: Iterable[str], taken: Iterable[str] = ()) -> list[Target]:
 
 
 def end_of(own: tuple[str, ...], every: Iterable[tuple[str, ...]], taken: Iterable[str]) -> str:
-    """The shortest end of a path that no other path ends with, and that is not taken."""
+    """The shortest end of a path with which no other path ends, and which is not taken."""
     for count in range(1, len(own)):
         end = own[-count:]
         if sum(each[-count:] == end for each in every) == 1 and "/".join(end) not in taken:

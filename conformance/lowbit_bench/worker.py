@@ -35,8 +35,8 @@ MOST_COPIES = 64
 
 
 def main() -> None:
-    """Measure what standard input says: targets, problems, rounds, threads, rotation."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends this process
+    """Measure as standard input says: targets, problems, rounds, threads, rotation."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command kills this process
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     given, say = json.load(sys.stdin), sayer()
     reader = Reader(given["threads"])
@@ -47,12 +47,12 @@ def main() -> None:
             if backends:
                 compare(Problem.read(fields), backends, reader, given, say)
             say("finished")
-        say("done")  # without it the command knows that a backend has ended this process
+        say("done")  # without this report the command knows that a backend has ended this process
     reader.close()
 
 
 def sayer() -> Say:
-    """A function that writes to the standard output of this process, which backends can then no longer reach."""
+    """A function that writes to the standard output of this process, which is then inaccessible to backends."""
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -64,7 +64,7 @@ def sayer() -> Say:
 
 @contextmanager
 def turn(say: Say, name: str, doing: str) -> Iterator[None]:
-    """Report what a backend does, and that it has come back."""
+    """Report what a backend does, and that it has returned."""
     say("entering", name=name, doing=doing)
     try:
         yield
@@ -78,14 +78,14 @@ def usable(targets: Iterable[Target], opened: ExitStack, say: Say) -> Iterator[t
         try:
             with turn(say, target.shown, "loading"):
                 backend = opened.enter_context(target.open())
-        except (Exception, SystemExit) as error:  # whatever a stranger's code raises
+        except (Exception, SystemExit) as error:  # third-party code may raise anything
             say("absent", name=target.shown, problem="", reason=in_words(error))
         else:
             yield target.shown, backend
 
 
 def in_words(error: BaseException) -> str:
-    """An error in one line."""
+    """An error on one line."""
     text = " ".join(str(error).split())[:300]
     return text if isinstance(error, LowbitError) else f"{type(error).__name__}: {text}"
 
@@ -98,10 +98,10 @@ class Task:
     """What all backends compute.
 
     Attributes:
-        problem: of what sizes and types.
-        first: from a backend to the call that is timed, a function that makes the same call on copies of what it reads,
-            and the bytes that a call reads beside its result.
-        check: of the result; None where there is no judge for it.
+        problem: its sizes and types.
+        first: from a backend to the timed call, a function that makes the same call on copies of its inputs, and the
+            bytes that a call reads besides its result.
+        check: of the result; None if there is no judge for it.
         result_counts: whether the bytes of the result are counted too.
     """
 
@@ -114,7 +114,7 @@ class Task:
 def compare(
     problem: Problem, backends: Mapping[str, Backend], reader: Reader, given: Mapping[str, Any], say: Say
 ) -> None:
-    """All backends at one problem."""
+    """Measure all backends at one problem."""
     say("left")
     try:
         task = task_of(problem)
@@ -142,7 +142,7 @@ def compare(
 
 
 def rounds_of(contestants: list[Contestant], reader: Reader, rounds: int, say: Say) -> list[bool]:
-    """The measurement, with a report of each turn; for each round whether it was free."""
+    """Measure, with a report of each turn; returns for each round whether it was free."""
 
     def entering(name: str) -> None:
         say("entering", name=name, doing="calling")
@@ -153,7 +153,7 @@ def rounds_of(contestants: list[Contestant], reader: Reader, rounds: int, say: S
 
 
 def task_of(problem: Problem) -> Task:
-    """The inputs of a problem, which are drawn once."""
+    """The task for a problem; its inputs are drawn once."""
     if problem.operation not in PRODUCTS:
         arguments = arguments_of(problem)
 
@@ -172,7 +172,7 @@ def task_of(problem: Problem) -> Task:
         matrix, nbytes = prepared(backend, problem, weights)
 
         def again() -> Call:
-            # Without a prepared form a call reads the stored matrix itself, of which each has its own.
+            # Without a prepared form a call reads the stored matrix itself, so that each backend has its own copy.
             own = deepcopy(weights) if isinstance(matrix, Stored) else prepared(backend, problem, weights)[0]
             return call_of(backend, problem, own, x)
 
@@ -182,7 +182,7 @@ def task_of(problem: Problem) -> Task:
 
 
 def contestant(name: str, backend: Backend, task: Task, rotation: int, say: Say) -> Contestant:
-    """A backend with as many copies of what it reads as fill the rotation, after one call whose result is right.
+    """A backend with enough copies of its inputs to fill the rotation, after one call with a right result.
 
     Raises:
         LowbitError: the backend does not declare the problem, or the result is wrong.
@@ -205,7 +205,7 @@ def contestant(name: str, backend: Backend, task: Task, rotation: int, say: Say)
 
 
 def row_of(one: Contestant, counted: list[int]) -> dict[str, Any]:
-    """What was measured of one backend: seconds, the share of the reading beside it, bytes a second."""
+    """The measurement of one backend: seconds, fraction of the reading speed, bytes per second."""
     runs, reads = ([times[number] for number in counted] for times in (one.runs, one.reads))
     seconds, share = interval(runs), interval(ratios(reads, runs))
     return {
