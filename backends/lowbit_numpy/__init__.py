@@ -34,7 +34,7 @@ __all__ = ["NumpyBackend"]
 
 
 class NumpyLinear(PreparedLinear):
-    """Float32 weights, dequantised once; each call is one matrix product of BLAS. Integer products have codes."""
+    """Float32 weights, dequantised once; each call is one BLAS matrix product. Integer products use the codes."""
 
     def __init__(self, matrix: QuantizedMatrix) -> None:
         self._weights, self._integers = dequantize_groups(matrix), IntegerMatrix(matrix)
@@ -70,7 +70,7 @@ class NumpyBackend(
 
     def capabilities(self) -> Capabilities:
         exact = Declaration()
-        # BLAS sums in an order of its own and by its own fused operations; any order is what can be declared.
+        # BLAS sums in an unknown order and with fused operations, so the declaration allows any order.
         bounded = Declaration(arithmetic=Arithmetic("dequantised", "float32", any_order))
         operations = dict.fromkeys(("packing.pack", "packing.unpack", "affine.quantize", "affine.dequantize"), exact)
         operations |= dict.fromkeys(("linear.qgemv", "linear.qgemm"), bounded)

@@ -17,7 +17,7 @@ from lowbit.tensor_formats.stored import FORMATS
 from lowbit_numpy.widening import TYPES, widened
 
 Floats = TypeVar("Floats", F32, F64)
-"""Of arrays that all have the one type or the other."""
+"""Arrays of which all have one type or all the other."""
 BOUNDED = Declaration(TYPES, Arithmetic("direct", "float32", any_order))
 EXACT = (
     "bfp.cast",
@@ -49,7 +49,7 @@ class CacheOperations:
         return KiviCache(kv_heads, bits, group_size, residual, dtype)
 
     def _bfp_cast(self, x: F32, format: Format) -> Blocks:
-        """All blocks at once. Rows are padded with zeros to whole blocks; the maximum of a block stays."""
+        """Cast all blocks at once. Padding rows with zeros to whole blocks does not change the maximum of a block."""
         rows, columns = x.shape
         count = format.blocks(columns)
         padded = np.zeros((rows, count * format.block), np.float32)
@@ -68,14 +68,14 @@ class CacheOperations:
             return np.ldexp(blocks.mantissas.astype(np.float64), exponents).astype(np.float32)
 
     def _bfp_dot(self, a: Blocks, b: Blocks) -> BlockSums:
-        """Sums up to the end of each block, and the difference of neighbours."""
+        """Take running sums up to the end of each block, and the differences of neighbours."""
         ends = np.array([span.start for span in a.format.spans(a.columns)])
         products = a.mantissas[:, None].astype(np.int64) * b.mantissas[None].astype(np.int64)
         exponents = a.exponents[:, None].astype(np.int32) + b.exponents[None].astype(np.int32)
         return BlockSums(np.add.reduceat(products, ends, axis=2), exponents)
 
     def _bfp_total(self, blocks: BlockSums) -> F32:
-        """Blocks in turn. A sum is rounded to odd in float64, so that the rounding to float32 is the only one."""
+        """Add blocks in turn. A sum is rounded to odd in float64, so that the rounding to float32 is correct."""
         y = np.zeros(blocks.sums.shape[:2], np.float32)
         terms = np.ldexp(blocks.sums.astype(np.float64), blocks.exponents)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -88,7 +88,7 @@ class CacheOperations:
         return y
 
     def _bfp_store(self, blocks: Blocks) -> StoredBlocks:
-        """Every mantissa as 32 bits, of which the low ones are kept."""
+        """Write every mantissa as 32 bits and keep the low ones."""
         rows, columns = blocks.mantissas.shape
         octets = np.ascontiguousarray(blocks.mantissas, "<i4").view(np.uint8).reshape(rows, columns, 4)
         kept = np.unpackbits(octets, axis=2, bitorder="little")[:, :, : blocks.format.mantissa]
@@ -96,7 +96,7 @@ class CacheOperations:
         return StoredBlocks(stream, (blocks.exponents + EXPONENT_BIAS).astype(np.uint8), columns, blocks.format)
 
     def _bfp_load(self, stored: StoredBlocks) -> Blocks:
-        """The same steps backwards, the sign bit repeated."""
+        """The same steps in reverse, with sign extension."""
         bits, rows = stored.format.mantissa, len(stored.mantissas)
         kept = np.unpackbits(stored.mantissas, axis=1, count=stored.columns * bits, bitorder="little")
         wide = np.pad(kept.reshape(rows, stored.columns, bits), ((0, 0), (0, 0), (0, 32 - bits)), "edge")
@@ -162,7 +162,8 @@ def attended(
     cap: float | None = None,
     sinks: Floats | None = None,
 ) -> Floats:
-    """Keys and values repeated for every query head, and one mask for all; everything has the type of the queries."""
+    """Attention with keys and values repeated for every query head, and one mask for all, in the type of the
+    queries."""
     tokens, heads, head_dim = queries.shape
     group, length, kind = heads // keys.shape[0], keys.shape[1], queries.dtype.type
     wide_keys, wide_values = np.repeat(keys, group, axis=0), np.repeat(values, group, axis=0)
@@ -179,7 +180,7 @@ def attended(
 
 
 class Cache:
-    """Keys and values of one layer: integers of all heads side by side, in arrays that double when they are full."""
+    """Keys and values of one layer: integers of all heads side by side, in arrays that double when full."""
 
     def __init__(self, casts: CacheOperations, kv_heads: int, head_dim: int, *formats: Format) -> None:
         self._casts, self._heads, self._length = casts, kv_heads, 0

@@ -19,7 +19,7 @@ def pack_bits(codes: Codes, bits: int) -> Words:
 
 
 def unpack_bits(words: Words, bits: int) -> Codes:
-    """uint32 K·b/32 × N to uint8 K × N: the same steps backwards."""
+    """uint32 K·b/32 × N to uint8 K × N: the same steps in reverse."""
     octets = np.ascontiguousarray(words.T, dtype="<u4").view(np.uint8)  # N × K·b/8
     stream = np.unpackbits(octets, axis=1, bitorder="little").reshape(words.shape[1], -1, bits)
     codes = stream[:, :, 0].copy()

@@ -20,8 +20,8 @@ class Engine:
         layers, experts, slots = arrangement.layers, arrangement.experts, arrangement.slots
         self._swap = arrangement.memory == "swap"
         self._resident: Table = np.full((layers, slots), EMPTY)  # the expert in each slot
-        self._used: Table = np.full((layers, slots), EMPTY)  # when it ran last
-        self._place: Table = np.tile(np.arange(experts), (layers, 1))  # of each expert on the host
+        self._used: Table = np.full((layers, slots), EMPTY)  # when it last ran
+        self._place: Table = np.tile(np.arange(experts), (layers, 1))  # place of each expert on the host
         if self._swap:
             self._resident[:] = np.arange(slots)
             self._used[:] = np.arange(slots) - slots
@@ -34,7 +34,7 @@ class Engine:
         self._events: list[Event] = []
 
     def step(self, request: Request) -> Trace:
-        """The events of one request."""
+        """Process one request; returns its events."""
         self._number, self._events = self._number + 1, []
         layer = request.layer
         if layer == 0:
@@ -58,7 +58,7 @@ class Engine:
         return needed[~here]
 
     def _fetch(self, layer: int, missing: Table) -> int:
-        """Bring one missing expert into a slot: the lowest, or one whose buffer the lowest needs."""
+        """Load one missing expert into a slot: the lowest, or one whose buffer the lowest needs."""
         expert = int(missing[0])
         waiting = self._where(layer, expert)
         if not waiting.size and (self._buffers >= 0).all():
@@ -72,7 +72,7 @@ class Engine:
         return int(self._resident[layer, self._used[layer].argmax()])
 
     def _move_in(self, layer: int, buffer: int) -> None:
-        """Move an expert from a buffer into an empty slot, or the one that was unused for longest."""
+        """Move an expert from a buffer into an empty slot, or into the one that was unused for longest."""
         slot = int(self._used[layer].argmin())  # empty slots count as used at −1, before all others, the lowest first
         expert, victim = int(self._buffers[buffer, 1]), int(self._resident[layer, slot])
         cause = "guess" if self._guessed[buffer] else "miss"
@@ -117,7 +117,7 @@ class Engine:
         return filled[np.argsort(self._since[filled])]
 
     def _where(self, layer: int, expert: int) -> Table:
-        """The buffer in which an expert waits, or none."""
+        """The buffer in which an expert waits, or None."""
         return np.flatnonzero((self._buffers == (layer, expert)).all(axis=1))
 
     def _write(

@@ -19,7 +19,7 @@ def quantize_groups(
     convention: Convention = "minimum",
     scale_dtype: ScaleDtype = "float32",
 ) -> QuantizedMatrix:
-    """Float32 K × N to codes, scales and zeros, as `lowbit.quantization.affine.quantize` says."""
+    """Float32 K × N to codes, scales and zeros, as in `lowbit.quantization.affine.quantize`."""
     blocks = [_quantize_block(block, bits, convention, np.dtype(scale_dtype)) for block in _blocks(weights, group_size)]
     codes, scales, zeros = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     words = pack_bits(codes, bits)
@@ -27,7 +27,7 @@ def quantize_groups(
 
 
 def dequantize_groups(matrix: QuantizedMatrix) -> F32:
-    """Codes, scales and zeros to float32 K × N, as `lowbit.quantization.affine.dequantize` says."""
+    """Codes, scales and zeros to float32 K × N, as in `lowbit.quantization.affine.dequantize`."""
     codes = unpack_bits(matrix.words, matrix.bits)
     scales, zeros = matrix.scales.astype(np.float32), matrix.zeros.astype(np.float32)
     weights = np.empty(codes.shape, np.float32)

@@ -19,6 +19,6 @@ class PoolingOperations:
         split = weights.reshape(len(weights), groups, members, -1)
         if method == "first":
             return split[:, :, 0].reshape(len(weights), -1).copy()
-        # The last of the running sums: those are made in order, and numpy's plain sum need not be.
+        # The last running sum: running sums are computed in order, which numpy's plain sum need not be.
         mean = np.cumsum(split, axis=2, dtype=np.float64)[:, :, -1] / members
         return np.ascontiguousarray(mean.reshape(len(weights), -1), np.float32)

@@ -9,7 +9,7 @@ from lowbit.backend import Declaration
 from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.errors import ArgumentError
 
-# A target is a weight and at most K − 1 products, added in any order; a quotient and a difference go into each product.
+# A target is a weight plus at most K − 1 products in any order; each product has a quotient and a difference.
 DECLARED = {
     "gptq.hessian": Declaration(arithmetic=Arithmetic("direct", "float32", any_order)),
     "gptq.factor": Declaration(arithmetic=Arithmetic("direct", "float64", any_order)),

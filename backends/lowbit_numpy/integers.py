@@ -26,7 +26,7 @@ class IntegerMatrix:
         return unpack_bits(self._words, self._bits)
 
     def multiplied(self, x: Blocks) -> F64:
-        """``X W``, float64, T × N: group after group, and in a group each run of rows that share an exponent."""
+        """``X W``, float64, T × N: group by group, and in a group by runs of rows that share an exponent."""
         y = np.zeros((x.rows, self._codes.shape[1]))
         for group, (scale, offset) in enumerate(zip(self._scales, self._offsets, strict=True)):
             start = group * self._group_size
@@ -36,7 +36,7 @@ class IntegerMatrix:
         return y
 
     def _group(self, x: Blocks, start: int, stop: int) -> tuple[F64, F64]:
-        """What a group of rows sums to before its scale and its offset, T × N and T."""
+        """The sums of a group of rows before its scale and its offset, T × N and T."""
         block = x.format.block
         inside = range(start - start % block + block, stop, block)  # where a new block begins
         products, totals = np.zeros((x.rows, self._codes.shape[1])), np.zeros(x.rows)

@@ -10,7 +10,7 @@ from lowbit.backend import Declaration
 from lowbit.numbers.floats import FLOATS, Direction, FloatType, Name, Overflow
 
 BITS = np.uint64(52)
-"""Of the fraction of a float64."""
+"""Bits of the fraction of a float64."""
 ONE = np.uint64(1)
 
 
@@ -20,7 +20,7 @@ class NumberOperations:
     declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(("floats.decode", "floats.round"), Declaration())
 
     def _floats_decode(self, patterns: Array, type: Name) -> F64:
-        """The dtypes of ml_dtypes know the value of each pattern."""
+        """Decode with the dtypes of ml_dtypes, which define the value of each pattern."""
         with np.errstate(invalid="ignore"):  # a signalling NaN
             numbers: F64 = patterns.view(np.dtype(getattr(ml_dtypes, type, type))).astype(np.float64)
         return numbers
@@ -32,7 +32,7 @@ class NumberOperations:
 
 
 def patterns_of(numbers: F64, kind: FloatType, overflow: Overflow, direction: Direction = "nearest") -> Array:
-    """The pattern of each number: its significand, shifted to the step of its binade, and the binades below."""
+    """The pattern of each number: its significand, shifted to the step of its binade, plus the binades below."""
     whole = np.ascontiguousarray(numbers).view(np.uint64)
     binade = (whole >> BITS & np.uint64(0x7FF)).astype(np.int64) - 1023
     significand = (whole & ((ONE << BITS) - ONE)) | np.where(binade > -1023, ONE << BITS, np.uint64(0))
@@ -41,7 +41,7 @@ def patterns_of(numbers: F64, kind: FloatType, overflow: Overflow, direction: Di
     patterns = (binade + below - least) * 2**kind.mantissa + _shifted(
         significand, 52 - kind.mantissa + below, direction
     )
-    if not kind.signed:  # pattern 0 is the least power, whose significand is 1
+    if not kind.signed:  # pattern 0 is the least power, with significand 1
         patterns = np.maximum(patterns, 1) - 1
     nan = 2 ** (kind.exponent + kind.mantissa) - 1
     beyond = kind.top if overflow == "saturate" else kind.top + 1 if kind.specials == "ieee" else nan
@@ -55,7 +55,7 @@ def patterns_of(numbers: F64, kind: FloatType, overflow: Overflow, direction: Di
 
 
 def _shifted(significand: Array, places: Array, direction: Direction) -> Array:
-    """Significands without their last `places` bits, rounded; 60 places or more leave nothing of 53 bits."""
+    """Significands rounded to drop their last `places` bits; 60 or more drop all 53 bits."""
     shift = np.minimum(places, 60).astype(np.uint64)
     kept = significand >> shift
     rest, half = significand - (kept << shift), ONE << (shift - ONE)
@@ -67,7 +67,7 @@ def _shifted(significand: Array, places: Array, direction: Direction) -> Array:
 
 
 def rounded(numbers: F64, name: str) -> Array:
-    """Numbers of any shape, each rounded once to float32, float16 or bfloat16; infinite where they overflow."""
+    """Numbers of any shape, each rounded once to float32, float16 or bfloat16; infinite on overflow."""
     kind = FLOATS[name]
     if kind.native:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):

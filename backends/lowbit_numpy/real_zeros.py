@@ -12,7 +12,7 @@ from lowbit.quantization.hqq_numbers import EightBit, Numbers
 from lowbit.quantization.packing import Codes
 from lowbit_numpy.codes import unpack_bits
 
-# Of a step: a sum of g terms with two roundings each, one of the last difference and one of the mean.
+# Roundings of a step: a sum of g terms with two each, one for the last difference and one for the mean.
 DECLARED = {
     "hqq.codes": Declaration(),
     "hqq.step": Declaration(arithmetic=Arithmetic("direct", "float32", lambda rows, _: rows + 4)),
@@ -41,7 +41,7 @@ class HqqOperations:
 
     def _hqq_dequantize(self, matrix: HqqMatrix) -> F32:
         """float32, K × N: every weight by the scale and the zero of its group."""
-        number = np.arange(matrix.rows * matrix.columns).reshape(matrix.columns, matrix.rows).T  # of N × K, flat
+        number = np.arange(matrix.rows * matrix.columns).reshape(matrix.columns, matrix.rows).T  # flat index into N × K
         group = number // matrix.group_size if matrix.axis == 1 else number % matrix.groups
         codes = unpack_bits(matrix.words, matrix.bits).astype(np.float32)
         return np.asarray(_plain(matrix.scales)[group] * (codes - _plain(matrix.zeros)[group]))
@@ -52,7 +52,7 @@ class HqqOperations:
 
 
 def _plain(numbers: Numbers) -> Array:
-    """float32 numbers, whichever way they are stored."""
+    """The numbers in float32, whatever their storage."""
     if not isinstance(numbers, EightBit):
         return numbers.astype(np.float32)
     group = np.arange(len(numbers.codes)) % len(numbers.scales)

@@ -32,7 +32,7 @@ class RoutingOperations:
     @widened
     def _routing_top_k(self, scores: F32, k: int) -> Ids:
         ids = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
-        return np.lexsort((ids, -scores), axis=-1)[:, :k].astype(np.int64)  # by score downwards, then by id upwards
+        return np.lexsort((ids, -scores), axis=-1)[:, :k].astype(np.int64)  # by descending score, then by ascending id
 
     @widened
     def _routing_weights(self, scores: F32, chosen: Ids, softmax: Softmax = "after") -> F32:

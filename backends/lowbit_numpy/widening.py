@@ -14,7 +14,7 @@ NARROW = tuple(FLOATS[name].dtype for name in TYPES["inputs"][1:])
 
 
 def widened(hook: Hook) -> Hook:
-    """A hook for float32 as one for all three types; integers pass through."""
+    """A hook for all three types from one for float32; integers pass through."""
 
     @wraps(hook)
     def with_any_type(self: Any, *arguments: Any, **choices: Any) -> Any:
@@ -29,4 +29,4 @@ def widened(hook: Hook) -> Hook:
         with np.errstate(over="ignore"):
             return result.astype(kind) if result.dtype == np.float32 else result
 
-    return with_any_type  # type: ignore[return-value]  # it takes what the hook takes
+    return with_any_type  # type: ignore[return-value]  # it has the parameters of the hook
