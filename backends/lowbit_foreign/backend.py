@@ -14,14 +14,14 @@ from lowbit.errors import ArgumentError, UnavailableError
 
 
 def named(check: Callable[..., None], arguments: Sequence[Any], choices: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by the names of its parameters; those left out have their defaults.
+    """The arguments of a call by the names of its parameters, with defaults for those left out.
 
     >>> from lowbit.operations import OPERATIONS
     >>> named(OPERATIONS["routing.top_k"].check, ["scores", 2], {})
     {'scores': 'scores', 'k': 2}
 
     Args:
-        check: takes the same arguments. It is not the reference, which nothing here touches.
+        check: takes the same arguments. It is not the reference, which is not used here.
         arguments, choices: of the call.
     """
     bound = inspect.signature(check).bind(*arguments, **choices)
@@ -30,14 +30,14 @@ def named(check: Callable[..., None], arguments: Sequence[Any], choices: Mapping
 
 
 class ForeignBackend(Backend):
-    """A backend outside Python; a derived class says how it is called."""
+    """A backend outside Python; a derived class implements the calls."""
 
     def availability(self) -> Availability:
         try:
             self.capabilities()
         except UnavailableError as error:
             return Availability(False, error.reason, error.remedy)
-        except ArgumentError:  # it can run; `capabilities` says what is wrong in its declaration
+        except ArgumentError:  # it can run; `capabilities` reports errors in its declaration
             return Availability(True)
         return Availability(True)
 

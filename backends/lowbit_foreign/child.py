@@ -20,8 +20,8 @@ PIECE = 1 << 16
 GRACE = 2.0  # seconds in which a program may end by itself after its standard input is closed
 
 
-# A program that hangs does not notice the end of its standard input. So Linux is asked to end it with its parent. An
-# interpreter does that in the child, and then becomes the program.
+# A program that hangs does not notice the end of its standard input, so Linux is asked to kill it with its parent. An
+# interpreter does that in the child and then becomes the program.
 TIE = """import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() != int(sys.argv[1]):
@@ -79,7 +79,7 @@ class Child:
 
         Raises:
             BrokenLineError: the child ends or closes its output, answers before it was asked, with more than one line
-                or with too long a line, or does not answer in time. It has been ended then.
+                or with too long a line, or does not answer in time. It has then been killed.
         """
         try:
             return self._exchange(memoryview(line + b"\n"), None if seconds is None else time.monotonic() + seconds)
@@ -147,7 +147,7 @@ class Child:
 
     def _broken(self, what: str) -> BrokenLineError:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.2)  # its output ends a little before it does
+            self._process.wait(0.2)  # its output ends shortly before the process does
         while self._err_waits() and self._hear():
             pass
         status = self._process.returncode
@@ -183,7 +183,7 @@ class Child:
 def _tied(words: Sequence[str]) -> list[str]:
     """The command of a process that ends when this one does.
 
-    Only in the main thread: Linux takes the end of the thread that started it for the end of its parent.
+    Only in the main thread: Linux treats the end of the thread that started it as the end of its parent.
     """
     if sys.platform != "linux" or not sys.executable or threading.current_thread() is not threading.main_thread():
         return list(words)
@@ -195,5 +195,5 @@ def _status(code: int) -> str:
 
 
 def shown(text: bytes) -> str:
-    """What a program has written, on one line for a message."""
+    """The output of a program, on one line for a message."""
     return on_one_line(text[:400].decode(errors="replace"))

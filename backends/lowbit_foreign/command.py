@@ -52,7 +52,7 @@ from lowbit_foreign.linear import ForeignLinear, copied, first_product
 
 PROTOCOL = 1
 START = 60.0
-"""Seconds in which a program must say what it does."""
+"""Seconds within which a program must declare its capabilities."""
 
 
 class CommandBackend(ForeignBackend):
@@ -92,7 +92,7 @@ class CommandBackend(ForeignBackend):
         return (child.pid,) if child is not None and child.alive else ()
 
     def capabilities(self) -> Capabilities:
-        """What the program declares; it is asked once.
+        """The program's declared capabilities; it is asked once.
 
         Raises:
             UnavailableError: it cannot be started, does not answer, or its declaration is not valid.
@@ -128,7 +128,7 @@ class CommandBackend(ForeignBackend):
 
     def end(self, handle: "_Handle") -> None:
         handle.end()
-        with contextlib.suppress(BrokenLineError):  # a program that has ended holds nothing
+        with contextlib.suppress(BrokenLineError):  # a program that has ended holds no handles
             self.give_back()
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
@@ -154,7 +154,7 @@ class CommandBackend(ForeignBackend):
         """The value in the answer to one request.
 
         Raises:
-            ArgumentError, NotDeclaredError: the program says so.
+            ArgumentError, NotDeclaredError: the program reports one.
             RuntimeError: the program fails, or its answer is not a value of the specification.
         """
         tree = self._request(do, operation, arguments, handle)
@@ -183,7 +183,7 @@ class CommandBackend(ForeignBackend):
             return self._ask(do, request)
 
     def give_back(self) -> None:
-        """Tell the program which handles are not used any more."""
+        """Tell the program which handles are no longer used."""
         with self._lock:
             while self._given_up:
                 end, child, name = self._given_up.pop()
@@ -230,7 +230,7 @@ class CommandBackend(ForeignBackend):
 
 
 class _Handle:
-    """An object of the program's. When it is not used any more, the next request tells the program so."""
+    """An object of the program. When it is no longer used, the next request tells the program."""
 
     def __init__(self, name: Tree, child: Child, end: str, given_up: list[tuple[str, Child, Tree]]) -> None:
         self.name, self.child = name, child

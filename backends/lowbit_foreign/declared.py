@@ -44,9 +44,9 @@ class Declared:
     """A declaration.
 
     Attributes:
-        name: the name that the author gave it.
+        name: the name given by the author.
         capabilities: the capabilities that it claims.
-        prepare: whether it prepares matrices. A program declares this; of a library its exports show it.
+        prepare: whether it prepares matrices. A program declares this; a library's exports show it.
     """
 
     name: str
@@ -58,7 +58,7 @@ def read_text(text: bytes, what: str) -> Declared:
     """The declaration in a JSON text.
 
     Raises:
-        UnavailableError: it is not a JSON object, or has a key twice.
+        UnavailableError: it is not a JSON object, or has a repeated key.
         ArgumentError: see `read`.
     """
     try:
@@ -72,7 +72,7 @@ def read(document: object) -> Declared:
     """The declaration in a JSON object.
 
     Args:
-        document: as `json.loads` gives it.
+        document: as returned by `json.loads`.
 
     Raises:
         ArgumentError: a part of it is not as ``lowbit.h`` specifies.

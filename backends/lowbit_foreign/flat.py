@@ -80,7 +80,7 @@ def _by_table(fields: dict[str, Tree]) -> dict[str, Tree]:
 def _from_table(fields: dict[str, Tree]) -> dict[str, Tree]:
     """The fields of a stored matrix whose tensors and options a library has given by name; the inverse of `_by_table`.
 
-    What the table does not have stays, and is refused as a field that a stored matrix does not have.
+    Entries that are not in the table stay, and are refused as fields that a stored matrix does not have.
     """
     format = fields.get("format")
     if "tensors" in fields or not isinstance(format, str) or format not in FORMATS:
@@ -154,7 +154,7 @@ class Results:
         """Check that the library wrote to this memory only.
 
         Raises:
-            OutOfBoundsError: it wrote beside it.
+            OutOfBoundsError: it wrote outside it.
         """
         for path, guarded in self._arrays:
             if where := guarded.stray_write():

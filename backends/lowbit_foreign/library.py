@@ -66,7 +66,7 @@ class LibraryBackend(ForeignBackend):
         return self._library().declared.capabilities
 
     def close(self) -> None:
-        """Release all handles; the library itself stays loaded, since its threads may still run."""
+        """Release all handles; the library itself stays loaded, because its threads may still run."""
         for handle in list(self._live):
             handle.end()
 
@@ -112,8 +112,8 @@ class LibraryBackend(ForeignBackend):
         """Call one function of the library and return its result, which is `out` if that is given.
 
         Raises:
-            ArgumentError, NotDeclaredError: the library says so.
-            OutOfBoundsError: it wrote beside the memory for its result.
+            ArgumentError, NotDeclaredError: the library reports one.
+            OutOfBoundsError: it wrote outside the memory for its result.
             RuntimeError: it fails, or its result is not a value of the specification.
         """
         alignment = self.capabilities().alignment
@@ -202,7 +202,7 @@ class _Library:
 
 
 class _Handle:
-    """A handle of the library, released once: by `end`, when it is not used any more, or at exit."""
+    """A handle of the library, released once: by `end`, when it is no longer used, or at exit."""
 
     def __init__(self, address: int, end: Callable[[int], None]) -> None:
         self.address = address
@@ -262,7 +262,7 @@ class _PreparedCall:
 
 
 def _answer(results: Results, path: bytes | None, kind: int, dtype: int, ndim: int, shape: Any) -> int | None:
-    """What `call->result` does. An exception cannot cross C, so it waits in `results` until the call is over."""
+    """Implements `call->result`. An exception cannot cross C, so it is kept in `results` until the call is over."""
     try:
         if path is None or not 0 <= ndim <= MOST_DIMENSIONS or (ndim and not shape):
             raise ValueError(f"a result was requested without a path, or with {ndim} dimensions")

@@ -26,7 +26,7 @@ def first_product(declared: Mapping[str, Declaration]) -> str:
 
 
 class ForeignLinear(PreparedLinear):
-    """A matrix for products of a library or a program."""
+    """A matrix for products by a library or a program."""
 
     def __init__(
         self,

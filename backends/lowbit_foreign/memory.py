@@ -12,7 +12,7 @@ PATTERN = (np.arange(MARGIN) * 37 % 251 + 1).astype(np.uint8)
 
 
 class OutOfBoundsError(RuntimeError):
-    """The library wrote beside the memory that it was given for a result."""
+    """The library wrote outside the memory that it was given for a result."""
 
 
 class GuardedArray:
@@ -32,7 +32,7 @@ class GuardedArray:
         self.array: Array = buffer[start : start + size].view(dtype).reshape(shape)
 
     def stray_write(self) -> str:
-        """Where something was written beside the array, in words; empty if nothing was."""
+        """The place of a write outside the array, in words; empty if there was none."""
         before, after = np.flatnonzero(self._before != PATTERN), np.flatnonzero(self._after != PATTERN)
         if after.size:
             return f"{after[0]} bytes after the end"
