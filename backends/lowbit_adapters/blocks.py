@@ -78,7 +78,7 @@ def decode_q4_1(blocks: U8, rows: int) -> QuantizedMatrix:
 
     Args:
         blocks: uint8, N × blocks × 20.
-        rows: K; what the last block holds beyond it is dropped.
+        rows: K; elements of the last block beyond it are dropped.
 
     Raises:
         ArgumentError: a scale or minimum that is not finite.
@@ -132,5 +132,7 @@ class BlockBackend(Backend):
         scale_dtype: ScaleDtype = "float32",
     ) -> QuantizedMatrix:
         rows = np.ascontiguousarray(weights.T)
-        filled = np.pad(rows, ((0, 0), (0, -rows.shape[1] % BLOCK)), mode="edge")  # leaves least and largest alone
+        filled = np.pad(
+            rows, ((0, 0), (0, -rows.shape[1] % BLOCK)), mode="edge"
+        )  # does not change the least and the largest
         return decode_q4_1(self._to_blocks(filled), len(weights))

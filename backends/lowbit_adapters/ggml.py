@@ -29,7 +29,7 @@ TO_FLOAT: dict[Kind, str] = {kind: f"dequantize_row_{kind.lower()}" for kind in 
 
 
 def library_file() -> Path | None:
-    """The shared library, if the package is installed and brings it."""
+    """The shared library, if the package is installed and contains it."""
     spec = find_spec("llama_cpp")
     folders = spec.submodule_search_locations if spec is not None else None
     places = (Path(folder, "lib", name) for folder in folders or () for name in FILES)
@@ -38,10 +38,10 @@ def library_file() -> Path | None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The library, with the signatures of what is called.
+    """The library, with the signatures of the functions that are called.
 
     Raises:
-        UnavailableError: it is not there, cannot be loaded or lacks a function.
+        UnavailableError: it is missing, cannot be loaded or lacks a function.
     """
     file = library_file()
     remedy = "install another version of llama-cpp-python"

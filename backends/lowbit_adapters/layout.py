@@ -54,7 +54,7 @@ def words_of_rows(codes: Codes, bits: int) -> Words:
 
 
 def padded(rows: Array, multiple: int, value: int) -> Array:
-    """Rows filled up at their ends to a multiple of some length; the same rows, not a copy, if they have it."""
+    """Rows padded at their ends to a multiple of a length; the same array, not a copy, if they have such a length."""
     if rows.shape[1] % multiple == 0:
         return rows
     return np.pad(rows, ((0, 0), (0, -rows.shape[1] % multiple)), constant_values=value)

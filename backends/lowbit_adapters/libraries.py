@@ -16,7 +16,7 @@ def availability(libraries: Mapping[str, str]) -> Availability:
     'install no-such-package, or lowbit[adapters]'
 
     Args:
-        libraries: module to the name of the distribution that brings it.
+        libraries: from module to the name of the distribution that provides it.
     """
     missing = [name for module, name in libraries.items() if find_spec(module) is None]
     if not missing:
@@ -27,7 +27,7 @@ def availability(libraries: Mapping[str, str]) -> Availability:
 
 
 def versions(libraries: Mapping[str, str]) -> dict[str, str]:
-    """Distribution to version, for reports; without those that are not installed."""
+    """From distribution to version, for reports; only installed ones."""
     found = {}
     for name in libraries.values():
         try:

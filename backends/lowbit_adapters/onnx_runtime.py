@@ -33,7 +33,7 @@ OPSET, IR_VERSION = 17, 8  # old enough for any ONNX Runtime that has the operat
 
 
 def blocks_of(matrix: QuantizedMatrix) -> U8:
-    """The operator's B: uint8, N × blocks × bytes of a block; the last block is filled up with zeros."""
+    """The operator's B: uint8, N × blocks × bytes of a block; the last block is padded with zeros."""
     codes = padded(code_rows(matrix.words, matrix.bits), matrix.group_size, 0)
     return pack_bits(codes.reshape(matrix.columns, matrix.groups, matrix.group_size), matrix.bits)
 
@@ -50,17 +50,17 @@ def float_zeros(matrix: QuantizedMatrix) -> F32:
 
 
 def float_zero_roundings(rows: int, group_size: int) -> int:
-    """Roundings of a dot product in any order, and three of the offset: the zero, its product and the sum."""
+    """Roundings of a dot product in any order, and three for the offset: the zero, its product and the sum."""
     return any_order(rows, group_size) + 3
 
 
 def model_of(constants: Mapping[str, Array], sizes: Mapping[str, int], products: int = 1) -> bytes:
-    """A model of one or several products of one input A, each with constants of its own: the outputs Y0, Y1, ….
+    """A model of one or several products of one input A, each with its own constants: the outputs Y0, Y1, ….
 
     Args:
         constants: the operator's B, scales and zero_points, in this order.
         sizes: the operator's attributes.
-        products: how many nodes, all of them with equal constants at different places.
+        products: the number of nodes, all with equal constants at different places.
     """
     from onnx import TensorProto, helper, numpy_helper
 
@@ -100,7 +100,7 @@ def session_of(matrix: QuantizedMatrix, zeros: Array) -> Any:
 
 
 class OnnxRuntimeLinear(PreparedLinear):
-    """A session; a call binds x and the result where they lie."""
+    """A session; a call binds x and the result in place, without copies."""
 
     def __init__(self, backend: str, matrix: QuantizedMatrix, zeros: Array) -> None:
         super().__init__(backend, matrix.rows, matrix.columns, matrix.nbytes)

@@ -33,7 +33,7 @@ GROUPS = (32, 64, 128, 256)
 
 
 def roundings(rows: int, group_size: int) -> int:
-    """Roundings of a dot product in any order; of z, or of the product of scale and code; and of their sum."""
+    """Roundings of a dot product in any order, of z or of scale · code, and of their sum."""
     return any_order(rows, group_size) + 2
 
 
@@ -44,7 +44,7 @@ def codes_of(matrix: QuantizedMatrix) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 def scales_and_zeros(matrix: QuantizedMatrix) -> F32:
-    """float32, G × N × 2, N filled up with zeros."""
+    """float32, G × N × 2, with N padded with zeros."""
     scales = group_rows(matrix.scales.astype(np.float32))
     both = np.stack([scales.T, offsets_of_code(matrix, CENTER).T], axis=-1)
     return np.pad(both, ((0, 0), (0, -matrix.columns % OUTPUTS), (0, 0)))
