@@ -81,8 +81,8 @@ class Network:
         """The model as it is now.
 
         Args:
-            rounded: from the name of a parameter, without the number of its block, and its numbers to those that are
-                kept of it.
+            rounded: from the name of a parameter, without the number of its block, and its numbers to the numbers that
+                are kept.
         """
         given, layers = self._given, []
         found = {
@@ -97,7 +97,7 @@ class Network:
 
 
 def _named(numbers: Mapping[str, F32], name: str, matrix: Matrix) -> F32:
-    """What takes the place of the matrix of a name."""
+    """What replaces the matrix with a name."""
     return numbers[name]
 
 
@@ -150,6 +150,6 @@ KINDS: Mapping[str, Callable[..., Tensor]] = {
     "add": lambda line, _, one, other: one + other,
     "scale": lambda line, _, x: x * line.setting("factor"),
 }
-"""For a kind of line its function of the line, its parameter and what it reads."""
+"""From a kind of line to its function of the line, its parameter and its inputs."""
 TRAINED = (*KINDS, "append", "attend")
 """The kinds of lines that can be trained. `Network` itself hands keys and values from ``append`` to ``attend``."""

@@ -46,7 +46,7 @@ from lowbit_torch.network import Network
 from lowbit_torch.operator import torch
 
 VERSION = 1
-"""Of the method; what another version left is not resumed."""
+"""Version of the method; files of another version are not resumed."""
 DECAY, CLIP, BETAS = 0.1, 1.0, (0.9, 0.95)
 SAVED_EVERY = 50
 """Steps between two files from which an interrupted training resumes."""
@@ -73,7 +73,7 @@ class Uptraining:
             weights: the model.
             texts: int64, tokens each; windows are drawn from each in proportion to its length.
             course: how it is trained.
-            tied: whether the head is the embedding over again.
+            tied: whether the head is tied to the embedding.
         """
         config = weights.config
         check_integer("length", course.length, 1, config.context)
@@ -108,7 +108,7 @@ class Uptraining:
         self.step += 1
 
     def _drawn(self) -> I64:
-        """The windows of this step, with the token behind each: B × (length + 1)."""
+        """The windows of this step, each with the token after it: B × (length + 1)."""
         rng, length = np.random.default_rng([self.course.seed, self.step]), self.course.length
         sizes = np.array([text.size for text in self._texts])
         pieces = []
@@ -141,7 +141,7 @@ class Uptraining:
         return self._network.weights(rounded)
 
     def save(self, path: Path, call: str) -> None:
-        """Write all that `restore` needs; the file is there whole or not at all.
+        """Write all that `restore` needs, to a complete file or none.
 
         Args:
             path: of the file.
@@ -152,7 +152,7 @@ class Uptraining:
             torch.save(state | {"step": self.step, "losses": self.losses}, stream)
 
     def restore(self, path: Path, call: str) -> int:
-        """Continue from a file of `save`, if it is one of the same training; the number of steps that are done."""
+        """Continue from a file of `save`, if it belongs to the same training; returns the number of completed steps."""
         try:
             kept = torch.load(path, weights_only=True)
             if kept["call"] != call:
@@ -179,13 +179,13 @@ def _deterministic() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Trained(Derived):
-    """A source with trained weights in the place of its own."""
+    """A source with trained weights in place of its own."""
 
     weights: LlamaWeights
 
     @classmethod
     def of(cls, original: Source, weights: LlamaWeights) -> "Trained":
-        """All but the weights is that of the original."""
+        """Everything but the weights comes from the original."""
         about = (original.tied, original.tokenizer, original.remarks)
         return cls(original.name, original.config, original.architecture, *about, original, weights)
 
@@ -213,7 +213,7 @@ class Trained(Derived):
 def uptrain(
     model: str | PathLike[str], out: str | PathLike[str], texts: Sequence[str], course: Course, report: Report = silent
 ) -> dict[str, Any]:
-    """What `lowbit.uptrain` does; arguments, results and errors are those of `lowbit.uptraining.uptrain`."""
+    """Implements `lowbit.uptrain`; arguments, results and errors are those of `lowbit.uptraining.uptrain`."""
     source, destination = open_source(Path(model)), Path(out)
     check_destination(destination)
     tokens = [np.array(source.tokenizer.encode(text, begin=False), np.int64) for text in texts]
