@@ -326,7 +326,7 @@ class Engine:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Add to errors of the device what was being done; refuse every operation on a lost device."""
+        """Add the current operation to errors of the device; refuse every operation on a lost device."""
         if self._lost is not None:
             raise EngineLostError("using the engine", None, None, f"it is lost: {self._lost}")
         try:

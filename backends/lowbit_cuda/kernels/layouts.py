@@ -231,7 +231,7 @@ class DenseLayout:
         dtype: ``float32`` or ``float16``.
 
     Raises:
-        ArgumentError: any of these is not so.
+        ArgumentError: an attribute is out of range.
     """
 
     rows: int
@@ -254,7 +254,7 @@ class DenseLayout:
         """Weights, packed, from float32, K × N: uint8, `nbytes`; float16 is rounded to nearest.
 
         Raises:
-            ArgumentError: weights of another dtype or shape, or such that float16 does not hold them.
+            ArgumentError: weights have another dtype or shape, or float16 cannot hold them.
         """
         check_array("weights", weights, np.float32, (self.rows, self.columns))
         with np.errstate(over="ignore"):

@@ -68,19 +68,19 @@ BUFFERS = {
 }
 """Where the values of a program lie in the workspace."""
 KERNELS = {"norm": ("x", "normed"), "add": ("x", "out", "x"), "gate": ("normed", "")}
-"""What the kernels of these lines read and write there, whatever the values are called."""
+"""The buffers that the kernels of these lines read and write, whatever the names of values."""
 
 
 def refused(line: Line) -> NotDeclaredError:
-    """The error for a line that no kernel runs, or not in its place."""
+    """The error for a line that no kernel runs, or that no kernel runs at its place."""
     return NotDeclaredError("cuda", f"models whose step has {line} where it stands")
 
 
 def check_buffers(program: Program) -> None:
-    """Refuse a program that reads a value whose buffer was given to another, or uses other buffers than its kernels.
+    """Refuse a program that reads a value whose buffer was reused, or that uses other buffers than its kernels.
 
     Raises:
-        NotDeclaredError: it is such a program; the message names the line.
+        NotDeclaredError: the program is not supported; the message names the line.
     """
     places = {name: BUFFERS.get(name, name) for line in program for name in (*line.inputs, line.out)}
     late = overwritten(program, places)
@@ -206,7 +206,7 @@ class DeviceBlock:
         return attend
 
     def _sized(self, work: Workspace, tokens: int) -> tuple[dict[str, Span | Number], dict[str, Span | Number]]:
-        """What every kernel of the cache is given: exponents of keys, where they have them, and sizes."""
+        """The common arguments of kernels of the cache: exponents of keys, if there are any, and sizes."""
         cache = work.caches[self._number]
         sized: dict[str, Span | Number] = {
             "position": work["position"],

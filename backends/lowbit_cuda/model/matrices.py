@@ -43,7 +43,7 @@ def layout_of(matrix: Matrix) -> Layout:
 
 
 def known(matrix: Matrix) -> QuantizedMatrix | F32:
-    """The matrix itself; plain weights in place of the bytes of a format, for which the device has no kernels."""
+    """The matrix itself, or plain weights for a stored format, for which the device has no kernels."""
     return to_float(matrix) if isinstance(matrix, Stored) else matrix
 
 
