@@ -34,13 +34,13 @@ def matmul(x: F32, W: QuantizedMatrix, backend: str | Backend | None = None) -> 
     >>> float(matmul(np.ones(32, np.float32), W, "reference").sum())
     32.0
 
-    W is prepared anew in each call. To multiply by it often, prepare it once: `lowbit.backend.Backend.prepare`.
+    Each call prepares W again. To multiply by it often, prepare it once with `lowbit.backend.Backend.prepare`.
 
     Args:
         x: float32, K or T × K.
         W: K × N, from `quantize`.
-        backend: its name; None for the default, the first of `lowbit.backend.DEFAULT_ORDER` that can run here; or a
-            backend that is open.
+        backend: its name; None for the default, the first of `lowbit.backend.DEFAULT_ORDER` that can run here; or an
+            open backend.
 
     Returns:
         float32, N or T × N.
@@ -66,19 +66,18 @@ def load_model(
     gptq_version: Version | None = None,
     context: int | None = None,
 ) -> LanguageModel:
-    """A language model on a backend, ready to generate; leaving it as a context manager closes it.
+    """A language model on a backend, ready to generate. As a context manager it closes itself on exit.
 
     Args:
         model: a GGUF file, or a checkpoint directory with config.json, safetensors and tokenizer.json; None for a small
             published model, which is fetched once.
         backend: as in `matmul`.
-        bits: quantise the linear layers again to this many bits; None to leave them as they are stored.
+        bits: requantise the linear layers to this many bits; None leaves them as stored.
         group_size: weights in a group, with `bits`.
         options: further choices (`lowbit.runtime.Options`).
-        gptq_version: ``v1`` or ``v2`` for a directory of GPTQ, whatever its label and its zeros say; None to go by
-            them.
-        context: the longest text, in tokens; None for the usual one of the model. Where the rotary embedding depends on
-            the length of the text, as that of Phi-3, this decides it (`lowbit.formats.checkpoint.rope`).
+        gptq_version: ``v1`` or ``v2`` for a GPTQ directory, overriding its label and its zeros; None to follow them.
+        context: the longest text, in tokens; None for the model's default. A rotary embedding that depends on the
+            length of the text, such as that of Phi-3, follows this value (`lowbit.formats.checkpoint.rope`).
 
     Raises:
         LowbitError: no such model or backend, or wrong options; the message says what to do.
