@@ -19,7 +19,7 @@ Choice = TypeVar("Choice")
 
 
 def spoken(choices: Sequence[object]) -> str:
-    """A list as one says it.
+    """The choices as a phrase.
 
     >>> spoken([2, 3, 4, 8])
     '2, 3, 4 or 8'
@@ -29,7 +29,7 @@ def spoken(choices: Sequence[object]) -> str:
 
 
 def check_choice(argument: str, given: object, allowed: Sequence[Choice]) -> Choice:
-    """The one of the `allowed` values that was given; any other is refused (`True` is not 1 and `4.0` is not 4)."""
+    """Return the `allowed` value that was given and refuse any other (`True` is not 1 and `4.0` is not 4)."""
     for choice in allowed:
         if type(given) is type(choice) and given == choice:
             return choice
@@ -73,12 +73,12 @@ def check_array(
 ) -> None:
     """Refuse anything but a C-contiguous, aligned, native-endian array of this dtype and shape.
 
-    `None` in `shape` stands for any size of at least 1: an operation on nothing is a mistake of the caller's.
-    A read-only array is welcome unless `writeable` is asked for.
+    `None` in `shape` stands for any size of at least 1: an operation on an empty array is the caller's mistake. A
+    read-only array is accepted unless `writeable` is set.
     """
-    if _is_plain(array, dtype, shape, writeable):  # which nearly every array is, and products are called often
+    if _is_plain(array, dtype, shape, writeable):  # the fast path: nearly every array, and products are called often
         return
-    if type(array) not in (np.ndarray, np.memmap):  # a matrix or a masked array computes otherwise
+    if type(array) not in (np.ndarray, np.memmap):  # np.matrix and masked arrays compute differently
         allowed = f"a numpy array of {np.dtype(dtype)}, {_spoken_shape(shape)}"
         raise ArgumentError(argument, kind_of(array), allowed)
     assert isinstance(array, np.ndarray)
@@ -95,7 +95,7 @@ def check_array(
 
 
 def check_dtype(argument: str, array: object, names: Sequence[str]) -> None:
-    """Refuse anything but a numpy array with a dtype of one of these names; its shape and layout are not looked at."""
+    """Refuse anything but a numpy array with a dtype of one of these names; its shape and layout are not checked."""
     if not isinstance(array, np.ndarray):
         library = type(array).__module__.partition(".")[0]
         given = kind_of(array) if library == "builtins" else f"a {library} {type(array).__name__}"
@@ -104,10 +104,10 @@ def check_dtype(argument: str, array: object, names: Sequence[str]) -> None:
 
 
 def _is_plain(array: object, dtype: npt.DTypeLike, shape: Sequence[int | None], writeable: bool) -> bool:
-    """Whether all that is asked for holds, decided quickly; where it says no, the checks one by one say what does not.
+    """Whether all requirements hold, decided quickly.
 
-    It may say no of an array that is right: where the shape leaves a size open after the first, or the dtype is given
-    by another name than its class.
+    If False, the individual checks find what is wrong. It may be False for a correct array: if the shape leaves a size
+    other than the first open, or the dtype is not given by its class.
     """
     if type(array) is not np.ndarray or array.dtype.type is not dtype or not array.dtype.isnative:
         return False
@@ -124,7 +124,7 @@ def _check_shape(argument: str, given: tuple[int, ...], shape: Sequence[int | No
 
 
 def _spoken_shape(shape: Sequence[int | None]) -> str:
-    """A shape in words; only made where something is refused, because every product checks its arrays."""
+    """A shape in words; built only for an error message, because every product checks its arrays."""
     return " x ".join("any" if size is None else str(size) for size in shape)
 
 
@@ -137,7 +137,7 @@ def check_finite(argument: str, array: Array) -> None:
 
 
 def check_view(argument: str, array: object, dtype: npt.DTypeLike, shape: Sequence[int | None]) -> None:
-    """Refuse anything but an array of this dtype and shape, each size at least 1; views of any stride are welcome."""
+    """Refuse anything but an array of this dtype and shape, each size at least 1; views of any stride are accepted."""
     if not isinstance(array, np.ndarray) or array.dtype != dtype:
         given = array.dtype if isinstance(array, np.ndarray) else kind_of(array)
         raise ArgumentError(argument, given, f"a numpy array of {np.dtype(dtype)}")

@@ -47,7 +47,7 @@ class Promise(Enum):
 EXACT, BOUNDED = Promise.EXACT, Promise.BOUNDED
 
 Parameters = Mapping[str, object]
-"""The choices that a call makes (bits, convention, layout …), by name: what a backend may declare only some of."""
+"""The choices that a call makes (bits, convention, layout …), by name. A backend may declare only some of them."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ class Operation:
     """One operation of the specification.
 
     Attributes:
-        id: chapter and name, stable for ever: ``packing.pack``.
+        id: chapter and name, which never change: ``packing.pack``.
         title: a few words for a table.
         promise: exact or bounded.
         source: where in the papers, and which errata rule on it.
-        reference: the function that computes it, after a check of its arguments; a bounded one answers in float64.
-        check: takes the same arguments and raises `ArgumentError` where they are wrong.
+        reference: the function that checks its arguments and computes it; for a bounded operation, in float64.
+        check: takes the same arguments and raises `ArgumentError` if they are wrong.
         parameters: takes the same arguments and names the choices that they make.
         clauses: clause id (``packing.pack/C1``) to one sentence.
         check_step: None, unless the operation is stateful: takes the opening arguments and returns the check of the
-            steps that follow, which is called with the arguments of each before it is taken, raises `ArgumentError`
-            where they are wrong, and may remember what it has let through.
+            steps that follow. That check is called with the arguments of each step before it runs, raises
+            `ArgumentError` if they are wrong, and may remember what it has accepted.
     """
 
     id: str
@@ -80,7 +80,7 @@ class Operation:
 
     @property
     def signature(self) -> Signature:
-        """What it takes, argument by argument."""
+        """Its arguments, one by one."""
         return signature_of(self.reference)
 
     @property
@@ -100,8 +100,8 @@ class Operation:
 
 
 IMPLIED: Mapping[str, object] = MappingProxyType({INPUTS: "float32"})
-"""What a declaration, a profile or a call means of a parameter that it does not name: operations whose arrays have one
-type had float32 arrays only at first, so whoever does not name the type of the inputs means float32."""
+"""The defaults of parameters that a declaration, a profile or a call does not name. Operations whose arrays share one
+type took only float32 at first, so an unnamed type of the inputs means float32."""
 
 _operations: dict[str, Operation] = {}
 
@@ -133,7 +133,7 @@ def operation(
         The operation, now also in `OPERATIONS`.
 
     Raises:
-        ValueError: the id is taken; two chapters would give one name to two things.
+        ValueError: the id is taken.
     """
     if id in _operations:
         raise ValueError(f"operation {id} is declared twice")
@@ -167,7 +167,7 @@ HABITS: Mapping[str, str] = MappingProxyType(
 
 
 # **Retired clauses** keep their numbers, which no other clause ever gets. Before the profiles of lowbit-1.1 most
-# operations had a clause of their own for what H8 now says for all.
+# operations had their own clause for what H8 now says for all.
 
 _REFUSALS = """
 packing.pack/C3 packing.unpack/C3 affine.quantize/C5 linear.qgemv/C6 linear.qgemm/C5 linear.qgemm_bfp/C5 bfp.cast/C6
@@ -184,7 +184,7 @@ RETIRED: Mapping[str, str] = MappingProxyType(
 
 
 def sentence(clause: str) -> str:
-    """What a clause or a habit says; for a retired clause, what its successor says.
+    """The text of a clause or a habit; for a retired clause, that of its successor.
 
     >>> sentence("packing.pack/H3")
     'It writes every element of its result.'

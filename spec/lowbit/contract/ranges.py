@@ -10,7 +10,7 @@ MOST_SIZE = 2**31
 
 @dataclass(frozen=True)
 class Range:
-    """The sizes that a kernel handles: multiples of a number, between two others.
+    """The sizes that a kernel handles: multiples of a number, between two limits.
 
     >>> 128 in Range(64), 96 in Range(64), 8192 in Range(64, most=4096)
     (True, False, False)
@@ -21,7 +21,7 @@ class Range:
         most: the largest size; None for no limit.
 
     Raises:
-        ArgumentError: a number that is no positive integer, or no multiple of `multiple` between the others.
+        ArgumentError: a number that is not a positive integer, or no multiple of `multiple` within the limits.
     """
 
     multiple: int = 1
@@ -36,7 +36,7 @@ class Range:
             check_integer("most", self.most, first, MOST_SIZE)
 
     def __iter__(self) -> Iterator[object]:
-        """Every size of it, in order."""
+        """Its sizes, in order."""
         return iter(range(-(-self.least // self.multiple) * self.multiple, (self.most or MOST_SIZE) + 1, self.multiple))
 
     def __contains__(self, size: object) -> bool:

@@ -68,19 +68,18 @@ FORMS: tuple[Form, ...] = get_args(Form)
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 HALF_LEAST_SUBNORMAL = 2.0**-150
 ETA = {"bfloat16": 2.0**-134, "float16": 2.0**-25, "float32": HALF_LEAST_SUBNORMAL, "float64": 2.0**-1074}
-"""Half the least subnormal number of each type; of float64 the whole, since its half is no number."""
+"""Half the least subnormal number of each type; for float64 the whole, since half of it is not representable."""
 LARGEST = {"bfloat16": 2.0**128 - 2.0**120, "float16": 65504.0}
-"""The largest number of each type of 16 bits."""
+"""The largest number of each 16-bit type."""
 LARGEST_GAMMA = 0.1
 
 Roundings = Callable[[int, int], int]
-"""``roundings(rows, group_size)``: the most roundings that any one term meets on its way into the result.
-
+"""``roundings(rows, group_size)``: the largest number of roundings that any term undergoes on its way into the result.
 For an operation without groups both are the length of its sum."""
 
 
 def any_order(rows: int, group_size: int) -> int:
-    """The roundings of a dot product in whatever order a library chooses: one product and ``rows`` additions."""
+    """The roundings of a dot product summed in any order: one product and ``rows`` additions."""
     return rows + 1
 
 
@@ -100,17 +99,17 @@ class Arithmetic:
 
     Attributes:
         form: which terms it sums: ``dequantised``, ``factored`` or ``offset`` for products with quantised weights,
-            ``integer`` for those whose activations are blocks of integers, ``direct`` for an operation that has but
-            one form.
+            ``integer`` for those whose activations are blocks of integers, ``direct`` for an operation with only one
+            form.
         accumulator: the type of its running sums, ``float32`` or ``float64``; ``float16`` for products with stored
             matrices only.
-        roundings: the most roundings on the way of any term, as a function of (rows, group_size).
-        weights: for products with stored matrices, the type into which weights are turned before they are multiplied;
+        roundings: the largest number of roundings that any term undergoes, as a function of (rows, group_size).
+        weights: for products with stored matrices, the type to which weights are converted before they are multiplied;
             ``exact`` if codes and scales are applied without forming a weight.
-        intermediate: the type of what passes from one step of an operation to the next, for example of a probability
+        intermediate: the type of values passed from one step of an operation to the next, for example of a probability
             before it is multiplied: ``float32`` (or better), or ``inputs`` for the type of the arrays of the call.
-        promotion: with a float16 accumulator, the number of products after which its sum is added to one in float32;
-            0 for never.
+        promotion: with a float16 accumulator, the number of products after which its sum is added to a float32 sum; 0
+            for never.
 
     Raises:
         ArgumentError: a form or accumulator that is not in the lists above.
@@ -150,9 +149,9 @@ class Bound:
     """A bound with its derivation, so that a failing report can show where it comes from.
 
     Attributes:
-        limit: float64, N: how far each element of the result may lie from the exact value.
+        limit: float64, N: the largest allowed distance of each element from the exact value.
         gauge: float64, N: the gauge of the declared form.
-        derivation: one line a reader can check.
+        derivation: one line that a reader can check.
     """
 
     limit: F64
@@ -161,7 +160,7 @@ class Bound:
 
 
 def returned(bound: Bound, exact: F64, inputs: str) -> Bound:
-    """The bound of a result in the type of its inputs, from that of the same result in float32.
+    """The bound of a result in the type of its inputs, from the bound of the float32 result.
 
     >>> returned(Bound(np.zeros(1), np.ones(1), "exact"), np.ones(1), "bfloat16").limit
     array([0.00390625])
@@ -174,7 +173,7 @@ def returned(bound: Bound, exact: F64, inputs: str) -> Bound:
 
 
 def direct_bound(terms: F64, length: int, arithmetic: Arithmetic, exact: F64, underflows: float | F64) -> Bound:
-    """The bound of an operation that has but one form: sums of at most `length` terms, each formed as it is written.
+    """The bound of an operation with only one form: sums of at most `length` terms, each formed as written.
 
     Args:
         terms, arithmetic, exact, underflows: as `sum_bound`.
@@ -204,8 +203,8 @@ def sum_bound(
         sizes: rows and group size, at which the declared roundings are taken.
         arithmetic: what the backend declares.
         exact: float64, the reference's result, of the shape of `terms`.
-        underflows: how many half least subnormals the products and quotients of an element may lose between them.
-        reference: float64, what the reference's own sum in float64 may err by.
+        underflows: how many half least subnormals the products and quotients of an element may lose in total.
+        reference: float64, the error bound of the reference's own sum in float64.
         gauge: its name in the derivation.
         conversion: float64, what rounding the weights may add to each element; None where weights are not rounded.
 
@@ -226,7 +225,7 @@ def sum_bound(
 
 
 def checked_gamma(arithmetic: Arithmetic, rows: int, group_size: int) -> float:
-    """The relative bound of a declaration, which is refused where it is too wide to be useful.
+    """The relative bound of a declaration; refuse one too wide to be useful.
 
     >>> checked_gamma(Arithmetic("factored", "float32", lambda rows, group_size: rows), 4_000_000, 128)
     Traceback (most recent call last):

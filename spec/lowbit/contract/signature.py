@@ -93,7 +93,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Valid:
-    """What must hold of an argument, whatever the others are: `check` takes it and raises `ArgumentError`."""
+    """A condition on an argument alone: `check` takes it and raises `ArgumentError`."""
 
     check: Callable[[Any], None]
 
@@ -106,7 +106,7 @@ class Contents:
 
 
 class Mark:
-    """A mark without parameters, which its name describes."""
+    """A mark without parameters, described by its name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -132,15 +132,15 @@ class Argument:
 
     Attributes:
         name: of the argument.
-        classes: the dtypes of an array, or the classes of anything else; empty where only a range is asked for.
-        shape: None for what is no array.
-        choices: the values that are allowed; None where it is no choice.
+        classes: the dtypes of an array, or the classes of another argument; empty if only a range is required.
+        shape: None for an argument that is not an array.
+        choices: the allowed values; None if it is not a choice.
         limits: the range of a number, or None.
         contents: what the numbers of an array must be, or None.
         choice: whether it is one of the choices that a backend may limit.
         valid: further checks of this argument alone.
         optional: whether None is allowed.
-        one_type: whether it has the dtype of all arrays that are marked so.
+        one_type: whether it shares one dtype with all arrays so marked.
     """
 
     name: str
@@ -252,7 +252,7 @@ def _array_steps(argument: Argument) -> list[Step]:
 
 
 def _size(size: float | str | None) -> Callable[[Given, Sizes], Any]:
-    """How a size of a `Shape` is found: None where any will do."""
+    """How a size of a `Shape` is found: None if any size is allowed."""
     if not isinstance(size, str):
         return lambda given, sizes: size
     owner, _, attribute = size.partition(".")
@@ -405,8 +405,8 @@ def checked(function: Any = None, *, also: Callable[..., None] | None = None) ->
     lowbit.errors.ArgumentError: k is 0; allowed: an integer from 1 to 9
 
     Args:
-        function: whose parameters are annotated in the vocabulary above.
-        also: a function of the same arguments that raises `ArgumentError`, called when everything else holds.
+        function: a function whose parameters are annotated in the vocabulary above.
+        also: a function of the same arguments that raises `ArgumentError`, called after all other checks pass.
     """
 
     def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
