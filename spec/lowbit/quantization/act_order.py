@@ -57,7 +57,8 @@ class ActOrderMatrix:
 
     @property
     def g_idx(self) -> I32:
-        """int32, K: the group of each row of W, as files store it. The order inside a group is lost; it has no use."""
+        """int32, K: the group of each row of W, as files store it. The order within a group is lost; it is not
+        needed."""
         group = np.empty(self.matrix.rows, np.int32)
         group[self.order] = np.arange(self.matrix.rows) // self.matrix.group_size
         return group
@@ -70,7 +71,7 @@ class ActOrderMatrix:
 
 
 def order_of(g_idx: I32, group_size: int) -> Order:
-    """The order in which a file's rows must be taken so that its groups become runs; rows of a group keep their order.
+    """The order of a file's rows that makes its groups contiguous; rows within a group keep their order.
 
     >>> order_of(np.array([1, 0, 1, 0], np.int32), group_size=2)
     array([1, 3, 0, 2])
@@ -83,7 +84,7 @@ def order_of(g_idx: I32, group_size: int) -> Order:
         int64, K: for an `ActOrderMatrix` whose row i is the file's row ``order[i]``.
 
     Raises:
-        ArgumentError: wrong dtype or shape; groups that are not full, the last one aside.
+        ArgumentError: wrong dtype or shape; groups other than the last that are not full.
     """
     check_array("g_idx", g_idx, np.int32, (None,))
     check_integer("group_size", group_size, 1, len(g_idx))

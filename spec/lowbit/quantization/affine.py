@@ -65,7 +65,7 @@ SCALE_DTYPES: tuple[ScaleDtype, ...] = get_args(ScaleDtype)
 Scales = npt.NDArray[np.floating[Any]]
 
 
-# **The value that everything else passes around**: a quantised matrix, checked once when it is made.
+# **The central value**: a quantised matrix, checked once when it is made.
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ class QuantizedMatrix:
 
     @property
     def parameters(self) -> Parameters:
-        """The choices that it embodies, by the names under which a backend declares what it handles."""
+        """Its choices, by the names under which a backend declares what it handles."""
         return {
             "bits": self.bits,
             "group_size": self.group_size,
@@ -182,7 +182,7 @@ def quantize(
         bits: 2, 3, 4 or 8.
         group_size: 1 to K; K is one group a column.
         convention: ``minimum`` or ``zero_point``.
-        scale_dtype: in which scales and minima are stored, ``float32`` or ``float16``.
+        scale_dtype: dtype of the stored scales and minima, ``float32`` or ``float16``.
 
     Raises:
         ArgumentError: wrong argument; a weight that is not finite; a group whose range or minimum overflows the
@@ -203,12 +203,12 @@ def quantize(
 
 
 def group_scale_and_zero(group: F32, bits: int, convention: Convention, dtype: np.dtype[Any]) -> tuple[Scales, Array]:
-    """Scale and zero of one group, for each of its N columns, already in the dtypes in which they are stored."""
+    """Scale and zero of one group, for each of its N columns, in the dtypes in which they are stored."""
     low, high = group.min(axis=0), group.max(axis=0)
     if convention == "zero_point":  # the range must hold 0, so that a zero weight stays exactly zero
         low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
     levels = np.float32(2**bits - 1)
-    with np.errstate(over="ignore", under="ignore"):  # overflow is refused just below, in words
+    with np.errstate(over="ignore", under="ignore"):  # overflow is refused below, with a message
         scale = ((high - low) / levels).astype(dtype)
         minimum = low.astype(dtype)
     stored = {"range": scale, "minimum": minimum} if convention == "minimum" else {"range": scale}
@@ -216,8 +216,8 @@ def group_scale_and_zero(group: F32, bits: int, convention: Convention, dtype: n
         if not np.isfinite(numbers).all():
             given = f"{low.min()} to {high.max()}"
             raise ArgumentError(f"{name} of a group of weights", given, f"what {dtype} can hold")
-    # No range: every weight of the group is the same number. A scale of 1 represents it exactly (errata Q10). The
-    # same holds for a range so small that the stored scale vanishes: rounding error is then the range itself.
+    # No range: every weight of the group is the same number. A scale of 1 represents it exactly (errata Q10). A range
+    # so small that the stored scale is 0 is treated alike: the rounding error is then the range itself.
     scale = np.where(scale > 0, scale, dtype.type(1))
     if convention == "minimum":
         return scale, minimum
@@ -226,7 +226,7 @@ def group_scale_and_zero(group: F32, bits: int, convention: Convention, dtype: n
 
 
 def group_codes(group: F32, scale: Scales, zero: Array, bits: int, convention: Convention) -> Codes:
-    """The codes of one group, by the stored scale and zero, in float32 and in the order of the table above."""
+    """The codes of one group, from the stored scale and zero, in float32 and in the order of the table above."""
     scale, offset = scale.astype(np.float32), zero.astype(np.float32)
     if convention == "minimum":
         real = np.rint((group - offset) / scale)
@@ -235,12 +235,12 @@ def group_codes(group: F32, scale: Scales, zero: Array, bits: int, convention: C
     return np.clip(real, 0, 2**bits - 1).astype(np.uint8)
 
 
-# **Dequantise.** The other direction is one expression, in float32 and in the order written.
+# **Dequantise.** The inverse is one expression, in float32 and in the order written.
 
 
 @checked
 def dequantize(matrix: QuantizedMatrix) -> F32:
-    """The float32 weights that a quantised matrix stands for.
+    """The float32 weights that a quantised matrix represents.
 
     >>> weights = np.array([[3.5]] * 8, np.float32)  # a constant group is represented exactly
     >>> dequantize(quantize(weights, bits=4, group_size=8))[0, 0]
@@ -266,7 +266,7 @@ def dequantize(matrix: QuantizedMatrix) -> F32:
 
 
 def group_values(codes: Codes, scale: Scales, zero: Array, convention: Convention) -> F32:
-    """What the codes of one group stand for; scale and zero are widened to float32 first."""
+    """The values of the codes of one group; scale and zero are widened to float32 first."""
     q, scale, zero = codes.astype(np.float32), scale.astype(np.float32), zero.astype(np.float32)
     values: F32 = scale * q + zero if convention == "minimum" else scale * (q - zero)
     return values

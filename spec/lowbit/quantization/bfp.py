@@ -102,12 +102,12 @@ class Format:
 
     @property
     def dtype(self) -> np.dtype[np.signedinteger[Any]]:
-        """How mantissas are held while one computes: int8 up to 8 bits, int16 up to 16, int32 beyond."""
+        """The dtype of mantissas in computation: int8 up to 8 bits, int16 up to 16, int32 beyond."""
         return np.dtype(np.int8 if self.mantissa <= 8 else np.int16 if self.mantissa <= 16 else np.int32)
 
     @property
     def parameters(self) -> Parameters:
-        """The choices that it makes, by the names under which a backend declares what it handles."""
+        """Its choices, by the names under which a backend declares what it handles."""
         return {"block": self.block, "mantissa": self.mantissa, "exponent": self.exponent}
 
     def blocks(self, columns: int) -> int:
@@ -134,8 +134,8 @@ def bfp16(block: int) -> Format:
     return Format(block, mantissa=8)
 
 
-# **Blocks** are cut from each row of a matrix, from its first element on; a row is a token's key in one head, say. No
-# block crosses from one row into the next.
+# **Blocks** divide each row of a matrix, from its first element on; a row is, for example, a token's key in one head.
+# No block spans two rows.
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +202,7 @@ def cast(x: Annotated[F32, Shape("R", "n"), FINITE], format: Format) -> Blocks:
     >>> print(blocks.mantissas.tolist(), blocks.exponents.tolist())
     [[5, 0, 2, -1], [7, 0, 0, 0]] [[0], [0]]
 
-    One outlier takes the others' bits:
+    One outlier costs the others their bits:
 
     >>> decode(cast(np.array([[1.0, 0.9, 0.8, 30.0]], np.float32), bfp12(4))).tolist()
     [[0.0, 0.0, 0.0, 28.0]]
@@ -248,8 +248,8 @@ def block_exponent(largest: F64, format: Format) -> I64:
 def decode(blocks: Blocks) -> F32:
     r"""The values :math:`2^e \cdot M` of equation 1, in float32.
 
-    What `cast` made of float32 is decoded without a rounding. Only exponents that no such cast yields can leave the
-    range of float32; then the value is rounded once, at the bottom to a subnormal or zero, at the top to infinity.
+    Blocks that `cast` made from float32 decode without rounding. Only exponents that no such cast yields can leave the
+    range of float32; the value is then rounded once, to a subnormal or zero at the bottom, to infinity at the top.
 
     >>> blocks = Blocks(np.array([[7, -1]], np.int8), np.array([[-2]], np.int16), bfp12(32))
     >>> decode(blocks)

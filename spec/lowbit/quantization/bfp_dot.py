@@ -37,7 +37,7 @@ LARGEST_SUM = 2**53
 
 @dataclass(frozen=True, eq=False)
 class BlockSums:
-    """What the dot products of R rows with S rows give for each of their P blocks, before anything is rounded.
+    """The dot products of R rows with S rows, one sum for each of their P blocks, before any rounding.
 
     Attributes:
         sums: int64, R × S × P, of magnitude below 2^53: the sum of the products of mantissas.
@@ -83,7 +83,7 @@ def dot(a: Blocks, b: Blocks) -> BlockSums:
 
     Args:
         a: R rows of n elements.
-        b: S rows of n elements, of the same block size; its mantissas and exponents may be of other widths.
+        b: S rows of n elements, of the same block size; its mantissas and exponents may have other widths.
 
     Returns:
         Sums and exponents, R × S × P.
@@ -105,8 +105,8 @@ def dot(a: Blocks, b: Blocks) -> BlockSums:
 def total(blocks: BlockSums) -> F32:
     r"""Add the blocks of each dot product in float32: :math:`y \leftarrow \mathrm{fl}(y + 2^e S)`, first block first.
 
-    Each step rounds once, as a fused multiply-add does whose factors are exact. A block whose integer has more than 24
-    bits is not rounded to float32 first.
+    Each step rounds once, as a fused multiply-add with exact factors does. A block sum of more than 24 bits is not
+    rounded to float32 first.
 
     >>> sums = BlockSums(np.array([[[384, 140]]]), np.array([[[-7, -3]]], np.int32))
     >>> total(sums)
@@ -130,17 +130,17 @@ def total(blocks: BlockSums) -> F32:
     return y
 
 
-# **One rounding, not two.** Adding in float64 and then converting would round twice, and the second rounding may take
-# the first one's result for a tie that it is not. The remedy is an old one: round the float64 sum *to odd*, that is,
-# where it is inexact take of its two neighbours the one whose last bit is 1. Such a number is never a tie of float32
-# and lies on the same side of every tie as the exact sum, so the conversion rounds as if it had seen the exact sum.
+# **One rounding, not two.** Adding in float64 and then converting would round twice, and the first rounding may create
+# a tie that the exact sum is not. The remedy is to round the float64 sum *to odd*: if it is inexact, take the one of
+# its two neighbours whose last bit is 1. Such a number is never a tie of float32 and lies on the same side of every tie
+# as the exact sum, so the conversion rounds as it would round the exact sum.
 
 
 def add_rounded_once(y: F32 | np.float32, term: F64) -> F32:
     """The exact sum of a float32 and a float64, rounded once to float32.
 
-    A sum just above the tie between 1 and its successor goes up; rounded to float64 first, it would be the tie, and
-    go down:
+    A sum just above the tie between 1 and its successor rounds up; rounded to float64 first, it would become the tie
+    and round down:
 
     >>> y, term = np.float32([1.0]), np.float64([2.0**-24 + 2.0**-60])
     >>> float(add_rounded_once(y, term)[0]) == 1 + 2.0**-23, float(np.float32(1.0 + term[0]))

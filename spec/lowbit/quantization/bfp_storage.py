@@ -48,7 +48,7 @@ STORED_EXPONENT_BITS = 8
 
 @dataclass(frozen=True, eq=False)
 class StoredBlocks:
-    """R rows of n elements as they lie in memory.
+    """R rows of n elements as they are stored in memory.
 
     Attributes:
         mantissas: uint8, R × ⌈n·p/8⌉.
@@ -126,7 +126,7 @@ def store(blocks: Blocks) -> StoredBlocks:
 
 
 def _check_load(stored: StoredBlocks) -> None:
-    """Only what `store` writes."""
+    """Refuse what `store` cannot write."""
     reach, bits, exponents = stored.format.reach, stored.format.mantissa, stored.exponents
     least, most = EXPONENT_BIAS - reach, EXPONENT_BIAS + reach
     if (exponents < least).any() or (exponents > most).any():
@@ -182,7 +182,7 @@ def unpack_signed(stream: U8, columns: int, format: Format) -> Mantissas:
     return (each.reshape(len(stream), columns, bits) @ weights).astype(format.dtype)
 
 
-# **MXINT8.** Where the two coincide, one is the other with its exponents read differently.
+# **MXINT8.** Where the two formats coincide, only the encoding of the exponents differs.
 
 
 @checked

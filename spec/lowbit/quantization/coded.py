@@ -52,7 +52,7 @@ class CodedMatrix:
 
     @property
     def values(self) -> F64:
-        """float64, K × N: the numbers that it stands for, exact for scales of 16 bits."""
+        """float64, K × N: the numbers it represents, exact for 16-bit scales."""
         wide, q = self.scales.astype(np.float64)[self.g_idx], self.codes.astype(np.float64)
         rows = self.offsets[self.g_idx]
         return wide * q + rows if self.has_minima else wide * (q - rows)
@@ -64,13 +64,13 @@ class CodedMatrix:
 
     @property
     def in_order(self) -> bool:
-        """Whether its groups are runs of rows, one after another."""
+        """Whether its groups are consecutive runs of rows."""
         return bool(np.array_equal(self.g_idx, runs(len(self.codes), self.group_size)))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """How the codes of a group are spread over its numbers.
+    """How the range of a group's numbers maps to codes.
 
     Attributes:
         group_size: rows of a group.
@@ -96,7 +96,7 @@ class Grid:
 
 
 def runs(rows: int, group_size: int) -> I32:
-    """The group of each row where groups are runs: int32, K.
+    """The group of each row if groups are runs: int32, K.
 
     >>> runs(5, 2)
     array([0, 0, 1, 1, 2], dtype=int32)
@@ -108,7 +108,7 @@ def whole_zeros(coded: CodedMatrix, least: int = 0, most: int | None = None) -> 
     """The zeros as integers in a range, by default that of the codes.
 
     Raises:
-        ArgumentError: minima, which are no zeros; a zero that is not whole or lies outside.
+        ArgumentError: minima instead of zeros; a zero that is not whole or lies outside the range.
     """
     if coded.has_minima:
         raise ArgumentError("offsets of the groups", "minima", "zeros: a minimum is rarely a multiple of its scale")
@@ -120,10 +120,10 @@ def whole_zeros(coded: CodedMatrix, least: int = 0, most: int | None = None) -> 
 
 
 def exactly(numbers: Array, dtype: str, what: str) -> Array:
-    """Numbers in a type of 16 or 32 bits.
+    """Numbers converted to a type of 16 or 32 bits without loss.
 
     Raises:
-        ArgumentError: one that the type does not hold.
+        ArgumentError: a number that the type cannot represent.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         found: Array = numbers.astype(FLOATS[dtype].dtype)
@@ -134,5 +134,5 @@ def exactly(numbers: Array, dtype: str, what: str) -> Array:
 
 
 def digest(numbers: npt.NDArray[np.floating[Any]]) -> str:
-    """The SHA-256 of some numbers as float32, row by row, in hexadecimal digits."""
+    """The SHA-256 of numbers as float32, row by row, in hexadecimal digits."""
     return hashlib.sha256(np.ascontiguousarray(numbers, "<f4").data).hexdigest()

@@ -89,10 +89,10 @@ from lowbit.quantization.affine import (
 from lowbit.quantization.packing import Bits, check_rows, pack
 
 DAMPING = 0.01
-"""The part of the mean of the diagonal that is added to it unless something else is asked for; GPTQ's own."""
+"""The default fraction of the mean of the diagonal that is added to the diagonal; GPTQ's own."""
 
-# **The Hessian** is summed input by input, as they come by while the model reads the calibration text. One elementwise
-# product at a time, in float64, so that it is the same on every machine.
+# **The Hessian** is summed input by input, as the model reads the calibration text. It adds one elementwise product at
+# a time, in float64, so that it is the same on every machine.
 
 
 @checked
@@ -134,7 +134,7 @@ def damped(hessian: F32 | F64, damping: float) -> F64:
 
 
 # **The factor.** The last column of :math:`M` is the last column of :math:`H` divided by the root of its last element;
-# what the column explains is taken off, and the rest is a smaller problem of the same kind.
+# subtracting the column's contribution leaves a smaller problem of the same kind.
 
 
 def _check_symmetric(hessian: F32 | F64) -> None:
@@ -177,7 +177,7 @@ def factor(hessian: Annotated[F32 | F64, Shape("K", "K"), FINITE]) -> F64:
 
 
 def spread(targets: F64, factor: F32 | F64, k: int, error: F64) -> None:
-    r"""Add what the error :math:`\Delta_k` of row k asks of every later row, in place."""
+    r"""Add the correction for the error :math:`\Delta_k` of row k to the target of every later row, in place."""
     later = slice(k + 1, None)
     targets[later] += np.outer(factor[k, later] / factor.diagonal()[later], error)
 
@@ -193,7 +193,7 @@ def targets(
     factor: Annotated[F32, Shape("K", "K"), FINITE],
     values: Annotated[F32, Shape("K", "N"), FINITE],
 ) -> F64:
-    """The target of every row, given the values to which the rows before it were rounded.
+    """The target of every row, given the rounded values of the rows before it.
 
     The first row was rounded up by 0.5; the second now aims 0.25 lower, and its own value changes nothing:
 
@@ -205,7 +205,7 @@ def targets(
     Args:
         weights: float32, K × N, finite.
         factor: float32, K × K, finite, upper triangular with a positive diagonal.
-        values: float32, K × N, finite: what the codes of each row stand for; the last row is not read.
+        values: float32, K × N, finite: the values of each row's codes; the last row is not read.
 
     Returns:
         float64, K × N.
@@ -222,15 +222,15 @@ def targets(
     return result
 
 
-# **Quantise.** The loop of the opening, with the grid of `affine`. A group's scale and zero are found when its first
-# row is due, from the values that its rows would take if no row since the beginning of the block had to be rounded,
-# each its own target exactly. A row is rounded from its target in float32, by the very expressions of `affine`.
+# **Quantise.** This is the loop of the module docstring, with the grid of `affine`. A group's scale and zero are
+# computed before its first row is rounded, from the values that its rows would take if every row since the beginning of
+# the block met its target exactly. A row is rounded from its target in float32, by the expressions of `affine`.
 
 
 def unrounded(goals: F64, weights: F64, factor: F64, rows: slice) -> F32:
-    """What these rows would be, given the errors before them, if they could be any number: float32.
+    """The float32 values of these rows without rounding, given the errors of the rows before them.
 
-    This is what the usual form has in place of the weights that are left.
+    In the usual form of GPTQ these are the updated remaining weights.
     """
     free, block = goals[rows].copy(), factor[rows, rows]
     for k, row in enumerate(weights[rows]):
@@ -263,7 +263,7 @@ def quantize(
 ) -> ActOrderMatrix:
     """Round the rows of W one after another, each to its target.
 
-    Two inputs that rise and fall together: the second row makes up for what rounding does to the first.
+    With two correlated inputs, the second row compensates the rounding error of the first.
 
     >>> weights = np.array([[0.6], [0.6], [15], [0], [0], [0], [0], [0]], np.float32)
     >>> inputs = np.eye(8, dtype=np.float32)
@@ -276,16 +276,16 @@ def quantize(
 
     Args:
         weights: float32, K × N, finite.
-        hessian: float32 or float64, K × K, symmetric: of the inputs that the layer sees.
+        hessian: float32 or float64, K × K, symmetric: of the layer's inputs.
         bits: 2, 3, 4 or 8.
         group_size: 1 to K; groups are runs of rows in the order of rounding.
         convention: ``zero_point`` or ``minimum``.
         symmetric: the range of a group is −m to m with m its largest magnitude, and the zero-point 2^(bits − 1).
-        act_order: take the rows by falling diagonal of H, equal ones as they come; otherwise as they come.
+        act_order: round rows by decreasing diagonal of H, ties in row order; otherwise in row order.
         damping: λ, at least 0.
         scale_dtype: ``float32`` or ``float16``.
-        block_size: rows whose errors the ranges of groups in the same block do not see; 128 in the authors' code. None
-            is `group_size`: every range sees all errors before it.
+        block_size: rows of a block. The range of a group ignores the errors of earlier rows of its block; 128 in the
+            authors' code. None is `group_size`: every range takes all earlier errors into account.
 
     Raises:
         ArgumentError: wrong argument; `symmetric` with ``minimum``; a Hessian that, damped, is not positive definite
@@ -317,7 +317,7 @@ def quantize(
 
 
 def of_live(group: F32, live: npt.NDArray[np.bool_]) -> F32:
-    """The rows of a group whose inputs are not dead, or all where every one is."""
+    """The rows of a group whose inputs are not dead, or all rows if all are dead."""
     return group[live] if live.any() else group
 
 
@@ -334,7 +334,7 @@ def grid(
 
 
 def layer_error(weights: F32, values: F32, hessian: F32 | F64) -> float:
-    r"""E, the sum over the columns of :math:`\Delta^T H \Delta`: a measurement, in float64 by whatever order is fast.
+    r"""E, the sum over the columns of :math:`\Delta^T H \Delta`: a measurement in float64, summed in the fastest order.
 
     Args:
         weights: float32, K × N.
@@ -346,10 +346,10 @@ def layer_error(weights: F32, values: F32, hessian: F32 | F64) -> float:
 
 
 # **What a backend promises.** A rounding is discontinuous: two correct quantisers whose targets differ in the last bit
-# may take different codes at a tie, and from there on different targets. So the whole quantiser is no operation. Its
-# continuous parts are: the Hessian, the factor, and the targets *given* the values of the rows before. Between them
-# stands only the rounding of `affine`, which is exact. A quantiser made of these parts is right in each decision, given
-# the decisions before it. The bounds are derived in `gptq_bounds`.
+# may choose different codes at a tie, and different targets from there on. So the whole quantiser is not an operation.
+# Its continuous parts are operations: the Hessian, the factor, and the targets *given* the values of the earlier rows.
+# Between them lies only the rounding of `affine`, which is exact. A quantiser made of these parts makes each decision
+# correctly, given the earlier ones. The bounds are derived in `gptq_bounds`.
 
 operation(
     "gptq.hessian",

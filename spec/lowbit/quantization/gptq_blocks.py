@@ -25,11 +25,11 @@ from lowbit.quantization.gptq import damped, of_live, unrounded
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What GPTQ has to know of the inputs of a matrix; matrices with the same inputs share it.
+    """What GPTQ needs to know about the inputs of a matrix; matrices with the same inputs share it.
 
     Attributes:
         order: int64, K: the rows in the order in which they are rounded.
-        live: K, in that order: whether an input is ever other than zero.
+        live: K, in that order: whether an input is ever nonzero.
         factor: float64, K × K: the upper triangular factor of the damped Hessian in that order.
     """
 
@@ -43,8 +43,8 @@ class Inputs:
 
         Args:
             hessian: float64, K × K, symmetric.
-            act_order: take rows by falling diagonal, equal ones as they come.
-            damping: the part of the mean of the diagonal that is added to it.
+            act_order: take rows by decreasing diagonal, ties in row order.
+            damping: the fraction of the mean of the diagonal that is added to the diagonal.
 
         Raises:
             ArgumentError: it is not positive definite.
@@ -60,7 +60,7 @@ class Inputs:
 
 
 def check_block_size(argument: str, block_size: int, group_size: int) -> None:
-    """Refuse a block that is not of whole groups.
+    """Refuse a block that does not consist of whole groups.
 
     Raises:
         ArgumentError: names the argument.
@@ -78,7 +78,7 @@ def rounded(weights: F32, inputs: Inputs, bits: int, grid: Grid, block_size: int
         inputs: of this matrix.
         bits: 2, 3, 4 or 8.
         grid: of every group; groups are runs of rows in the order of `inputs`.
-        block_size: rows whose errors the ranges of groups in the same block do not see, whole groups; None for a group.
+        block_size: rows of a block, whole groups, as `gptq.quantize`; None for one group.
 
     Raises:
         ArgumentError: a range that float16 cannot hold; a block that is not of whole groups.
@@ -106,5 +106,5 @@ def rounded(weights: F32, inputs: Inputs, bits: int, grid: Grid, block_size: int
         goals[group.stop :] += ratios[group, group.stop :].T @ errors
     order, g_idx = inputs.order, np.empty(len(rows), np.int32)
     back = np.empty_like(codes)
-    back[order], g_idx[order] = codes, runs(len(rows), grid.group_size)  # rows where they were, each with its group
+    back[order], g_idx[order] = codes, runs(len(rows), grid.group_size)  # rows in their original order
     return CodedMatrix(back, np.stack(scales), np.stack(zeros).astype(np.float64), g_idx, *grid.numbers(bits))

@@ -76,7 +76,7 @@ class HqqMatrix:
     """A matrix of K × N weights as codes with real zeros, in G = K·N / group_size groups along either axis.
 
     Attributes:
-        words: uint32, ``K * bits // 32`` × N, the codes as `packing` lays them, whichever the axis.
+        words: uint32, ``K * bits // 32`` × N, the codes as `packing` lays them, for either axis.
         scales: G numbers above 0, in the order of the groups.
         zeros: G numbers.
         bits: 2, 3, 4 or 8.
@@ -128,7 +128,7 @@ class HqqMatrix:
 
     @property
     def parameters(self) -> Parameters:
-        """The choices that it embodies, by the names under which a backend declares what it handles."""
+        """Its choices, by the names under which a backend declares what it handles."""
         stored = ["eight-bit" if isinstance(part, EightBit) else str(part.dtype) for part in (self.scales, self.zeros)]
         own = {"bits": self.bits, "group_size": self.group_size, "axis": self.axis}
         return {**own, "scales": stored[0], "zeros": stored[1]}
@@ -188,9 +188,9 @@ def quantize(
     solver: Solver | None = None,
     recipe: Recipe = "ruled",
 ) -> HqqMatrix:
-    """Codes with the zeros that the solver finds.
+    """Quantise with the zeros that the solver finds.
 
-    Weights most of which are small beside a few, and the mean error by range alone and with the solver:
+    For weights with a few outliers, the mean error from the range alone and with the solver:
 
     >>> weights = (np.arange(-32, 32, dtype=np.float32) / 32).reshape(64, 1) ** 3
     >>> results = [quantize(weights, bits=2, group_size=64, solver=Solver(steps=steps)) for steps in (0, 20)]
@@ -202,12 +202,12 @@ def quantize(
         bits: 2, 3, 4 or 8.
         group_size: g; divides K along axis 1 and K·N along axis 0.
         axis: 0 or 1.
-        scale_dtype: of the scales and zeros that are stored as they are, ``float32`` or ``float16``.
+        scale_dtype: of scales and zeros stored as floats, ``float32`` or ``float16``.
         meta_group: if given, scales and zeros are stored in 8 bits, the scales in groups of this many (a divisor of G),
-            the zeros in one group; what is stored as it is are then the scales and zeros of those.
-        solver: the numbers of the method; ``Solver(steps=0)`` leaves the zeros where the ranges put them.
-        recipe: ``ruled``, or ``hqq-0.1.1`` or ``hqq-0.2.8`` for what these versions of the authors' package do on a CPU
-            (`hqq_published`).
+            the zeros in one group; the floats are then the scales and zeros of these 8-bit numbers.
+        solver: the numbers of the method; ``Solver(steps=0)`` keeps the zeros that the ranges give.
+        recipe: ``ruled``, or ``hqq-0.1.1`` or ``hqq-0.2.8`` to reproduce these versions of the authors' package on a
+            CPU (`hqq_published`).
 
     Raises:
         ArgumentError: wrong argument; a range, or by the authors' recipes a zero, that the stored dtype cannot hold.
@@ -283,7 +283,7 @@ def as_minimum(matrix: HqqMatrix) -> QuantizedMatrix:
         matrix: K × N, axis 1.
 
     Raises:
-        ArgumentError: not an `HqqMatrix`; axis 0, whose scales no linear layer by equation 2 can take out of its sums;
+        ArgumentError: not an `HqqMatrix`; axis 0, whose scales cannot be factored out of the sums of equation 2;
             a product that overflows.
 
     Source: QIGen equation 2; errata H.
@@ -327,7 +327,7 @@ def qgemv(x: Annotated[F32, Shape("matrix.rows")], matrix: HqqMatrix) -> F64:
     Source: errata H.
     """
     y = np.zeros(matrix.columns)
-    with np.errstate(invalid="ignore", over="ignore"):  # a non-finite x makes a non-finite y, silently
+    with np.errstate(invalid="ignore", over="ignore"):  # a non-finite x gives a non-finite y, without a warning
         for x_k, (_, _, row) in zip(x.astype(np.float64), _rows(matrix), strict=True):
             y += x_k * row
     return y

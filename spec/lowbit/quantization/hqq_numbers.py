@@ -27,7 +27,7 @@ from lowbit.quantization.packing import Codes
 
 @dataclass(frozen=True, eq=False)
 class EightBit:
-    """Real numbers as 8-bit codes; number f is ``scales[f mod M] * (codes[f] - zeros[f mod M])``.
+    """Real numbers as 8-bit codes. Number f is ``scales[f mod M] * (codes[f] - zeros[f mod M])``.
 
     Attributes:
         codes: uint8, one for each number.
@@ -61,7 +61,7 @@ Numbers = Array | EightBit
 
 
 def decode(numbers: Numbers) -> F32:
-    """The float32 numbers; ``scale * (code - zero)`` in float32, two roundings, where they are in 8 bits.
+    """The float32 numbers; for 8-bit numbers ``scale * (code - zero)`` in float32, two roundings.
 
     >>> decode(EightBit(np.array([0, 255, 3, 4], np.uint8), np.float32([0.5, 1]), np.float32([0, 1])))
     array([  0. , 254. ,   1.5,   3. ], dtype=float32)
@@ -86,7 +86,7 @@ def encode(numbers: F32, group_size: int, dtype: np.dtype[Any]) -> EightBit:
 def range_grid(blocks: F32, bits: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Scale and real zero of each column of g × G blocks by its range, in float32, then in the stored dtype."""
     low, high = blocks.min(axis=0), blocks.max(axis=0)
-    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):  # each is looked at below
+    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):  # each case is handled below
         scale = ((high - low) / np.float32(2**bits - 1)).astype(dtype)
         zero = (-low / scale.astype(np.float32)).astype(dtype)
         ranged = (scale > 0) & np.isfinite(zero)
@@ -97,14 +97,15 @@ def range_grid(blocks: F32, bits: int, dtype: np.dtype[Any]) -> tuple[Array, Arr
 
 
 def above_zero(scales: EightBit) -> EightBit:
-    """Scales whose code stands for 0, or by a rounding for less, take the next code: a scale of 0 has no quotient."""
+    """Scales with the codes that decode to 0, or through rounding to less, replaced by the next code: no division by
+    0."""
     while not (low := decode(scales) > 0).all():
         scales = EightBit(scales.codes + ~low, scales.scales, scales.zeros)
     return scales
 
 
 def check_plain(name: str, numbers: Array) -> None:
-    """Refuse anything but finite float32 or float16 numbers in a row."""
+    """Refuse anything but a vector of finite float32 or float16 numbers."""
     check_choice(f"dtype of {name}", str(getattr(numbers, "dtype", None)), SCALE_DTYPES)
     check_array(name, numbers, numbers.dtype, (None,))
     check_finite(name, numbers)

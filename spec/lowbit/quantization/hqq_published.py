@@ -50,7 +50,7 @@ LEAST_RANGE = np.float32(1e-4)
 
 @dataclass(frozen=True)
 class Version:
-    """In what the two versions differ.
+    """The differences between the two versions.
 
     Attributes:
         growth: whether the penalty grows from step to step.
@@ -113,7 +113,7 @@ def quantize_blocks(
     Args:
         blocks: float32, g × G: each column a group.
         bits: 2, 3, 4 or 8.
-        dtype: of what is stored as it is, float32 or float16.
+        dtype: of the numbers stored as floats, float32 or float16.
         meta_group: of scales in 8 bits, a divisor of G; None for none.
         solver: the numbers of the method.
         recipe: ``hqq-0.1.1`` or ``hqq-0.2.8``.
@@ -136,7 +136,7 @@ def quantize_blocks(
 
 
 def _in_8_bits(numbers: F32, group_size: int, dtype: np.dtype[np.floating], version: Version) -> EightBit:
-    """As `hqq_numbers.encode`, on the authors' grid and with codes that are found before it is rounded."""
+    """As `hqq_numbers.encode`, on the authors' grid and with codes computed before the grid is rounded."""
     blocks: Array = numbers.reshape(group_size, -1)
     inverse, zeros = inverse_grid(blocks, 8, version)
     found = codes_by_inverse(blocks, inverse, zeros, 8).astype(np.uint8)

@@ -59,20 +59,21 @@ from lowbit.quantization.packing import Bits, Codes
 from lowbit.text import kind_of
 
 WEIGHTS_AT_A_TIME = 2**17
-"""Few enough that the numbers on the way, 5 MB, stay in a cache; with fewer, threads wait for the interpreter."""
+"""Few enough that the intermediate arrays, 5 MB, stay in a cache; with fewer, threads wait for the interpreter."""
 
 CLEARLY = 1 - 1e-6
-"""An error of this part of the threshold vanishes, however the threshold is rounded."""
+"""An error below this fraction of the threshold shrinks to 0, however the threshold is rounded."""
 
 LEAST_EXPONENT = -1074
-"""Of the least float64 above 0, as a power of two."""
+"""The exponent of the least float64 above 0, a power of two."""
 
 POWER_ROUNDINGS = 10
-"""What a float32 power may err by, in unit roundoffs: 4 units in the last place, and the rounding of its exponent."""
+"""The error bound of a float32 power, in unit roundoffs: 4 units in the last place, and the rounding of its
+exponent."""
 
 
 def check_norm(p: float, beta: float) -> None:
-    """Refuse a norm or a penalty for which the halves are not what the chapter says."""
+    """Refuse a norm or a penalty for which the two half-steps of the chapter do not hold."""
     for name, number in (("p", p), ("beta", beta)):
         if not isinstance(number, int | float | np.floating):
             raise ArgumentError(name, kind_of(number), "a number")
@@ -88,9 +89,9 @@ class Solver:
 
     Attributes:
         p: of the norm, above 0 and at most 1.
-        beta: weight of the penalty at first, above 0.
+        beta: initial weight of the penalty, above 0.
         kappa: its growth from step to step, above 0.
-        steps: the most steps; with 0 the zero stays where the range of the group puts it.
+        steps: the most steps; with 0 the zero remains that of the group's range.
 
     Raises:
         ArgumentError: a number outside these.
@@ -109,7 +110,7 @@ class Solver:
 
     @property
     def threshold(self) -> float:
-        """The largest error of which the first step leaves nothing.
+        """The largest error that the first step shrinks to 0.
 
         >>> round(Solver().threshold, 3)
         0.17
@@ -118,7 +119,7 @@ class Solver:
 
 
 def vanishing(p: float, beta: float) -> np.float64:
-    """The largest error of which a step leaves nothing."""
+    """The largest error that a step shrinks to 0."""
     with np.errstate(over="ignore"):
         return np.float64(beta) ** (-1 / (2 - p))
 
@@ -153,7 +154,7 @@ def codes(weights: GroupWeights, scales: GroupScales, zeros: GroupZeros, bits: B
 
     Source: errata H.
     """
-    with np.errstate(over="ignore"):  # a weight beyond all codes has the last one
+    with np.errstate(over="ignore"):  # a weight beyond all codes gets the last one
         real = weights / scales
         real += zeros
     np.clip(np.rint(real, out=real), 0, 2**bits - 1, out=real)
@@ -161,13 +162,13 @@ def codes(weights: GroupWeights, scales: GroupScales, zeros: GroupZeros, bits: B
 
 
 def shrink(d: F64, p: float, beta: float) -> F64:
-    r""":math:`\mathrm{sign}(d) \max(0, |d| - |d|^{p-1}/\beta)`: errors up to the threshold vanish, others come nearer.
+    r""":math:`\mathrm{sign}(d) \max(0, |d| - |d|^{p-1}/\beta)`: errors up to the threshold become 0, others shrink.
 
     >>> shrink(np.array([0.0, 0.1, -1.0]), p=0.7, beta=10.0)
     array([ 0. ,  0. , -0.9])
     """
     result = np.zeros_like(d)
-    left = ~(np.abs(d) <= CLEARLY * vanishing(p, beta))  # a power is slow, and of most errors nothing is left anyway
+    left = ~(np.abs(d) <= CLEARLY * vanishing(p, beta))  # a power is slow, and most errors shrink to 0 anyway
     if left.any():
         size = np.abs(d[left])
         result[left] = np.sign(d[left]) * np.maximum(0.0, size - size ** (p - 1) / beta)
@@ -226,7 +227,7 @@ class Solution:
 
     Attributes:
         zeros: float32, G: those of the least error.
-        errors: the mean of the magnitude of the errors, before the first step and after each one that was made.
+        errors: the mean magnitude of the errors, before the first step and after each step made.
     """
 
     zeros: F32
@@ -239,7 +240,7 @@ def solve(
 ) -> Solution:
     """Move the zeros of a tensor's groups until the mean error no longer falls.
 
-    A group whose outlier leaves the other weights a grid that misses them:
+    A group whose outlier makes the grid too coarse for its other weights:
 
     >>> weights = np.array([[0.0], [0.4], [0.4], [0.4], [0.4], [3.0]], np.float32)
     >>> found = solve(weights, np.float32([1.0]), np.float32([0.0]), bits=2)
@@ -271,8 +272,8 @@ def solve(
 def exact_sum(numbers: F64) -> float:
     """The sum of finite numbers of at least 0, rounded once: that of `math.fsum`, in a seventh of the time.
 
-    Multiples of one unit that are small enough have a sum without rounding, in any order; what is left of each number
-    is summed with smaller units.
+    Sufficiently small multiples of one unit sum without rounding, in any order; the remainder of each number is summed
+    in smaller units.
 
     >>> exact_sum(np.array([1.0, 1e-30, 1e16, 1.0]))
     1.0000000000000002e+16
@@ -290,7 +291,7 @@ def _walked(weights: F32, scales: F32, zeros: F32, bits: int, solver: Solver) ->
     """All steps, as if the mean error always fell: the zeros before each, and the sum of the errors of each group.
 
     Groups are independent, so a few of them make all steps before the next few do: their weights stay in the cache.
-    There is never just one, because numpy sums a single column in another order.
+    It never takes a single group, because numpy sums a single column in another order.
     """
     count = weights.shape[1]
     path, sums = np.empty((solver.steps + 1, count), np.float32), np.empty((solver.steps + 1, count))
@@ -308,7 +309,7 @@ def _walk(weights: F32, scales: F32, zeros: F32, bits: int, solver: Solver, path
     """
     wide, wide_scales, beta = weights.astype(np.float64), scales.astype(np.float64), solver.beta
     real, q, d = np.empty_like(wide, np.float32), np.empty_like(wide), np.empty_like(wide)
-    with np.errstate(all="ignore"):  # after the step at which `solve` ends, numbers may be anything
+    with np.errstate(all="ignore"):  # after the step at which `solve` ends, any value may occur
         quotients, wide_quotients = weights / scales, wide / wide_scales
         for number in range(solver.steps + 1):
             path[number] = zeros
@@ -347,8 +348,8 @@ def step_bound(
 
     Args:
         weights, codes, scales, zeros, p, beta: as `step`.
-        arithmetic: what the backend declares; its roundings are taken at g, and each number on the way is at least as
-            fine as its accumulator.
+        arithmetic: what the backend declares; its roundings are taken at g, and each intermediate is at least as
+            precise as its accumulator.
         exact: float64, G.
     """
     u, size = UNIT_ROUNDOFF[arithmetic.accumulator], len(weights)
@@ -365,8 +366,9 @@ def step_bound(
     return Bound(limit, terms, bound.derivation + " + rounding of the errors and of their shrinking")
 
 
-# **What a backend promises.** Codes jump, and so does the decision to stop; the solver is therefore no operation, and
-# its two halves are. A power is no basic operation of floating point, so a step is bounded and not exact.
+# **What a backend promises.** Codes are discontinuous, and so is the decision to stop; so the solver is not an
+# operation, but its two halves are. A power is not a basic floating-point operation, so a step is bounded and not
+# exact.
 
 operation(
     "hqq.codes",

@@ -42,7 +42,7 @@ class Scheme:
     Attributes:
         bits: 2, 3, 4 or 8.
         group_size: g.
-        scale_group: how many scales share a scale of their own.
+        scale_group: how many scales share a second-level scale.
 
     Raises:
         ArgumentError: wrong bits, or a size below 1.
@@ -59,7 +59,7 @@ class Scheme:
 
     @property
     def code_bits(self) -> float:
-        """What a code takes in the stored format: b bits, or where b is 3 a tenth of a word, groups padded to tens.
+        """Bits of a code in the stored format: b, or for b = 3 a tenth of a word, with groups padded to tens.
 
         >>> Scheme(3, 64, 128).code_bits
         3.5
@@ -82,7 +82,7 @@ SCHEMES: dict[str, Scheme | None] = {
     "3-bit": Scheme(3, 64, 128),
     "2-bit": Scheme(2, 16, 128),
 }
-"""The four schemes of §4.2; none means 16 bits and nothing else."""
+"""The four schemes of §4.2; None means plain 16 bits."""
 
 PRINTED: dict[tuple[str, str], float] = {
     ("FP16", "FP16"): 86.99,
@@ -102,7 +102,7 @@ PRINTED: dict[tuple[str, str], float] = {
     ("2-bit", "3-bit"): 21.18,
     ("2-bit", "2-bit"): 17.30,
 }
-"""Table 1: schemes of attention and experts, and the size that is printed."""
+"""Table 1: schemes of attention and experts, and the printed size."""
 
 
 # **The model**: how many weights of which kind.

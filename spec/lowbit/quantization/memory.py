@@ -46,7 +46,7 @@ FLOAT_BITS = 32
 MIB = 2**20
 
 GROUP_SIZES = (16, 32, 64, 128)
-"""The group sizes of the paper's experiments; beside them, full columns (errata Q9)."""
+"""The group sizes of the paper's experiments; the paper also uses full columns (errata Q9)."""
 
 
 def matrix_bits(
@@ -159,8 +159,8 @@ def cache_bytes(shape: Shape, tokens: int) -> int:
     return 4 * 2 * shape.layers * tokens * shape.hidden
 
 
-# **Table 3**, measured in MiB while 128 tokens were made. One copy at hand has lost the table's columns; both have
-# these numbers.
+# **Table 3**, measured in MiB while generating 128 tokens. One of the two available copies lost the table's columns;
+# both have these numbers.
 
 ROWS_OF_TABLE_3: Mapping[tuple[str, int], int] = MappingProxyType(
     {
@@ -179,14 +179,14 @@ ROWS_OF_TABLE_3: Mapping[tuple[str, int], int] = MappingProxyType(
 
 
 class Comparison(NamedTuple):
-    """One row of Table 3 beside what the formula says.
+    """One row of Table 3 beside the formula's result.
 
     Attributes:
         model: its name.
         bits: 3 or 4.
-        printed: the paper's reduction, float32 by quantised.
+        printed: the paper's reduction, float32 over quantised.
         counted: the formula's.
-        excess: MiB that the paper has more than the formula.
+        excess: MiB by which the paper's size exceeds the formula's.
         excess_bits: the same in bits for each parameter.
     """
 
