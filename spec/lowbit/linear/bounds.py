@@ -72,7 +72,7 @@ def gauge(x: F32, codes: Codes, matrix: QuantizedMatrix, form: Form) -> F64:
 
 
 def conversion_error(x: F32, codes: Codes, matrix: QuantizedMatrix) -> F64:
-    r""":math:`\sum_k |x_k||\hat w_k - w_k|`: what rounding the weights to float32 may add, for each column.
+    r""":math:`\sum_k |x_k||\hat w_k - w_k|`: the error that rounding the weights to float32 may add, for each column.
 
     Args and returns: as `gauge`.
     """
@@ -103,8 +103,8 @@ def linear_bound(x: F32, matrix: QuantizedMatrix, arithmetic: Arithmetic, exact:
     codes, form, sizes = unpack(matrix.words, matrix.bits), arithmetic.form, (matrix.rows, matrix.group_size)
     terms = gauge(x, codes, matrix, form)
     conversion = conversion_error(x, codes, matrix) if form == "dequantised" else None
-    # Products may underflow: at most two a row, of which one may meet a code afterwards, as in (s x) q; two a group;
-    # and the offset's own, times the sum of |x|.
+    # Products may underflow: at most two per row, one of which may then be multiplied by a code, as in (s x) q; two per
+    # group; and the product in the offset, times the sum of |x|.
     x_sum = float(np.sum(np.abs(x.astype(np.float64))))
     underflows = 2 * matrix.rows * 2**matrix.bits + 2 * matrix.groups + x_sum
     # The reference sums the factored form in float64, by one loop.

@@ -56,7 +56,7 @@ def softmax(scores: F64) -> F64:
 
 
 def softmax_beside(scores: F64, beside: F64) -> F64:
-    """The softmax of scores with one more beside them, without the probability of that one.
+    """The softmax over the scores and one extra score, without the probability of the extra one.
 
     >>> softmax_beside(np.array([1000.0, 1000.0]), np.array([1000.0])).round(4)
     array([0.3333, 0.3333])
@@ -83,7 +83,7 @@ def silu(a: F64) -> F64:
     >>> silu(np.array([-1000.0, 0.0, 1000.0]))
     array([  -0.,    0., 1000.])
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # e^1000 is infinite, and a / ∞ is the 0 that is meant
+    with np.errstate(over="ignore", invalid="ignore"):  # e^1000 is infinite, and a / ∞ is the wanted 0
         return a / (1.0 + np.exp(-a))
 
 

@@ -76,13 +76,13 @@ from lowbit.quantization.bfp_dot import LARGEST_SUM
 from lowbit.quantization.packing import Codes, unpack
 
 ACTIVATIONS = bfp16(32)
-"""The format of activations where nothing else is said: 8-bit mantissas, blocks of 32."""
+"""The default format of activations: 8-bit mantissas, blocks of 32."""
 
 LARGEST_CODE = 255
 """Of any width. Whether blocks are too long does not depend on the matrix that they meet."""
 
 
-# **Segments**: where a block or a group ends, a segment ends.
+# **Segments** end where a block or a group ends.
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,13 @@ def segments(rows: int, block: int, group_size: int) -> Iterator[Segment]:
 
 @dataclass(frozen=True, eq=False)
 class CodeSums:
-    """What T vectors of activations and a matrix give for each of their P segments, before anything is rounded.
+    """The integer sums of T vectors of activations times a matrix, for each of P segments, before any rounding.
 
     Attributes:
         products: int64, T × P × N, of magnitude below 2^53: :math:`D`, the sums of mantissa times code.
         mantissas: int64, T × P: :math:`S`, the sums of mantissas.
         exponents: int64, T × P: a segment stands for its integers times ``2**exponents``.
-        groups: int64, P: the group of weights that each segment lies in, ascending.
+        groups: int64, P: the group of weights to which each segment belongs, ascending.
     """
 
     products: I64
@@ -184,7 +184,7 @@ def code_sums(x: Blocks, matrix: QuantizedMatrix) -> CodeSums:
 
 
 def sums_of_codes(x: Blocks, codes: Codes, group_size: int) -> CodeSums:
-    """The same for codes that are unpacked already, uint8, K × N."""
+    """The same for unpacked codes, uint8, K × N."""
     mantissas = x.mantissas.astype(np.int64)
     runs = list(segments(len(codes), x.format.block, group_size))
     return CodeSums(
@@ -195,8 +195,8 @@ def sums_of_codes(x: Blocks, codes: Codes, group_size: int) -> CodeSums:
     )
 
 
-# **The product**, equation 2: the integers are scaled and added in float64, group by group and segment by segment, by
-# no library sum, so that the result is the same to the bit on every machine.
+# **The product**, equation 2: the integers are scaled and added in float64, group by group and segment by segment,
+# without a library sum, so that the result has the same bits on every machine.
 
 
 @checked(also=_check_product)
@@ -227,7 +227,7 @@ def qgemm_bfp(x: Blocks, matrix: QuantizedMatrix) -> F64:
 
 
 def scaled(sums: CodeSums, matrix: QuantizedMatrix) -> F64:
-    """The rest of `qgemm_bfp`, once the integers are there: float64, T × N."""
+    """The rest of `qgemm_bfp`, from the integers: float64, T × N."""
     y = np.zeros((len(sums.products), matrix.columns))
     offsets = group_offsets(matrix)
     for group in range(matrix.groups):

@@ -63,7 +63,7 @@ def integer_loop(block: int) -> Roundings:
     70
 
     Args:
-        block: the smallest block that is declared; 1 for all of them.
+        block: the smallest declared block; 1 for all block sizes.
     """
     check_integer("block", block, least=1)
 

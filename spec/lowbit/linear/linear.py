@@ -38,8 +38,8 @@ from lowbit.contract.signature import Shape, checked
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import Codes, unpack
 
-# **The identities.** Each equation is two functions, its left and its right side. On inputs whose every partial sum
-# is exactly representable they are equal to the bit, whatever the order of the sum, and that is how they are tested.
+# **The identities.** Each equation is two functions, its left and its right side. If every partial sum is exactly
+# representable, both are equal to the bit in any order of the sum; the tests use such inputs.
 
 
 def equation_1_left(y: F64, codes: F64, scale: float, zero: float) -> float:
@@ -137,10 +137,10 @@ def qgemv(x: Annotated[F32, Shape("matrix.rows")], matrix: QuantizedMatrix) -> F
 
 
 def qgemv_codes(x: F32, codes: Codes, matrix: QuantizedMatrix) -> F64:
-    """The same for one vector or several, K or T × K, and codes that are unpacked already: float64, N or T × N."""
+    """The same for one or several vectors, K or T × K, and unpacked codes: float64, N or T × N."""
     y = np.zeros((*x.shape[:-1], matrix.columns))
     offsets = group_offsets(matrix)
-    with np.errstate(invalid="ignore", over="ignore"):  # a non-finite x makes a non-finite y (clause C5), silently
+    with np.errstate(invalid="ignore", over="ignore"):  # a non-finite x silently gives a non-finite y (clause C5)
         for group in range(matrix.groups):
             rows = matrix.group_rows(group)
             accumulator, x_sum = np.zeros(y.shape), np.zeros((*x.shape[:-1], 1))
@@ -153,7 +153,7 @@ def qgemv_codes(x: F32, codes: Codes, matrix: QuantizedMatrix) -> F64:
 
 
 def group_offsets(matrix: QuantizedMatrix) -> F64:
-    r"""The offset :math:`o_i = -s_i z_i` of each group, float64, G × N: what a code of 0 stands for, exactly."""
+    r"""The offset :math:`o_i = -s_i z_i` of each group, float64, G × N: the exact value of a code of 0."""
     zeros = matrix.zeros.astype(np.float64)
     return zeros if matrix.convention == "minimum" else -matrix.scales.astype(np.float64) * zeros
 

@@ -82,8 +82,8 @@ class Steps:
     Attributes:
         arithmetic: its accumulator and the roundings of its sums.
         unit: unit roundoff of everything between the sums.
-        handed: the type to which values that pass from one step to the next are rounded, or None where that rounding
-            is one of those between the sums.
+        handed: the type to which values passed from one step to the next are rounded, or None if the roundings between
+            the sums include it.
     """
 
     arithmetic: Arithmetic
@@ -99,25 +99,25 @@ class Steps:
         return checked_gamma(self.arithmetic, length, length)
 
     def stored(self, value: F64, error: F64) -> F64:
-        """The error of a sum after it has left its accumulator, which may be finer than what follows."""
+        """The error of a sum after conversion from its accumulator, which may be more precise than the next step."""
         if UNIT_ROUNDOFF[self.arithmetic.accumulator] < self.unit:
             return error + self.unit * (np.abs(value) + error)
         return error
 
     def passed(self, value: F64, error: F64) -> F64:
-        """The error of a value after it has been handed to the next step."""
+        """The error of a value after it has been passed to the next step."""
         if self.handed is None:
             return error
         return error + UNIT_ROUNDOFF[self.handed] * (np.abs(value) + error) + ETA[self.handed]
 
     def overflows(self, value: F64, error: F64) -> npt.NDArray[np.bool_]:
-        """Where a value may pass the largest number of the type in which it is handed on."""
+        """Where a value may exceed the largest number of the type in which it is passed on."""
         return np.abs(value) + error > (np.inf if self.handed is None else LARGEST[self.handed])
 
 
 def declared(arithmetic: Arithmetic, inputs: str = "float32") -> Steps:
-    """The steps that a backend declares: its sums as declared, float32 between them, or what passes from one to the
-    next in the type of the inputs."""
+    """The steps that a backend declares: its sums as declared, and float32 or the type of the inputs for the values
+    between them."""
     handed = inputs if arithmetic.intermediate == "inputs" and inputs != "float32" else None
     return Steps(arithmetic, UNIT_ROUNDOFF["float32"], handed)
 

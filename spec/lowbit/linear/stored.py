@@ -75,7 +75,7 @@ def _check_cast(x: Stored, weights: Stored, result: Result) -> None:
 
 @checked(also=_check_cast)
 def gemm_cast(x: Stored, weights: Stored, result: Result = "float32") -> F64:
-    """``Y = X W`` for activations that are stored in a format themselves.
+    """``Y = X W`` for activations that are themselves stored in a format.
 
     Args:
         x: K × T: each vector of activations is one column. A backend promises nothing where a code of 8 bits is -128.

@@ -44,7 +44,7 @@ from lowbit.tensor_formats.table import Terms
 
 FORMS = ("dequantised", "factored")
 SCALED = 4
-"""Roundings between code, scale and zero, and the weight of a type of 16 bits through float32."""
+"""Roundings from code, scale and zero to a weight of a 16-bit type by way of float32."""
 
 
 def run_length(weights: Stored) -> int:
@@ -53,7 +53,7 @@ def run_length(weights: Stored) -> int:
 
 
 def of_sums(x: Stored, weights: Stored, terms: Terms | None = None) -> F64 | float:
-    """How much the sums that activations carry may change a result: T × N, or 0 where they carry none; `terms` as for
+    """How much the sums stored with activations may change a result: T × N, or 0 if none are stored; `terms` as for
     `stored_bound`."""
     if x.sums is None:
         return 0.0
@@ -77,13 +77,13 @@ def stored_bound(
     """The bound of `linear.gemm/C2`, for all rows of activations.
 
     Args:
-        x: float64, T × K, finite: the activations as they are.
+        x: float64, T × K, finite: the activations.
         weights: K × N.
         result: the type of the backend's result.
         arithmetic: what the backend declares.
         exact: float64, T × N: the reference's result.
         sums: what `of_sums` gives for stored activations.
-        terms: the numbers of the columns that `exact` has; by default those of all columns.
+        terms: the terms of the columns of `exact`; by default those of all columns.
 
     Returns:
         limit and gauge, T × N; the limit is infinite where a kernel of this arithmetic may overflow.
@@ -105,7 +105,7 @@ def stored_bound(
             + SCALED * ETA[arithmetic.weights] * sizes.sum(axis=1, keepdims=True)
         )
         derivation += f" + weights in {arithmetic.weights}"
-    # Products may underflow where they are formed, at most three for each row, and meet a code or a scale afterwards.
+    # Products may underflow when they are formed, at most three per row, and are then multiplied by a code or a scale.
     largest = max(1.0, float(magnitudes.max()), float(sizes.max()))
     limit += ETA[arithmetic.accumulator] * (1 + relative) * 3 * (weights.rows + 1) * largest
     limit += sums
