@@ -41,7 +41,7 @@ from lowbit.errors import ArgumentError
 from lowbit.linear.elementary import soft_cap, softmax, softmax_beside
 
 MOST_CHANNELS = 2**20
-"""Of the keys of one token in one layer, over all heads; large models have some ten thousand."""
+"""The most channels of the keys of one token in one layer, over all heads; large models have some ten thousand."""
 
 
 def check_grouping(queries: F32 | F64, keys: F32 | F64, *others: object) -> None:
@@ -51,7 +51,7 @@ def check_grouping(queries: F32 | F64, keys: F32 | F64, *others: object) -> None
 
 
 def check_sizes(tokens: int, heads: int, kv_heads: int, length: int) -> None:
-    """Refuse query heads that key-value heads do not divide, and more queries than keys."""
+    """Refuse a number of query heads that is not a multiple of the key-value heads, and more queries than keys."""
     if heads % kv_heads != 0:
         raise ArgumentError("query heads", heads, f"a multiple of the {kv_heads} key-value heads")
     if tokens > length:
@@ -70,7 +70,8 @@ def attend(
 ) -> F64:
     r"""Grouped-query attention of the last T of S tokens over all S.
 
-    The first of two tokens sees only itself; the second, whose query favours neither key, sees both alike:
+    The first of two tokens attends only to itself; the second, whose query favours neither key, attends equally to
+    both:
 
     >>> queries = np.zeros((2, 1, 2))
     >>> keys, values = np.ones((1, 2, 2)), np.array([[[1.0, 0.0], [3.0, 0.0]]])
@@ -83,15 +84,16 @@ def attend(
         queries: float64, T × H × d_h, of the tokens at positions S − T to S − 1. Prefill is T = S, decode T = 1.
         keys: float64, G × S × d_h; G divides H.
         values: float64, G × S × d_h.
-        window: how many tokens a token sees, itself included; None for all.
-        scale: what scores are multiplied by; None for :math:`1/\sqrt{d_h}`. T5 has 1.
-        bias: float64, H × T × S, added to the scaled scores, as T5 adds one by the distance of tokens; None for none.
+        window: how many tokens a token attends to, itself included; None for all.
+        scale: the factor of the scores; None for :math:`1/\sqrt{d_h}`. T5 has 1.
+        bias: float64, H × T × S, added to the scaled scores, such as T5's bias by the distance of tokens; None for
+            none.
 
     Returns:
         float64, T × H × d_h.
 
     Raises:
-        ArgumentError: shapes that do not belong together; a window below 1.
+        ArgumentError: shapes that do not match; a window below 1.
 
     Source: GQA §2.2; errata G1, G4.
     """
@@ -108,15 +110,15 @@ def attended(
     cap: float | None = None,
     sinks: F64 | None = None,
 ) -> F64:
-    """`attend`, of arguments that have been checked; with the soft cap and sinks of `lowbit.attention.shaped`."""
+    """`attend` for checked arguments; with the soft cap and sinks of `lowbit.attention.shaped`."""
     tokens, heads, head_dim = queries.shape
     kv_heads, length, _ = keys.shape
     if window is not None:
-        first = max(0, length - tokens - window + 1)  # the first token that any of the queries sees
+        first = max(0, length - tokens - window + 1)  # the first token that any query attends to
         keys, values, length = keys[:, first:], values[:, first:], length - first
         bias = None if bias is None else bias[:, :, first:]
-    # Group j is heads j·r … (j+1)·r − 1, so splitting the head axis into (G, r) is the grouping; the keys and values of
-    # a group meet its r heads by broadcasting over that second axis.
+    # Group j is heads j·r … (j+1)·r − 1, so splitting the head axis into (G, r) forms the groups. Keys and values of a
+    # group broadcast over the second axis to its r heads.
     grouped = queries.reshape(tokens, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)
     products = grouped @ keys[:, np.newaxis].swapaxes(-1, -2)  # G × r × T × S
     scores = products / np.sqrt(head_dim) if scale is None else products * scale
@@ -126,7 +128,7 @@ def attended(
         scores += bias.reshape(kv_heads, heads // kv_heads, tokens, length)
     if tokens > 1:
         position = np.arange(length - tokens, length)[:, np.newaxis]
-        scores[..., np.arange(length) > position] = -np.inf  # a token does not see the ones after it
+        scores[..., np.arange(length) > position] = -np.inf  # the causal mask
         if window is not None:
             scores[..., np.arange(length) <= position - min(window, length)] = -np.inf
     probabilities = softmax(scores) if sinks is None else softmax_beside(scores, sinks.reshape(kv_heads, -1, 1, 1))
@@ -135,11 +137,11 @@ def attended(
 
 
 # **The cache** holds the keys and values of one layer. It is allocated ahead and doubles when full, so that adding a
-# token costs the same however many came before.
+# token takes constant time on average.
 
 
 class KeyValueCache:
-    """Keys and values of one layer, in the float64 in which they were computed.
+    """Keys and values of one layer, in float64, as they were computed.
 
     >>> cache = KeyValueCache(kv_heads=1, head_dim=2)
     >>> cache.append(np.ones((3, 1, 2)), np.zeros((3, 1, 2)))
@@ -151,7 +153,7 @@ class KeyValueCache:
     """Of what is kept."""
 
     def __init__(self, kv_heads: int, head_dim: int, capacity: int = 64) -> None:
-        """An empty cache with room for `capacity` tokens before it has to grow.
+        """An empty cache with room for `capacity` tokens before it must grow.
 
         Raises:
             ArgumentError: an argument below 1, or heads of more channels than `MOST_CHANNELS`.
@@ -176,14 +178,14 @@ class KeyValueCache:
         return self._values[:, : self._length]
 
     def append(self, keys: F64, values: F64) -> None:
-        """Add T tokens after the ones that are there.
+        """Append T tokens.
 
         Args:
             keys: float64 or the cache's dtype, T × G × d_h, rotated.
             values: as keys, T × G × d_h.
 
         Raises:
-            ArgumentError: heads or channels that are not the cache's; another dtype.
+            ArgumentError: other heads or channels than the cache's; another dtype.
         """
         self._check(keys, values)
         capacity = self._keys.shape[1]
@@ -211,7 +213,7 @@ class KeyValueCache:
 
 
 def check_heads(kv_heads: int, head_dim: int) -> None:
-    """Refuse numbers of heads and channels below 1, and more channels in all than a token of any model has."""
+    """Refuse numbers of heads or channels below 1, and more channels in total than a token of any model has."""
     check_integer("kv_heads", kv_heads, 1, MOST_CHANNELS)
     check_integer("head_dim", head_dim, 1, MOST_CHANNELS // kv_heads)
 
@@ -223,12 +225,12 @@ def _grown(array: F64, capacity: int) -> F64:
 
 
 # **What a backend promises.** A backend takes float32, float16 or bfloat16, all arrays in one type, and returns that
-# type; the functions above, given the exact values of its inputs, are what it is measured against. The bounds are
+# type. Its result is compared with the functions above, applied to the exact values of its inputs. The bounds are
 # derived in the chapter `lowbit.attention.bounds`.
 
 
 def _check_rows(scores: Activations) -> None:
-    """Every row has a finite score; −∞ is welcome, NaN and +∞ are not."""
+    """Refuse NaN, +∞ and rows without a finite score; −∞ is allowed."""
     wide = scores.astype(np.float64)
     if np.isnan(wide).any() or np.isposinf(wide).any():
         raise ArgumentError("scores", "NaN or +∞ somewhere", "finite numbers and −∞")

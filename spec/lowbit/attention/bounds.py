@@ -35,10 +35,10 @@ SCALE_ROUNDINGS = 3
 
 @dataclass(frozen=True)
 class Shape:
-    """What shapes the scores of one head.
+    """The parameters of the scores of one head.
 
     Attributes:
-        scale: what products are multiplied by; None for 1/√d_h.
+        scale: the factor of the products; None for 1/√d_h.
         cap: the soft cap; None for none.
         sink: the score of the head's sink; −∞ for none.
     """
@@ -62,7 +62,7 @@ def softmax_bound(scores: Activations, arithmetic: Arithmetic, exact: F64) -> Bo
     """
     limit, inputs = np.zeros(scores.shape), scores.dtype.name
     for row, given in enumerate(scores.astype(np.float64)):
-        seen = np.isfinite(given)  # −∞ has a probability of exactly 0, and takes no part in the sum
+        seen = np.isfinite(given)  # −∞ has a probability of exactly 0 and adds nothing to the sum
         logits = given[np.newaxis, seen]
         for steps in (declared(arithmetic, inputs), REFERENCE):
             limit[row, seen] += softmax_error(steps, logits, np.zeros_like(logits))[0]
@@ -98,8 +98,7 @@ def attend_shaped_bound(
     arithmetic: Arithmetic,
     exact: F64,
 ) -> Bound:
-    """The bound of `attention.attend_shaped`, likewise; the roundings of a softmax with a sink are those of one more
-    token.
+    """The bound of `attention.attend_shaped`, likewise; a sink adds the roundings of one more token to the softmax.
 
     Raises:
         ArgumentError: the declared arithmetic would allow more than a tenth.
@@ -134,7 +133,7 @@ def _bound(
 
 
 def head_error(steps: Steps, query: Activations, keys: Activations, values: Activations, shape: Shape = PLAIN) -> F64:
-    """The error of one head of one token over the tokens that it sees: float64, d_h."""
+    """The error of one head of one token over the tokens it attends to: float64, d_h."""
     wide = query[np.newaxis].astype(np.float64)
     products = wide @ keys.T.astype(np.float64)
     error = product_error(steps, wide, np.zeros_like(wide), np.ascontiguousarray(keys.T))
@@ -149,7 +148,7 @@ def head_error(steps: Steps, query: Activations, keys: Activations, values: Acti
 
 
 def _scores(steps: Steps, products: F64, error: F64, head_dim: int, shape: Shape) -> tuple[F64, F64]:
-    """Scores and their errors, from products of queries and keys and their errors."""
+    """Scores and their errors, from the products of queries and keys and the errors of those."""
     factor = 1 / np.sqrt(head_dim) if shape.scale is None else shape.scale
     scores = products * factor
     own = gamma(SCALE_ROUNDINGS, steps.unit) * (np.abs(products) + error) * factor + HALF_LEAST_SUBNORMAL

@@ -45,7 +45,7 @@ Dtype = Literal["float16", "bfloat16"]
 
 
 class Kept:
-    """Keys or values, tokens × channels: those that are stored, decoded, and after them the newest in 16 bits.
+    """Keys or values, tokens × channels: the quantised ones, decoded, followed by the newest in 16 bits.
 
     Attributes:
         stored: float32, tokens × channels.
@@ -58,11 +58,11 @@ class Kept:
         self._store = store
 
     def add(self, tokens: Tokens) -> None:
-        """Put tokens after the ones that are there."""
+        """Append tokens."""
         self.newest = np.concatenate([self.newest, tokens])
 
     def store(self, count: int) -> None:
-        """Store the oldest `count` of those in 16 bits."""
+        """Quantise the oldest `count` of the tokens in 16 bits."""
         if count:
             part, self.newest = self.newest[:count], self.newest[count:]
             self.stored = np.concatenate([self.stored, self._store(part).values.T.astype(np.float32)])
@@ -74,7 +74,7 @@ class Kept:
 
 
 class KiviCache:
-    """Keys and values of one layer; `choice` is that of the casts of `lowbit.tensor_formats.kivi`."""
+    """Keys and values of one layer; `choice` is a choice of the casts of `lowbit.tensor_formats.kivi`."""
 
     def __init__(
         self,
@@ -93,9 +93,10 @@ class KiviCache:
         self.values = Kept(channels, dtype, lambda part: quantized(part, f"kivi-values{suffix}", values, choice))
 
     def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
-        """Add T tokens, and answer with the keys and the values of all tokens so far.
+        """Append T tokens and return the keys and the values of all tokens so far.
 
-        A key that is alone in its group is kept; the second completes the group, whose scale is a third of its range:
+        A key that is alone in its group stays as it is; the second completes the group, whose scale is a third of its
+        range:
 
         >>> opened = KiviCache(kv_heads=1, head_dim=2, bits=2, group_size=2, residual=2)
         >>> for channel in (0.25, 3.25):
@@ -111,7 +112,7 @@ class KiviCache:
             float32, G × S × d_h, twice.
 
         Raises:
-            ArgumentError: another dtype, shape or layout, or a larger number; nothing has changed then.
+            ArgumentError: another dtype, shape or layout, or a larger number; the cache is unchanged.
         """
         check_tokens(keys, values, self.kv_heads, self.head_dim, self.dtype)
         for kept, tokens in ((self.keys, keys), (self.values, values)):
@@ -147,7 +148,7 @@ def cache(
         bits: of a code: 2 or 4.
         group_size: the tokens of a group of keys, and the channels of a group of values; divides head_dim.
         residual: R, a multiple of `group_size`.
-        dtype: of the tokens, and of the scales and minima of those that are stored.
+        dtype: of the tokens, and of the scales and minima of the quantised ones.
 
     Raises:
         ArgumentError: an argument below 1, more channels than `lowbit.attention.attention.MOST_CHANNELS`, other bits or
@@ -162,7 +163,8 @@ def cache(
 
 
 def check_tokens(keys: Tokens, values: Tokens, kv_heads: int, head_dim: int, dtype: Dtype) -> None:
-    """The check of a step: as many values as keys, and no number whose group might have too large a range."""
+    """The check of a step: as many values as keys, and no number so large that the range of its group might
+    overflow."""
     kind = FLOATS[dtype]
     check_array("keys", keys, kind.dtype.type, (None, kv_heads, head_dim))
     check_array("values", values, kind.dtype.type, keys.shape)
@@ -176,7 +178,7 @@ def check_tokens(keys: Tokens, values: Tokens, kv_heads: int, head_dim: int, dty
 def check_steps(
     kv_heads: int, head_dim: int, bits: Bits, group_size: int, residual: int, dtype: Dtype = "float16"
 ) -> Callable[[Tokens, Tokens], None]:
-    """The check of the steps of one cache, which remembers nothing."""
+    """The check of the steps of one cache; it keeps no state."""
     return lambda keys, values: check_tokens(keys, values, kv_heads, head_dim, dtype)
 
 

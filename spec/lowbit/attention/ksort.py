@@ -83,15 +83,15 @@ Order = I64
 
 SortKey = Literal["norm", "norm_and_bias", "rotated_norm"]
 MOST_HADAMARD = 2**12
-"""Channels of the largest Hadamard matrix, which takes 128 MiB."""
+"""The channels of the largest Hadamard matrix, which takes 128 MiB."""
 SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
 
 
-# **How large is a channel?** There are five answers. The printed one is the Euclidean norm of its weights. A bias adds
-# the same to every key, and some models keep their outliers in the bias, which a norm of weights does not see. After
-# the rotation a channel holds a mixture of both channels of its pair, so a cache of rotated keys uses the mean of both.
-# The fourth answer, `magnitudes`, needs data: it measures what the channel held on some text. The fifth,
-# `sizes_over_queries`, also measures what queries held there.
+# **How large is a channel?** There are five answers. The paper's is the Euclidean norm of its weights. A bias adds the
+# same to every key, and some models have their outliers in the bias, which a norm of weights ignores. After the
+# rotation a channel mixes both channels of its pair, so a cache of rotated keys uses the mean of both. The fourth
+# answer, `magnitudes`, needs data: it measures the channel's values on some text. The fifth, `sizes_over_queries`, also
+# measures those of the queries.
 
 
 def channel_sizes(
@@ -113,7 +113,7 @@ def channel_sizes(
     Args:
         weights: float32, hidden × d_h: the columns of one key head.
         key: ``norm``; ``norm_and_bias``, which is :math:`\sqrt{N_c^2 + b_c^2}`; or ``rotated_norm``, which is
-            :math:`\sqrt{(N_c^2 + N_{i(c)}^2)/2}` over the pair of c, bias included where there is one.
+            :math:`\sqrt{(N_c^2 + N_{i(c)}^2)/2}` over the pair of c, including the bias if there is one.
         bias: float32, d_h, or none.
         gain: float32, d_h: the gain of a norm over the head's keys (QK-norm), which multiplies every size.
         layout: the pairs, for ``rotated_norm``.
@@ -147,7 +147,7 @@ def channel_sizes(
 
 
 def magnitudes(keys: F32) -> F64:
-    """The size of each channel by what it held: the root mean square over the tokens of some text.
+    """The size of each channel by its values: the root mean square over the tokens of some text.
 
     Args:
         keys: float32, tokens × d_h, as the cache would store them.
@@ -164,15 +164,15 @@ def magnitudes(keys: F32) -> F64:
 
 
 def sizes_over_queries(keys: F32, queries: F32) -> F64:
-    r"""The size of each channel by what keys held, over what the queries that meet them held there.
+    r"""The size of each channel: the root mean square of its keys over that of the queries they are multiplied by.
 
     A block's largest channel sets the step of all its channels, and the error of channel c reaches a score multiplied
     by :math:`q[c]`. In ascending order of
 
     .. math:: \sqrt{\overline{k[c]^2}} \,/\, \sqrt{\overline{q[c]^2}}
 
-    the coarsest steps go to channels that are large *and* that queries read little. A channel that no query reads
-    counts as if queries held the smallest normal float32 in it.
+    the coarsest steps go to channels where keys are large *and* queries small. A channel in which all queries are 0
+    counts as if they held the smallest normal float32.
 
     >>> keys = np.array([[4.0, 3.0], [4.0, 3.0]], np.float32)
     >>> sizes_over_queries(keys, np.array([[8.0, 1.0]], np.float32))
@@ -180,8 +180,8 @@ def sizes_over_queries(keys: F32, queries: F32) -> F64:
 
     Args:
         keys: float32, tokens × d_h, as the cache would store them.
-        queries: float32, tokens × d_h, of all query heads that meet the key head, one below the other; they stand where
-            the keys do, before RoPE or after it.
+        queries: float32, tokens × d_h, of all query heads of the key head, concatenated; before or after RoPE, like the
+            keys.
 
     Returns:
         float64, d_h.
@@ -196,12 +196,12 @@ def sizes_over_queries(keys: F32, queries: F32) -> F64:
     return magnitudes(keys) / np.maximum(magnitudes(queries), np.finfo(np.float32).tiny)
 
 
-# **The order**, and what it does to a head.
+# **The order**, and its effect on a head.
 
 
 @checked
 def permutation(sizes: Annotated[F64, Shape("d_h"), FINITE]) -> Order:
-    """Channels in ascending order of size; equals keep the order in which they stood.
+    """Channels in ascending order of size; ties keep their order.
 
     >>> permutation(np.array([5.0, 2.0, 9.0, 2.0]))
     array([1, 3, 0, 2])
@@ -221,7 +221,7 @@ def permutation(sizes: Annotated[F64, Shape("d_h"), FINITE]) -> Order:
 
 
 def inverse(order: Order) -> Order:
-    """The order that puts everything back: ``x[order][inverse(order)]`` is x.
+    """The inverse order: ``x[order][inverse(order)]`` is x.
 
     >>> inverse(np.array([1, 3, 0, 2]))
     array([2, 0, 3, 1])
@@ -240,7 +240,7 @@ def _check_order(layout: Layout, order: Order) -> None:
 def permuted_layout(
     layout: Annotated[Layout, Valid(check_layout)], order: Annotated[Order, Shape("layout.head_dim")]
 ) -> Layout:
-    """The pairs of a head whose channels were put in another order.
+    """The pairs of a head after reordering its channels.
 
     Channels 0 and 1 are a pair; moved to places 2 and 0, they still are:
 
@@ -250,11 +250,11 @@ def permuted_layout(
     (array([2, 3, 0, 1]), array([0, 1, 0, 1]))
 
     Args:
-        layout: the pairs as they were.
+        layout: the pairs before reordering.
         order: int64, d_h, from `permutation`.
 
     Raises:
-        ArgumentError: an order that is no permutation of the head's channels.
+        ArgumentError: an order that is not a permutation of the head's channels.
 
     Source: K-sort Algorithm 1, line 5; errata B1, B5.
     """
@@ -262,8 +262,8 @@ def permuted_layout(
     return Layout(partner, layout.sign[order], layout.pair[order])
 
 
-# **A whole layer** has one order for each key head. The columns of a projection lie head after head, so an order of
-# columns is the heads' orders, each moved to its head's place.
+# **A whole layer** has one order for each key head. The columns of a projection are those of its heads, one after
+# another, so an order of columns is the heads' orders, each shifted to its head.
 
 
 @dataclass(frozen=True)
@@ -280,13 +280,13 @@ class LayerOrders:
 
     @classmethod
     def of(cls, key_order: F32, head_dim: int, heads: int) -> "LayerOrders":
-        """The orders that a model keeps in one vector (`lowbit.model.weights`).
+        """The orders that a model stores in one vector (`lowbit.model.weights`).
 
         >>> LayerOrders.of(np.array([1, 0, 0, 1], np.float32), head_dim=2, heads=4).query_columns
         array([1, 0, 3, 2, 4, 5, 6, 7])
 
         Args:
-            key_order: float32, G·d_h: for each key head the number of the channel, from 0, that each channel was.
+            key_order: float32, G·d_h: for each key head the original number of each channel, from 0.
             head_dim: d_h.
             heads: H, a multiple of G; or G.
 
@@ -309,12 +309,12 @@ class LayerOrders:
 
     @property
     def key_columns(self) -> Order:
-        """int64, G·d_h: for the columns, biases and gains that make keys; and values, under V-sort."""
+        """int64, G·d_h: for the columns, biases and gains of the keys and, under V-sort, of the values."""
         return _columns(self.orders)
 
     @property
     def query_columns(self) -> Order:
-        """int64, H·d_h: for those that make queries; head h takes the order of key head ⌊h / r⌋."""
+        """int64, H·d_h: for those of the queries; head h takes the order of key head ⌊h / r⌋."""
         group = self.heads // len(self.orders)
         return _columns(tuple(self.orders[head // group] for head in range(self.heads)))
 
@@ -347,12 +347,12 @@ def _columns(orders: tuple[Order, ...]) -> Order:
     return np.concatenate([head * head_dim + order for head, order in enumerate(orders)])
 
 
-# **V-sort** is the same for values, and easier: nothing rotates them. What the columns of :math:`W_v` are to values,
-# the rows of :math:`W_o` are to the heads that read them.
+# **V-sort** does the same for values, which is easier because they are not rotated. Where the columns of :math:`W_v`
+# are reordered, so are the rows of :math:`W_o`, for each head that reads them.
 
 
 def v_sorted(value: F32, output: F32, orders: LayerOrders) -> tuple[F32, F32]:
-    """Value and output weights with the channels of the values in another order; their product stays the same.
+    """Value and output weights with the channels of the values reordered; their product stays the same.
 
     Args:
         value: float32, hidden × G·d_h.
@@ -363,7 +363,7 @@ def v_sorted(value: F32, output: F32, orders: LayerOrders) -> tuple[F32, F32]:
         The same two, permuted.
 
     Raises:
-        ArgumentError: shapes that do not belong to these heads.
+        ArgumentError: shapes that do not match these heads.
 
     Source: K-sort §III (values); errata B7.
     """
@@ -373,12 +373,12 @@ def v_sorted(value: F32, output: F32, orders: LayerOrders) -> tuple[F32, F32]:
 
 
 # **The alternative that engines use**: rotate the head by a Hadamard matrix, which spreads an outlier over all channels
-# instead of gathering outliers in a block of their own. It is orthogonal, so scores are unchanged; it mixes channels,
-# so after it no rotary embedding can follow, and it is applied to rotated queries and keys.
+# instead of gathering outliers in their own block. It is orthogonal, so scores are unchanged. It mixes channels, so it
+# must come after the rotary embedding, on rotated queries and keys.
 
 
 def hadamard(head_dim: int) -> F64:
-    r"""The Hadamard matrix of Sylvester, divided by :math:`\sqrt{d_h}`: symmetric, and its own inverse.
+    r"""Sylvester's Hadamard matrix, divided by :math:`\sqrt{d_h}`: symmetric, and its own inverse.
 
     >>> hadamard(2) * np.sqrt(2)
     array([[ 1.,  1.],

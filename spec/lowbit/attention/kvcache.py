@@ -37,11 +37,11 @@ class BfpRows:
         self._parts: list[StoredBlocks] = []
 
     def stored(self, rows: F64) -> StoredBlocks:
-        """What rows (float64, R × n, finite in float32) are stored as."""
+        """The stored form of rows (float64, R × n, finite in float32)."""
         return store(cast(np.ascontiguousarray(rows, np.float32), self.format))
 
     def add(self, part: StoredBlocks) -> None:
-        """Put stored rows after the ones that are there."""
+        """Append stored rows."""
         self._parts.append(part)
 
     @property
@@ -106,11 +106,11 @@ class BfpKeyValueCache(KeyValueCache):
         return sum(rows.nbytes for rows in (*self._key_rows, *self._value_rows))
 
     def append(self, keys: F64, values: F64) -> None:
-        """Add T tokens after the ones that are there; arguments as for `KeyValueCache.append`.
+        """Append T tokens; arguments as for `KeyValueCache.append`.
 
         Raises:
-            ArgumentError: heads or channels that are not the cache's, numbers that float32 cannot hold, or a format
-                that cannot be stored; nothing has changed then.
+            ArgumentError: other heads or channels than the cache's, numbers that float32 cannot hold, or a format that
+                cannot be stored; the cache is unchanged.
         """
         self._check(keys, values)
         parts = [rows.stored(keys[:, j]) for j, rows in enumerate(self._key_rows)]
@@ -120,7 +120,7 @@ class BfpKeyValueCache(KeyValueCache):
         self._length += len(keys)
 
     def step(self, keys: F32, values: F32) -> tuple[F32, F32]:
-        """Add T tokens, and answer with the keys and the values of all tokens so far.
+        """Append T tokens and return the keys and the values of all tokens so far.
 
         >>> from lowbit.quantization.bfp import bfp12
         >>> cache = BfpKeyValueCache(kv_heads=1, head_dim=2, key_format=bfp12(2), value_format=bfp12(2))
@@ -139,7 +139,7 @@ class BfpKeyValueCache(KeyValueCache):
             float32, G × S × d_h, twice.
 
         Raises:
-            ArgumentError: another dtype, shape or layout, or a number that is not finite; nothing has changed then.
+            ArgumentError: another dtype, shape or layout, or a number that is not finite; the cache is unchanged.
         """
         check_tokens(keys, values, *self._keys.shape[::2])
         self.append(keys.astype(np.float64), values.astype(np.float64))
@@ -185,12 +185,12 @@ def check_tokens(keys: F32, values: F32, kv_heads: int, head_dim: int) -> None:
 
 
 def check_steps(kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> Callable[[F32, F32], None]:
-    """The check of the steps of one cache, which remembers nothing."""
+    """The check of the steps of one cache; it keeps no state."""
     return lambda keys, values: check_tokens(keys, values, kv_heads, head_dim)
 
 
 def cache_parameters(kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> Parameters:
-    """The choices that a cache makes, by the names under which a backend declares what it handles."""
+    """The choices of a cache, by the names under which a backend declares what it handles."""
     own: dict[str, object] = {"kv_heads": kv_heads, "head_dim": head_dim}
     for name, format in (("key", key_format), ("value", value_format)):
         own |= {f"{name}_{choice}": given for choice, given in format.parameters.items()}

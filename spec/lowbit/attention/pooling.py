@@ -97,7 +97,7 @@ def pool(
     rows, columns = weights.shape
     members = weights.reshape(rows, groups, heads // groups, columns // heads)
     if method == "first":
-        first: F32 = members[:, :, 0].reshape(rows, -1).copy()  # where every group has one head, too
+        first: F32 = members[:, :, 0].reshape(rows, -1).copy()  # also if every group has one head
         return first
     total = members[:, :, 0].astype(np.float64)  # not zeros: 0 + −0 is +0
     for member in range(1, heads // groups):
@@ -106,12 +106,12 @@ def pool(
     return np.ascontiguousarray(mean.reshape(rows, -1))
 
 
-# **A layer.** Keys and values, with their biases where there are any, are converted together.
+# **A layer.** Keys and values, and their biases if they have any, are converted together.
 
 
 @dataclass(frozen=True, eq=False)
 class KeyValueProjection:
-    """What makes the keys and values of one attention layer.
+    """The projections to keys and values of one attention layer.
 
     Attributes:
         kind: ``self`` of a decoder, ``cross``, or ``encoder`` self-attention.
@@ -122,7 +122,7 @@ class KeyValueProjection:
         value_bias: float32, heads·d_v, or none.
 
     Raises:
-        ArgumentError: parts that do not belong together.
+        ArgumentError: parts that do not match.
     """
 
     kind: Kind

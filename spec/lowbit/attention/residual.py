@@ -55,7 +55,7 @@ def attend_residual(
 ) -> F64:
     """Grouped-query attention of the last T of S tokens over stored and new tokens.
 
-    A stored token and a new one with equal keys; the query sees both:
+    A stored token and a new one with equal keys; the query attends to both:
 
     >>> one = Stored("float16", 2, 1, (np.array([[1, 3]], np.float16),))
     >>> new_key, new_value = np.array([[[1, 3]]], np.float32), np.array([[[0, 1]]], np.float32)
@@ -70,18 +70,18 @@ def attend_residual(
         newest_values: of the type of the queries, R_v × G × d_h.
 
     Returns:
-        float64, T × H × d_h: the value that a backend's result is measured against.
+        float64, T × H × d_h: the value with which a backend's result is compared.
 
     Raises:
         ArgumentError: wrong dtype, shape or layout of an array, or numbers that are not finite; sizes that do not
-            belong together.
+            match.
     """
     own_keys, own_values = all_numbers(keys, newest_keys), all_numbers(values, newest_values)
     return attended(queries.astype(np.float64), own_keys, own_values, None)
 
 
 def all_numbers(stored: Stored, newest: Activations) -> F64:
-    """float64, G × S × d_h: stored tokens, and after them the new ones."""
+    """float64, G × S × d_h: stored tokens, followed by the new ones."""
     return np.concatenate([in_heads(stored.values, newest.shape[2]), newest.astype(np.float64).swapaxes(0, 1)], axis=1)
 
 
@@ -106,7 +106,7 @@ def attend_residual_bound(
         exact: float64, T × H × d_h: the reference's result.
 
     Raises:
-        ArgumentError: a form that stored numbers do not have; an arithmetic that would allow more than a tenth.
+        ArgumentError: a form that does not apply to stored numbers; an arithmetic that would allow more than a tenth.
     """
 
     def read(by: Arithmetic) -> tuple[Numbers, Numbers]:

@@ -39,7 +39,7 @@ import numpy as np
 
 from lowbit.arrays import F64, I64, Activations
 from lowbit.attention.rope_scaling import MOST_CHANNELS, MOST_POSITIONS, frequencies
-from lowbit.attention.rope_scaling import Scaling as Scaling  # these names are importable from here, too
+from lowbit.attention.rope_scaling import Scaling as Scaling  # re-exported
 from lowbit.attention.rope_scaling import dynamic_scaling as dynamic_scaling
 from lowbit.attention.rope_scaling import linear_scaling as linear_scaling
 from lowbit.attention.rope_scaling import llama3_scaling as llama3_scaling
@@ -55,10 +55,10 @@ from lowbit.errors import ArgumentError
 from lowbit.linear.propagation import declared
 
 MOST_ANGLES = 2**28
-"""Of one `rotation`, positions times channels: two million positions of a head of 128 channels."""
+"""The most angles of one `rotation`, positions times channels: two million positions of a head of 128 channels."""
 
 
-# **A layout** is arrays that somebody may have made or changed, and so is a rotation: each use checks them.
+# **A layout** and a rotation consist of arrays that a caller may have made or changed, so each use checks them.
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class Layout:
 
 
 def check_layout(layout: Layout) -> None:
-    """Refuse what is no layout, and partners that are no channels of the head."""
+    """Refuse anything but a layout, and partners that are not channels of the head."""
     check_instance("layout", layout, Layout)
     check_array("partner of layout", layout.partner, np.int64, (None,))
     check_array("sign of layout", layout.sign, np.float64, layout.partner.shape)
@@ -134,7 +134,7 @@ def interleaved(head_dim: int) -> Layout:
 
 
 def front_split(head_dim: int, channels: int) -> Layout:
-    """The first channels are half-split among themselves, and so are those behind them.
+    """The first channels are half-split among themselves, and so are the rest.
 
     >>> layout = front_split(6, channels=4)
     >>> layout.partner, layout.pair
@@ -158,7 +158,7 @@ def front_split(head_dim: int, channels: int) -> Layout:
 
 @dataclass(frozen=True)
 class Frequencies:
-    """What sets the rotation of one layer apart from that of another: the base, and the scaling where there is one."""
+    """What may differ between the rotations of layers: the base, and the scaling if there is one."""
 
     base: float
     scaling: Scaling | None = None
@@ -174,7 +174,7 @@ class Frequencies:
         return theta if self.scaling is None else theta / np.array(self.scaling.factors)[pair]
 
     def layout(self, head_dim: int) -> Layout:
-        """Which channels of a head are pairs: `half_split`, or `front_split` where the scaling has channels."""
+        """Which channels of a head are pairs: `half_split`, or `front_split` if the scaling has channels."""
         if self.scaling is None or self.scaling.channels is None:
             return half_split(head_dim)
         return front_split(head_dim, self.scaling.channels)
@@ -214,7 +214,7 @@ class Rotation:
 
 
 def check_rotation(turn: Rotation) -> None:
-    """Refuse what is no rotation, and cosines or sines that are not those of its layout."""
+    """Refuse anything but a rotation, and cosines or sines that do not match its layout."""
     check_instance("turn", turn, Rotation)
     check_layout(turn.layout)
     check_view("cos of turn", turn.cos, np.float64, (None, turn.layout.head_dim))
@@ -237,7 +237,7 @@ def rotation(layout: Layout, base: float, start: int, count: int, scaling: Scali
         base: the number whose powers are the frequencies, above 0; 10000 in the papers.
         start: the first position, at least 0.
         count: T, at least 1, and at most `MOST_ANGLES` over the channels of a head.
-        scaling: of the frequencies; None where they are those of the base.
+        scaling: of the frequencies; None for unscaled ones.
 
     Raises:
         ArgumentError: wrong base, start or count, or a scaling of other heads.
@@ -253,7 +253,7 @@ def rotation(layout: Layout, base: float, start: int, count: int, scaling: Scali
         raise ArgumentError("number of factors", len(scaling.factors), f"{layout.head_dim // 2}, one for each pair")
     theta = Frequencies(base, scaling).of(layout.pair, layout.head_dim)
     angle = np.arange(start, start + count)[:, np.newaxis] * theta
-    size = 1.0 if scaling is None else np.where(theta > 0, scaling.magnitude, 1.0)  # pairs that stand still keep theirs
+    size = 1.0 if scaling is None else np.where(theta > 0, scaling.magnitude, 1.0)  # unrotated pairs keep theirs
     return Rotation(layout, size * np.cos(angle), layout.sign * size * np.sin(angle))
 
 
@@ -264,7 +264,7 @@ Turn = Annotated[Rotation, Valid(check_rotation)]
 def rotate(x: Annotated[F64, View("turn.count", "heads", "turn.head_dim")], turn: Turn) -> F64:
     """Rotate the heads of T tokens: K-sort's equation 4, for any layout.
 
-    A quarter of a rotation carries the first channel of a pair onto the second:
+    A quarter of a rotation moves the first channel of a pair onto the second:
 
     >>> quarter = rotation(interleaved(2), base=1.0, start=0, count=1)
     >>> quarter.cos[:], quarter.sin[:] = np.cos(np.pi / 2), quarter.layout.sign * np.sin(np.pi / 2)
@@ -287,13 +287,13 @@ def rotate(x: Annotated[F64, View("turn.count", "heads", "turn.head_dim")], turn
 
 
 def _rotated(x: F64, turn: Rotation) -> F64:
-    """`rotate`, of arguments that have been checked."""
+    """`rotate` for checked arguments."""
     cos, sin = turn.cos[:, np.newaxis, :], turn.sin[:, np.newaxis, :]
     return x * cos + x[..., turn.layout.partner] * sin
 
 
 # **What a backend promises.** It rotates heads of float32, float16 or bfloat16 and returns that type; cosines and sines
-# are given, since how they are computed is not part of the operation, and a backend may round them to float32 first.
+# are inputs, since computing them is not part of the operation, and a backend may round them to float32 first.
 
 
 @checked
@@ -313,9 +313,9 @@ def rotate_bound(x: Activations, turn: Rotation, arithmetic: Arithmetic, exact: 
 
     .. math:: |\hat y - y| \le \gamma_D\,(|x||\cos| + |x_i||\sin|) + \text{underflow},
 
-    where a backend declares D for a sum of two terms: 3 for a plain one. A kernel that rounds what passes between its
-    steps to the type of x, as vLLM's does, stores cosines and sines in it and rounds both products to it: two roundings
-    more for each term, and :math:`\eta_T (2 + |x| + |x_i|)`.
+    where a backend declares D for a sum of two terms: 3 for a plain one. A kernel that rounds its intermediate values
+    to the type of x, as vLLM's does, also rounds cosines, sines and both products to it: two more roundings for each
+    term, and :math:`\eta_T (2 + |x| + |x_i|)`.
 
     Raises:
         ArgumentError: the declared arithmetic would allow more than a tenth of the gauge.

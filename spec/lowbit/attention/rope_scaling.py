@@ -55,13 +55,13 @@ from lowbit.errors import ArgumentError
 
 MOST_CHANNELS = 2**16
 MOST_TURNS = 2.0**64
-"""Of a pair within the positions of the first training, and the inverse of the least."""
+"""The most rotations of a pair within the positions of the first training, and the inverse of the least."""
 MOST_POSITIONS = 2**40
-"""Far beyond any model; an angle of a later position would have lost its fraction."""
+"""Far beyond any model; the angle of a later position would lose its fraction."""
 
 
 def frequencies(base: float, pair: I64, channels: int) -> F64:
-    """The radians by which pairs, counted from 0, rotate at each position in a head of as many channels.
+    """The radians by which pairs, counted from 0, rotate per position in a head of this many channels.
 
     >>> frequencies(100.0, np.array([0, 1]), channels=4)
     array([1. , 0.1])
@@ -70,7 +70,7 @@ def frequencies(base: float, pair: I64, channels: int) -> F64:
     return theta
 
 
-# **A scaling** is the factors of all pairs, whatever rule gave them.
+# **A scaling** holds the factors of all pairs, whichever rule gave them.
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class Scaling:
 
     Attributes:
         factors: :math:`d_h/2` numbers, :math:`f_i`, each above 0; infinite for a pair that is not rotated.
-        magnitude: by which cosines and sines of the pairs that are rotated are multiplied.
+        magnitude: the factor of the cosines and sines of rotated pairs.
         channels: how many channels, the first of a head, are half-split among themselves and set the frequencies; None
             for all of the head.
 
     Raises:
         ArgumentError: a number that is not above 0, a magnitude that is not finite, a number of channels that is not
-            even or exceeds the head, a pair behind these channels that is rotated, or no pair that is.
+            even or exceeds the head, a rotated pair after these channels, or no rotated pair.
     """
 
     factors: tuple[float, ...]
@@ -267,10 +267,10 @@ def partial_scaling(head_dim: int, channels: int, scaling: Scaling | None = None
     Args:
         head_dim: d_h.
         channels: how many rotate; an even number from 2 to d_h.
-        scaling: of a head of as many channels; None for none.
+        scaling: of a head of this many channels; None for none.
 
     Raises:
-        ArgumentError: a number out of range, or a scaling of other heads.
+        ArgumentError: a number out of range, or a scaling for other heads.
     """
     check_integer("channels", channels, 2, head_dim)
     if channels % 2 != 0 or head_dim % 2 != 0:
@@ -298,7 +298,7 @@ def proportional_scaling(head_dim: int, pairs: int, factor: float = 1.0) -> Scal
 
 
 def _mixed(factor: float, unchanged: F64) -> Scaling:
-    """Frequencies of which a fraction is unchanged and the rest is divided by the factor."""
+    """Frequencies of which a fraction stays unchanged and the rest is divided by the factor."""
     if not (math.isfinite(factor) and factor > 0):
         raise ArgumentError("factor", factor, "a finite number above 0")
     return Scaling(tuple((1 / ((1 - unchanged) / factor + unchanged)).tolist()))

@@ -36,8 +36,8 @@ from lowbit.contract.signature import FINITE, ONE_TYPE, In, Shape, View, checked
 from lowbit.errors import ArgumentError
 
 MOST = 2.0**32
-"""Of a factor or a cap, and the inverse of the least; beyond the scores of any model. One over the other is a normal
-number of float32."""
+"""The largest factor or cap, and the inverse of the least; beyond the scores of any model. Their quotient is a normal
+float32."""
 
 
 @checked(also=check_grouping)
@@ -52,7 +52,7 @@ def attend_shaped(
 ) -> F64:
     r"""Grouped-query attention with a factor, a soft cap and sinks.
 
-    A sink that scores as much as the only token that is seen takes half of the probability:
+    A sink with the same score as the only visible token takes half of the probability:
 
     >>> import numpy as np
     >>> queries, keys, values = np.zeros((1, 1, 2)), np.ones((1, 1, 2)), np.full((1, 1, 2), 3.0)
@@ -63,8 +63,8 @@ def attend_shaped(
         queries: float64, T × H × d_h, as for `lowbit.attention.attention.attend`.
         keys: float64, G × S × d_h; G divides H.
         values: float64, G × S × d_h.
-        window: how many tokens a token sees, itself included; None for all.
-        scale: what products are multiplied by, :math:`a`; None for :math:`1/\sqrt{d_h}`.
+        window: how many tokens a token attends to, itself included; None for all.
+        scale: the factor of the products, :math:`a`; None for :math:`1/\sqrt{d_h}`.
         cap: the soft cap, :math:`c`; None for none.
         sinks: float64, H: the score of each head's sink, :math:`s_h`; None for no sinks.
 
@@ -72,15 +72,15 @@ def attend_shaped(
         float64, T × H × d_h.
 
     Raises:
-        ArgumentError: shapes that do not belong together; a window below 1; a factor or a cap out of range.
+        ArgumentError: shapes that do not match; a window below 1; a factor or a cap out of range.
 
     Source: Gemma 2 §2; the reference implementation of GPT-OSS.
     """
     return attended(queries, keys, values, window, scale, cap=cap, sinks=sinks)
 
 
-# **What a backend promises.** As in the chapter `attention`, all arrays are of one type, sinks included. A head whose
-# sink is −∞ has none. The bound is derived in the chapter `lowbit.attention.bounds`.
+# **What a backend promises.** As in the chapter `attention`, all arrays, including sinks, are of one type. A sink of −∞
+# means no sink. The bound is derived in the chapter `lowbit.attention.bounds`.
 
 
 def _check(

@@ -77,7 +77,7 @@ def attend_stored(
 ) -> F64:
     """Grouped-query attention of the last T of S tokens over a stored cache of S tokens.
 
-    Two tokens with equal keys, the first of which the query sees as well as itself:
+    Two tokens with equal keys; the query of the second attends to both:
 
     >>> cache = Stored("float16", 2, 2, (np.array([[1, 0], [3, 0]], np.float16),))
     >>> attend_stored(np.zeros((1, 1, 2), np.float32), cache, cache)[0, 0]
@@ -87,14 +87,14 @@ def attend_stored(
         queries: float32, float16 or bfloat16, T × H × d_h, of the tokens at positions S − T to S − 1.
         keys: G d_h × S: the channels of all heads, token by token.
         values: G d_h × S.
-        window: how many tokens a token sees, itself included; None for all.
+        window: how many tokens a token attends to, itself included; None for all.
 
     Returns:
-        float64, T × H × d_h: the value that a backend's result is measured against.
+        float64, T × H × d_h: the value with which a backend's result is compared.
 
     Raises:
         ArgumentError: wrong dtype, shape or layout of the queries, or numbers that are not finite; sizes that do not
-            belong together; a window below 1.
+            match; a window below 1.
     """
     head_dim = queries.shape[2]
     wide = queries.astype(np.float64)
@@ -120,8 +120,8 @@ class Numbers:
 
     Attributes:
         values: exact.
-        gauge: what stands for their magnitudes in the gauge of a sum.
-        off: how far the numbers that a kernel forms may lie from the exact ones.
+        gauge: their magnitudes in the gauge of a sum.
+        off: the largest distance of the numbers that a kernel forms from the exact ones.
     """
 
     values: F64
@@ -129,12 +129,12 @@ class Numbers:
     off: F64
 
     def of_head(self, head: int, seen: slice) -> "Numbers":
-        """Those of one head of the tokens that are seen, S × d_h."""
+        """Those of one head of the visible tokens, S × d_h."""
         return Numbers(self.values[head, seen], self.gauge[head, seen], self.off[head, seen])
 
     @property
     def transposed(self) -> "Numbers":
-        """As many numbers, d_h × S."""
+        """The numbers transposed, d_h × S."""
         return Numbers(self.values.T, self.gauge.T, self.off.T)
 
 
@@ -206,7 +206,7 @@ def bound_over(
 
 
 def head_error(steps: Steps, query: F64, keys: Numbers, values: Numbers) -> F64:
-    """The error of one head of one token over the tokens that it sees: float64, d_h."""
+    """The error of one head of one token over the tokens it attends to: float64, d_h."""
     products, root = keys.values @ query, np.sqrt(query.size)
     error = sum_error(steps, query, np.zeros(query.shape), keys.transposed)
     scores = products / root
