@@ -152,10 +152,11 @@ def sparse_bound(
 
 
 def _weighted_error(steps: Steps, factors: F64, answers: F64, errors: F64) -> F64:
-    """The error of a sum of k answers times their factors, k × hidden and k × 1; infinite where one may overflow."""
+    """The error of a sum of k expert outputs times their factors, k × hidden and k × 1; infinite where one may
+    overflow."""
     k = len(answers)
     errors = steps.passed(answers, errors)
-    with np.errstate(invalid="ignore"):  # a factor of 0 times an answer that overflows
+    with np.errstate(invalid="ignore"):  # a factor of 0 times an output that overflows
         carried = steps.passed(factors * answers, factors * errors).sum(axis=0)
     sizes = (factors * np.abs(answers)).sum(axis=0)
     running = gamma(k, UNIT_ROUNDOFF[steps.handed]) if steps.handed else 0.0

@@ -68,7 +68,7 @@ Memory = Literal["mirror", "swap"]
 MEMORIES: tuple[Memory, ...] = get_args(Memory)
 
 MOST_PLACED = 2**18
-"""Experts of all layers together; the largest models have some 25,000."""
+"""The most experts of all layers together; the largest models have some 25,000."""
 MOST_BUFFERS = 2**16
 
 Kind = Literal["hit", "load", "evict", "stage", "promote", "drop"]
@@ -76,10 +76,10 @@ Kind = Literal["hit", "load", "evict", "stage", "promote", "drop"]
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What there is to place, and where.
+    """The experts to place, and the places.
 
     Attributes:
-        layers: sparse layers of the model; with E experts each they have at most `MOST_PLACED`.
+        layers: sparse layers of the model; times E, at most `MOST_PLACED`.
         experts: E, experts of a layer.
         slots: k, experts of each layer that the device keeps; 1 to E.
         buffers: b, staging buffers shared by all layers; 1 to `MOST_BUFFERS`.
@@ -104,19 +104,19 @@ class Arrangement:
 
     @property
     def parameters(self) -> Parameters:
-        """All of it: the choices that an engine may limit."""
+        """All attributes: the choices that an engine may limit."""
         return vars(self)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one layer asks for in one pass over one token, or over the tokens of a prompt.
+    """The experts that one layer requests in one pass over one token, or over the tokens of a prompt.
 
     Attributes:
         layer: from 0. A pass goes from layer 0 upwards one by one; it may end early, and the next begins at 0.
-        needed: the experts to run: distinct, in any order; none, where the host computes all that the layer asks for.
-        guesses: experts of the next layer, likeliest first, of several tokens perhaps with repeats; none at the last
-            layer.
+        needed: the experts to run: distinct, in any order; empty if the host computes all of the layer's experts.
+        guesses: experts of the next layer, likeliest first, perhaps with repeats if there are several tokens; empty at
+            the last layer.
     """
 
     layer: int
@@ -129,17 +129,17 @@ class Event:
     """One decision. Its place in the trace is its order.
 
     Attributes:
-        step: number of the request, from 0, during which it was taken.
+        step: number of the request, from 0, that caused it.
         kind: ``hit``: the needed expert was in `slot`, and runs. ``load``: it is copied from `host` to `buffer`.
             ``stage``: the same for a guess. ``evict``: the expert leaves `slot`, to `host` under swap. ``promote``:
             the needed expert goes from `buffer` to `slot`, and runs. ``drop``: a guess leaves `buffer` unused.
-        layer: whose expert it is; for a guess not the layer of the request but the next.
+        layer: the layer of the expert; for a guess, the layer after that of the request.
         expert: which.
-        slot: of this layer, 0 to k − 1, or None where no slot takes part.
+        slot: of this layer, 0 to k − 1, or None if no slot is involved.
         buffer: 0 to b − 1, or None.
         host: the place on the host, or None: under mirror the expert's own number, under swap 0 to E − k − 1.
         cause: ``request`` for a hit; ``miss`` for a load; ``guess`` for a stage; ``miss`` or ``guess`` for a promote
-            and its evict, by how the newcomer was copied; for a drop ``unused`` (its layer has run), ``buffer`` (a
+            and its evict, by how the new expert was copied; for a drop ``unused`` (its layer has run), ``buffer`` (a
             load took its buffer) or ``abandoned`` (its pass ended early).
     """
 
@@ -156,11 +156,11 @@ class Event:
 Trace = tuple[Event, ...]
 
 
-# **What may be asked for** depends on the request before: a pass takes the layers one after another.
+# **Valid requests** depend on the previous one: a pass takes the layers one after another.
 
 
 def check_request(request: Request, arrangement: Arrangement, last: int) -> None:
-    """Refuse what `Offload.step` cannot place; `last` is the layer of the request before, −1 at the beginning."""
+    """Refuse what `Offload.step` cannot place; `last` is the layer of the previous request, −1 at the beginning."""
     check_instance("request", request, Request)
     check_integer("layer", request.layer, 0, arrangement.layers - 1)
     if request.layer not in (0, last + 1):
@@ -176,7 +176,7 @@ def check_request(request: Request, arrangement: Arrangement, last: int) -> None
         raise ArgumentError("guesses", request.guesses, "none at the last layer")
 
 
-# **The state**: what lies in each slot and buffer. The slots of a layer are listed by when their experts last ran.
+# **The state**: the contents of each slot and buffer. The slots of a layer are ordered by when their experts last ran.
 
 
 @dataclass
@@ -189,7 +189,7 @@ class Resident:
 
 @dataclass
 class Staged:
-    """An expert in a buffer, copied from a place of the host, and why."""
+    """An expert in a buffer, its place on the host, and the cause of the copy."""
 
     layer: int
     expert: int
@@ -199,12 +199,12 @@ class Staged:
 
 
 class Offload:
-    """The state machine; `step` answers one request with its events.
+    """The state machine; `step` returns the events of one request.
 
     Attributes:
         arrangement: what it places.
-        slots: for each layer the experts in slots, the one that ran longest ago first.
-        staged: what is in buffers, the oldest first.
+        slots: for each layer the experts in slots, least recently run first.
+        staged: the contents of the buffers, oldest first.
     """
 
     def __init__(self, arrangement: Arrangement) -> None:
@@ -223,7 +223,7 @@ class Offload:
         """The events of one request.
 
         Raises:
-            ArgumentError: experts or layers that there are not, or a layer out of order; nothing has changed then.
+            ArgumentError: experts or layers that do not exist, or a layer out of order; the state is unchanged.
         """
         check_request(request, self.arrangement, self._layer)
         return self._answer(request)
@@ -256,7 +256,7 @@ class Offload:
         return missing
 
     def _bring(self, layer: int, pending: list[int]) -> int:
-        """Steps 2 and 3 for the first pending expert, or for the one that must go before it; returns which."""
+        """Steps 2 and 3 for the first pending expert, or for one that must precede it; returns which."""
         expert = pending[0]
         staged = self._find_staged(layer, expert)
         if staged is None and self._free_buffer() is None:
@@ -271,7 +271,7 @@ class Offload:
         return staged.expert
 
     def _promote(self, newcomer: Staged) -> None:
-        """Step 3: into a free slot, or in the place of the expert that ran longest ago."""
+        """Step 3: into a free slot, or in place of the least recently run expert."""
         layer, residents = newcomer.layer, self.slots[newcomer.layer]
         if len(residents) == self.arrangement.slots:
             victim = residents.pop(0)
@@ -294,7 +294,7 @@ class Offload:
             if self._free_buffer() is not None and not resident and self._find_staged(layer, expert) is None:
                 self._copy_in("stage", layer, expert, "guess")
 
-    # What the steps are made of.
+    # Parts of the steps.
 
     def _mark_used(self, layer: int, resident: Resident) -> None:
         self.slots[layer].remove(resident)
@@ -334,7 +334,7 @@ class Offload:
         self._events.append(Event(self._step, kind, layer, expert, slot, buffer, host, cause))
 
 
-# **The trace** of a whole run. What it says about caching and guessing is counted in the chapter `lowbit.model.replay`.
+# **The trace** of a whole run. The chapter `lowbit.model.replay` computes the recall of cache and guesses from it.
 
 
 def _check_trace(arrangement: Arrangement, requests: Sequence[Request]) -> None:
@@ -348,9 +348,9 @@ def _check_trace(arrangement: Arrangement, requests: Sequence[Request]) -> None:
 
 @checked(also=_check_trace)
 def trace(arrangement: Arrangement, requests: Sequence[Request]) -> Trace:
-    """All events of a run that begins with nothing cached.
+    """All events of a run that begins with an empty cache.
 
-    One layer, two slots; expert 2 takes the place of expert 0, which ran longest ago:
+    One layer, two slots; expert 2 replaces expert 0, which ran least recently:
 
     >>> requests = [Request(0, (0, 1)), Request(0, (1, 2))]
     >>> for event in trace(Arrangement(layers=1, experts=4, slots=2), requests):
@@ -369,7 +369,7 @@ def trace(arrangement: Arrangement, requests: Sequence[Request]) -> Trace:
         requests: in order, at least one.
 
     Raises:
-        ArgumentError: a request for what there is not, or for a layer out of order.
+        ArgumentError: a request for experts or layers that do not exist, or for a layer out of order.
 
     Source: MoE offloading §3; errata M1 to M4.
     """
@@ -377,8 +377,8 @@ def trace(arrangement: Arrangement, requests: Sequence[Request]) -> Trace:
     return tuple(event for request in requests for event in machine._answer(request))
 
 
-# **What a backend promises.** The whole state is inside one call: it is given all requests and answers with all events.
-# The chapter `offload_engine` promises the same request by request.
+# **What a backend promises.** The whole run is one call, from all requests to all events. The chapter `offload_engine`
+# promises the same, request by request.
 
 operation(
     "offload.trace",

@@ -20,9 +20,9 @@ from lowbit.moe.offload import Arrangement, Offload, Request, check_request
 
 @checked
 def engine(arrangement: Arrangement) -> Offload:
-    """An engine with nothing cached that its arrangement does not put there; its `step` takes a request.
+    """An engine with only the experts that its arrangement places at first; its `step` takes a request.
 
-    A pass over two layers, of which the second is guessed right:
+    A pass over two layers, with a correct guess for the second:
 
     >>> machine = engine(Arrangement(layers=2, experts=4, slots=2))
     >>> [(event.kind, event.expert) for event in machine.step(Request(0, (1,), guesses=(3,)))]
@@ -38,11 +38,11 @@ def engine(arrangement: Arrangement) -> Offload:
     return Offload(arrangement)
 
 
-# **Which layer may be next** depends on the request before, so the check of a session's steps remembers it.
+# **Which layer may be next** depends on the previous request, so the check of a session's steps keeps it.
 
 
 def check_requests(arrangement: Arrangement) -> Callable[[Request], None]:
-    """The check of the steps of one engine: each request, given the last one that was not refused."""
+    """The check of the steps of one engine: each request, given the last accepted one."""
     last = -1
 
     def check(request: Request) -> None:

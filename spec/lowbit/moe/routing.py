@@ -60,9 +60,9 @@ Softmax = Literal["before", "after"]
 SOFTMAXES: tuple[Softmax, ...] = get_args(Softmax)
 
 
-# **Gate and choice.** Arrays are float32, float16 or bfloat16, all of a call in one type. Scores and weights have that
-# type, too, as PyTorch's layers return them; a kernel that returns float32 for inputs of 16 bits, as vLLM's does for
-# the weights, is one whose caller rounds. A kernel that takes them in float32 has a caller that widens, which is exact.
+# **Gate and choice.** Arrays are float32, float16 or bfloat16, one type per call. Scores and weights have that type
+# too, as PyTorch's layers return them. If a kernel returns float32 for 16-bit inputs, as vLLM's does for the weights,
+# its caller rounds. If a kernel takes float32, its caller widens, which is exact.
 
 
 @checked
@@ -101,7 +101,7 @@ def gate(
 def top_k(
     scores: Annotated[Activations, Shape("T", "E"), FINITE, ONE_TYPE], k: Annotated[int, In(1, "E"), CHOICE]
 ) -> Ids:
-    """The k experts of the greatest scores, best first; of equal scores the lowest id first.
+    """The k experts with the highest scores, best first; ties by lowest id first.
 
     >>> top_k(np.array([[0.5, 2.0, 0.5, 2.0]], np.float32), k=3)
     array([[1, 3, 0]])
@@ -116,7 +116,7 @@ def top_k(
     Raises:
         ArgumentError: wrong dtype, shape or layout; a score that is not finite, which has no rank; k out of range.
     """
-    order = np.argsort(-scores.astype(np.float64), axis=1, kind="stable")  # equals keep their order
+    order = np.argsort(-scores.astype(np.float64), axis=1, kind="stable")  # ties keep their order
     return order[:, :k].astype(np.int64)
 
 
@@ -156,7 +156,7 @@ def weights(
 
     Args:
         scores: float32, float16 or bfloat16, T × E, finite: logits with the softmax ``after`` the choice;
-            probabilities, none of them negative, with the softmax ``before`` it.
+            non-negative probabilities, with the softmax ``before`` it.
         chosen: int64, T × k: distinct experts.
         softmax: ``after`` or ``before``.
 
@@ -164,8 +164,8 @@ def weights(
         float64, T × k, in the order of `chosen`.
 
     Raises:
-        ArgumentError: wrong dtype, shape or layout; ids out of range or twice; probabilities that are negative or
-            that are 0 for all the chosen.
+        ArgumentError: wrong dtype, shape or layout; ids out of range or repeated; probabilities that are negative, or 0
+            for all chosen experts.
 
     Source: MoE offloading §2.1.
     """
@@ -177,8 +177,8 @@ def weights(
 
 
 # **Experts and the layer.** The formula of the layer goes token by token. A layer whose weights must be copied to the
-# device goes expert by expert, and computes all tokens of an expert while it is there. Both add the same numbers in the
-# same order.
+# device goes expert by expert, and processes all tokens of an expert while its weights are there. Both add the same
+# numbers in the same order.
 
 
 @checked
@@ -212,7 +212,7 @@ def expert(
 
 
 def _swiglu_expert(x: Activations, *matrices: Activations) -> F64:
-    """`expert`, of arguments that have been checked."""
+    """`expert` for checked arguments."""
     gate, up, down = (matrix.astype(np.float64) for matrix in matrices)
     with np.errstate(invalid="ignore", over="ignore"):
         inner = silu(product(x, gate)) * product(x, up)
