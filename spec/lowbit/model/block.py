@@ -63,17 +63,17 @@ Linear = Callable[[F32], F32]
 """A linear layer: float32, T × K, to float32, T × N."""
 
 MakeLinear = Callable[[Matrix], Linear]
-"""From a matrix to the function that multiplies by it."""
+"""Makes the function that multiplies by a matrix."""
 
 Observer = Callable[[int, F64, Ids], None]
 """Called by a sparse layer with its number, its input (float64, T × hidden) and the experts chosen (T × k)."""
 
 
 def plain_linear(matrix: Matrix) -> Linear:
-    """The simplest linear layer of all, for floats: numpy's product in float32.
+    """The simplest linear layer, for floats: numpy's product in float32.
 
     Raises:
-        ArgumentError: a quantised matrix; which kernel multiplies by it is the caller's choice, not a default.
+        ArgumentError: a quantised matrix, for which the caller must choose a kernel.
     """
     if not is_float(matrix):
         raise ArgumentError("matrix", "quantised", "floats (`lowbit.runtime` runs quantised ones on a backend)")
@@ -90,7 +90,7 @@ def check_scores(scores: F32, what: str = "a router's score") -> None:
     """Refuse scores of experts, or logits, that are not finite.
 
     Raises:
-        ArgumentError: one is not, because the weights are too large, as those of a damaged file may be.
+        ArgumentError: one is not finite because weights are too large, for example in a damaged file.
     """
     if not np.isfinite(scores).all():
         sentence = f"{what} is not finite: the weights overflow float32; the model file may be damaged"
@@ -114,7 +114,7 @@ def routes(scores: F32, routing: Routing) -> tuple[Ids, F64]:
 
 
 def _wide(cache: KeyValueCache) -> tuple[F64, F64]:
-    """The keys and values of a cache in float64, whatever it keeps them in."""
+    """The keys and values of a cache in float64, whatever its number format."""
     return cache.keys.astype(np.float64, copy=False), cache.values.astype(np.float64, copy=False)
 
 
@@ -152,12 +152,12 @@ FORMULAS = ElementwiseOps(
 
 @dataclass(frozen=True)
 class Place:
-    """Where the tokens of a call stand.
+    """The positions and caches of the tokens of a call.
 
     Attributes:
         rotations: of their positions, for all frequencies of the model.
-        caches: the keys and values before them, to which the tokens are added: one cache, if they follow one another in
-            a sequence; or one for each token, if each is the next of a sequence of its own.
+        caches: the keys and values before them, to which those of the tokens are appended: one cache if the tokens
+            follow one another in a sequence; or one for each token if each continues its own sequence.
     """
 
     rotations: Mapping[Frequencies, Rotation]
@@ -173,13 +173,13 @@ class Place:
 
 
 Function = Callable[..., Any]
-"""A line that can be run: from the place and the values that it reads to the value that it writes."""
+"""An executable line: from the place and the values it reads to the value it writes."""
 
 
 class Interpreter:
     """A program with its parameters, which runs line by line.
 
-    It begins with the value that its first line reads, in a block the residual stream, and gives the value of its last.
+    It starts from the input of its first line, in a block the residual stream, and returns the value of its last.
 
     >>> line = Line("add", "result", ("x", "x"))
     >>> Interpreter((line,), {}, plain_linear)(np.array([[1.0, 2.0]]))
@@ -199,12 +199,12 @@ class Interpreter:
         ops: ElementwiseOps = FORMULAS,
         observe: Callable[[F64, Ids], None] | None = None,
     ) -> None:
-        """Make every line ready to be run.
+        """Prepare every line.
 
         Args:
             program: a sound one (`lowbit.model.step.check`).
-            parameters: matrices and vectors by the names that the program has for them.
-            linear: from a matrix to the function that multiplies by it, called once for each matrix.
+            parameters: matrices and vectors by their names in the program.
+            linear: makes the function that multiplies by a matrix, called once for each matrix.
             ops: the elementwise operations; their dtype is that of every value.
             observe: called by ``experts`` with their input and the experts chosen.
         """
@@ -215,9 +215,9 @@ class Interpreter:
         self.linears: Mapping[str, Linear] = make.linears
 
     def __call__(self, x: Numbers, place: Place | None = None) -> Any:
-        """The result for the value x, of T rows both; `place` is needed where the program attends."""
+        """The result for the value x, both of T rows; `place` is required if the program contains attention."""
         values = {self._begin: x}
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows here is refused with the logits
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow here is refused with the logits
             for line, function in self.lines:
                 result = function(place, *(values[name] for name in line.inputs))
                 if line.out:
@@ -227,7 +227,7 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class _Making:
-    """Makes the function of a line; the method is named after the line's kind."""
+    """Makes the function of a line; each method is named after a kind of line."""
 
     parameters: Mapping[str, Any]
     linear: MakeLinear
@@ -258,8 +258,8 @@ class _Making:
         return rotated
 
     def rotate_sorted(self, line: Line) -> Function:
-        """The channels go back to where the rotation has them, and return: to the bit what
-        `lowbit.attention.ksort.permuted_layout` gives."""
+        """Restore the channels' order, rotate, and sort them again: to the bit as with
+        `lowbit.attention.ksort.permuted_layout`."""
         orders = LayerOrders.of(self.parameters[str(line.parameter)], line.setting("head_dim"), line.setting("heads"))
         columns, rotate = orders.query_columns, self.rotate(line)
         back = inverse(columns)
@@ -321,8 +321,8 @@ class _Making:
         return lambda _, x: gate(x, router).astype(dtype)
 
     def experts(self, line: Line) -> Function:
-        """Each expert is called once for all the tokens that chose it, in ascending order, and that is also the order
-        in which a token's answers are added."""
+        """Call each expert once for all tokens that chose it, in ascending order, which is also the order in which a
+        token's results are added."""
         biases = (line.setting("biases") or "").split()
         program = gated(line.setting("activation"), BEGIN, END, limit=line.setting("limit"), biases=biases)
         name = str(line.parameter)

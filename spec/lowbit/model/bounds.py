@@ -110,8 +110,8 @@ def rms_norm_bound(
     *,
     summed_exactly: bool = False,
 ) -> Bound:
-    """The bound of `blocks.rms_norm`; `summed_exactly` where the squares are known to have an exact sum in any order,
-    as those of small integers do.
+    """The bound of `blocks.rms_norm`; `summed_exactly` if the squares have an exact sum in any order, as those of small
+    integers do.
 
     Raises:
         ArgumentError: the declared arithmetic would allow more than a tenth.
@@ -170,7 +170,7 @@ def _gated(
     activated: F64,
     error_of: Callable[[Steps], F64],
 ) -> Bound:
-    """The bound of a gated unit, given its activation and the error of it that steps may make."""
+    """The bound of a gated unit, given its activation and the activation's error."""
     b, size, limit, inputs = np.abs(up.astype(np.float64)), np.abs(activated), np.zeros(exact.shape), up.dtype.name
     for steps in (declared(arithmetic, inputs), REFERENCE):
         error = steps.passed(size, error_of(steps) + EXPONENTIAL_VANISHED)

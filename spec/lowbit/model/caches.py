@@ -65,7 +65,7 @@ class Float16Cache(Float32Cache):
         """As `KeyValueCache.append`.
 
         Raises:
-            ArgumentError: as that, or a number that float16 does not have; nothing has changed then.
+            ArgumentError: as that, or a number beyond float16; the cache is unchanged.
         """
         self._check(keys, values)
         super().append(in_float16("keys", keys), in_float16("values", values))
@@ -84,8 +84,7 @@ class Bfp12Cache(Float32Cache):
         """As `KeyValueCache.append`.
 
         Raises:
-            ArgumentError: as that, a key that is not finite, or a value that float16 does not have; nothing has changed
-                then.
+            ArgumentError: as that, a key that is not finite, or a value beyond float16; the cache is unchanged.
         """
         self._check(keys, values)
         super().append(in_bfp12(keys), in_float16("values", values))
@@ -98,10 +97,10 @@ CACHES: Mapping[Keys, type[KeyValueCache]] = MappingProxyType(
 
 
 def in_float16(argument: str, rows: F32 | F64) -> F64:
-    """Numbers as float16 has them, in float64.
+    """Numbers rounded to float16, in float64.
 
     Raises:
-        ArgumentError: one that is finite, and infinite in float16.
+        ArgumentError: a finite number that float16 rounds to infinity.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = rows.astype(np.float32).astype(np.float16)
@@ -111,12 +110,12 @@ def in_float16(argument: str, rows: F32 | F64) -> F64:
 
 
 def beyond_float16(argument: str) -> ArgumentError:
-    """The error of keys or values that float16 does not have."""
+    """The error for keys or values beyond float16."""
     return ArgumentError(argument, "too large for float16", "numbers up to 65504, or keys in another number format")
 
 
 def in_bfp12(keys: F32 | F64) -> F64:
-    """Keys as BFP12 has them, T × G × d_h in float64: each head of a token in blocks of its own.
+    """Keys rounded to BFP12, T × G × d_h in float64: each head of a token in its own blocks.
 
     Raises:
         ArgumentError: a key that is not finite.
@@ -128,7 +127,7 @@ def in_bfp12(keys: F32 | F64) -> F64:
 
 
 def stored_bytes(keys: Keys, head_dim: int) -> tuple[int, int]:
-    """Bytes of a key and of a value of one head, where a cache keeps the numbers as they are stored.
+    """Bytes of a key and of a value of one head in a cache that keeps its number format in memory.
 
     >>> [stored_bytes(keys, 64) for keys in KEYS]
     [(128, 128), (34, 128), (256, 256)]

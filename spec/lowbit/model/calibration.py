@@ -28,7 +28,7 @@ from lowbit.model.step import block_of
 from lowbit.model.weights import LayerWeights
 
 SHARED = {"key": "query", "value": "query", "up": "gate"}
-"""Matrices that read what another one reads."""
+"""Matrices with the same inputs as another one."""
 
 
 def source_of(name: str) -> str:
@@ -47,7 +47,7 @@ class CalibrationText:
 
     Attributes:
         tokens: at least one.
-        window: the tokens that are read together.
+        window: the number of tokens read together.
 
     Raises:
         ArgumentError: no tokens; a window below 1.
@@ -70,7 +70,7 @@ class CalibrationText:
         return {"tokens": len(self.tokens), "window": self.window, "sha256": digest}
 
     def streams(self, config: LlamaConfig, embedding: F32 | Embedding) -> "Streams":
-        """The residual streams of its windows in front of the first block of a model."""
+        """The residual streams of its windows before the first block of a model."""
         return Streams.of(config, embedding, self.tokens, self.window)
 
 
@@ -94,7 +94,7 @@ class Seen:
         return Seen({source_of(name): self.parts.get(source_of(name), [])})
 
     def hessian(self, name: str) -> F64 | None:
-        """X^T X of a matrix: float64, K × K, symmetric; None where it saw nothing but zeros."""
+        """X^T X of a matrix: float64, K × K, symmetric; None if all its inputs were zero."""
         found = self.parts.get(source_of(name), [])
         if not any(part.any() for part in found):
             return None
@@ -106,7 +106,7 @@ class Seen:
 
 
 class Streams:
-    """The residual streams of the windows of a text, in front of one block.
+    """The residual streams of the windows of a text, before one block.
 
     Attributes:
         config: of the model.
@@ -118,7 +118,7 @@ class Streams:
 
     @classmethod
     def of(cls, config: LlamaConfig, embedding: F32 | Embedding, tokens: Sequence[int], window: int) -> "Streams":
-        """In front of the first block.
+        """The streams before the first block.
 
         Args:
             config: of the model.
@@ -131,11 +131,11 @@ class Streams:
         return cls(config, [embedded(embedding, part, config.embedding_scale) for part in parts])
 
     def seen(self, number: int, layer: LayerWeights) -> Seen:
-        """What the matrices of a block see."""
+        """The inputs of the matrices of a block."""
         return self.passed(number, layer)[0]
 
     def passed(self, number: int, layer: LayerWeights) -> tuple[Seen, "Streams"]:
-        """What the matrices of a block see, and the streams behind it."""
+        """The inputs of the matrices of a block, and the streams after it."""
         seen = Seen()
 
         def watch(name: str, matrix: F32) -> Linear:
@@ -152,11 +152,11 @@ class Streams:
         return seen, Streams(self.config, self._run(number, layer, watch))
 
     def through(self, number: int, layer: LayerWeights) -> "Streams":
-        """Behind a block."""
+        """The streams after a block."""
         return Streams(self.config, self._run(number, layer, lambda name, matrix: lambda x: x @ matrix))
 
     def _run(self, number: int, layer: LayerWeights, make: Callable[[str, F32], Linear]) -> list[F64]:
-        """The streams behind a block.
+        """The windows after a block.
 
         Raises:
             ArgumentError: a number is not finite, because the weights are too large.
@@ -179,5 +179,5 @@ class Streams:
         return Place(rotations, [FORMULAS.cache(config.kv_heads, config.head_dim, count)])
 
     def tensors(self) -> Mapping[str, F64]:
-        """The windows by name, to be kept in a file."""
+        """The windows by name, for a file."""
         return {f"window{number:06}": x for number, x in enumerate(self.windows)}

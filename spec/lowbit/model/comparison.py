@@ -51,14 +51,14 @@ Pair = tuple[Decoder, Decoder]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over positions, and its standard error; None where there is only one window."""
+    """A mean over positions, and its standard error; None if there is only one window."""
 
     mean: float
     error: float | None
 
 
 def estimate(sums: Sequence[float], counts: Sequence[int]) -> Estimate:
-    """The mean of a quantity by its sums over windows, and the standard error of that mean.
+    """The mean of a quantity from its sums over windows, and the standard error of that mean.
 
     >>> estimate([2.0, 4.0], [2, 2])
     Estimate(mean=1.5, error=0.5)
@@ -80,7 +80,7 @@ def estimate(sums: Sequence[float], counts: Sequence[int]) -> Estimate:
 
 @dataclass(frozen=True)
 class Window:
-    """What was measured on one window, summed over its positions.
+    """The measurements of one window, summed over its positions.
 
     Attributes:
         count: positions that were scored.
@@ -129,7 +129,7 @@ class Comparison:
 
     @property
     def difference(self) -> Estimate:
-        """Nats a token that B loses to A, in pairs."""
+        """The mean paired difference of losses, B minus A, in nats a token."""
         return estimate([window.losses[1] - window.losses[0] for window in self.windows], self._counts)
 
     @property
@@ -151,7 +151,7 @@ def _exponential(logarithm: Estimate) -> Estimate:
     value = exponential(logarithm.mean)
     if logarithm.error is None:
         return Estimate(value, None)
-    return Estimate(value, value * logarithm.error if isfinite(value) else value)  # infinity times 0 is no number
+    return Estimate(value, value * logarithm.error if isfinite(value) else value)  # infinity times 0 is NaN
 
 
 def compare(
@@ -167,7 +167,7 @@ def compare(
         progress: called with the tokens read so far and their number.
 
     Raises:
-        ArgumentError: another vocabulary; a wrong window; too few tokens to score one; a logit that is not finite.
+        ArgumentError: different vocabularies; a wrong window; too few tokens to score one; a logit that is not finite.
     """
     a, b = (model.config for model in models)
     if a.vocabulary != b.vocabulary:
@@ -201,12 +201,12 @@ def pieces(tokens: Sequence[int], window: int, bos: int | None) -> Iterator[list
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured on one window, with the residual streams.
+    """The measurements of one window, with the residual streams.
 
     Attributes:
         window: the sums over its positions.
-        streams: of each block, for each part of the window that was read at a time, the sum of squares by which B
-            differs from A, and that of A; None where the streams cannot be compared.
+        streams: of each block, for each part of the window that was read at a time, the sum of squares of B − A, and
+            that of A; None where the streams cannot be compared.
     """
 
     window: Window
@@ -240,7 +240,7 @@ def measure(models: Pair, piece: Sequence[int]) -> Measured:
 
 
 def together(found: Sequence[Measured]) -> Comparison:
-    """The comparison of two models by what was measured on the windows of a text, in their order."""
+    """The comparison of two models from the measurements of a text's windows, in their order."""
     windows, streams = tuple(each.window for each in found), [each.streams for each in found]
     parts = [each for each in streams if each is not None]
     if len(parts) < len(streams):
@@ -249,7 +249,7 @@ def together(found: Sequence[Measured]) -> Comparison:
 
 
 def _error(sums: Iterable[tuple[float, float]]) -> float:
-    """The relative error of a stream by its sums of squares, added up in their order."""
+    """The relative error of a stream from its sums of squares, added in order."""
     apart = whole = 0.0
     for of_difference, of_a in sums:
         apart += of_difference
@@ -260,7 +260,7 @@ def _error(sums: Iterable[tuple[float, float]]) -> float:
 def scores(a: F32, b: F32, followers: Sequence[int]) -> F64:
     """Sums over positions: the losses of A and of B, the divergence, and how often both agree.
 
-    Two models with the same logits, seen at a token of probability 1/2:
+    Two models with the same logits, at a token of probability 1/2:
 
     >>> same = np.zeros((1, 2), np.float32)
     >>> scores(same, same, [1]).round(4)
@@ -268,7 +268,7 @@ def scores(a: F32, b: F32, followers: Sequence[int]) -> F64:
 
     Args:
         a, b: float32, T × vocabulary: the logits of A and of B.
-        followers: the T tokens that came.
+        followers: the T tokens that follow.
     """
     log_p, log_q = map(log_probabilities, (a, b))
     at = (np.arange(len(followers)), np.asarray(followers))
@@ -286,22 +286,22 @@ def log_probabilities(logits: F32) -> F64:
 
 
 class Streams:
-    """The residual streams of a window in model A, and the sums of squares by which B differs from them.
+    """The residual streams of a window in model A, and the sums of squares of B's differences from them.
 
     Attributes:
         sums: of each block, for each part that was compared, the sum of squares of the difference and that of A.
     """
 
     def __init__(self, layers: int) -> None:
-        """None are kept yet; `layers` is the number of blocks of both models."""
+        """Start without streams; `layers` is the number of blocks of both models."""
         self._kept: list[list[F64]] = [[] for _ in range(layers)]
         self.sums: list[list[tuple[float, float]]] = [[] for _ in range(layers)]
 
     def keep(self, layer: int, stream: F64) -> None:
-        """Keep what A has after a block."""
+        """Keep A's stream after a block."""
         self._kept[layer].append(stream)
 
     def compare(self, layer: int, stream: F64) -> None:
-        """Compare what B has after a block with the earliest that A has there and that was not compared yet."""
+        """Compare B's stream after a block with A's earliest stream there that was not yet compared."""
         of_a = self._kept[layer].pop(0)
         self.sums[layer].append((float(np.sum((stream - of_a) ** 2)), float(np.sum(of_a**2))))

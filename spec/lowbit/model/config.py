@@ -66,7 +66,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The numbers that say how a decoder is put together: Llama's, and after them the options of its descendants.
+    """The numbers that define a decoder: Llama's, followed by the options of its descendants.
 
     Attributes:
         layers: how many blocks of attention and feed-forward.
@@ -79,24 +79,24 @@ class LlamaConfig:
         context: the longest sequence the model was made for.
         rope_base: base of the rotary frequencies.
         rms_epsilon: added under the root of the norm.
-        routing: how experts are chosen, in a model whose blocks have them; None for a dense model.
-        window: how many tokens a token sees in a local layer, itself included; None where no layer is local.
-        full_every: every n-th layer is full, for n = `full_every`; None where every layer is local.
-        local_rope_base: base of the rotary frequencies in local layers; None for the same as in full ones.
+        routing: how experts are chosen; None for a dense model.
+        window: how many tokens a token attends to in a local layer, itself included; None if no layer is local.
+        full_every: every n-th layer is full, for n = `full_every`; None if every layer is local.
+        local_rope_base: base of the rotary frequencies in local layers; None for the same as in full layers.
         activation: the function that is applied to the gate of a feed-forward part.
         activation_limit: of both sides of a clamped gated unit (`lowbit.model.layers.clamped_swiglu`).
         embedding_scale: the factor of a token's row of the embedding.
-        rope_scaling: of the rotary frequencies (`lowbit.attention.rope_scaling`), not of those with a base of their
-            own; None where they are not scaled.
-        local_rope_scaling: of the rotary frequencies in local layers that have a base of their own; None likewise.
+        rope_scaling: of the rotary frequencies (`lowbit.attention.rope_scaling`), except those with their own base;
+            None if they are not scaled.
+        local_rope_scaling: of the rotary frequencies in local layers that have their own base; None likewise.
         unrotated: the layers whose queries and keys are not rotated, from 0, ascending.
-        heads_normed_together: whether the norms of queries and keys are of all heads of a token, not of each head.
-        score_scale: what the scores of attention are multiplied by; None for 1/√d_h.
+        heads_normed_together: whether queries and keys are normed over all heads of a token, not head by head.
+        score_scale: the factor of the attention scores; None for 1/√d_h.
         score_cap: the soft cap of these scores (`lowbit.attention.shaped`); None for none.
         sinks: whether each query head has a sink beside its scores.
         logit_cap: the soft cap of the logits; None for none.
-        residual_scale: the factor of what each part of a block adds to the residual stream.
-        logit_divisor: what the logits are divided by, before their soft cap.
+        residual_scale: the factor of the output that each part of a block adds to the residual stream.
+        logit_divisor: the divisor of the logits, before their soft cap.
 
     Raises:
         ArgumentError: a number that no model can have.
@@ -162,15 +162,15 @@ class LlamaConfig:
             raise ArgumentError("unrotated", self.unrotated, f"layers from 0 to {self.layers - 1}, ascending")
 
     def is_local(self, layer: int) -> bool:
-        """Whether this layer, counted from 0, sees the past through the window."""
+        """Whether this layer, counted from 0, attends only within the window."""
         return self.window is not None and (self.full_every is None or (layer + 1) % self.full_every != 0)
 
     def layer_window(self, layer: int) -> int | None:
-        """How many tokens a token sees in this layer; None for all."""
+        """How many tokens a token attends to in this layer; None for all."""
         return self.window if self.is_local(layer) else None
 
     def layer_frequencies(self, layer: int) -> Frequencies | None:
-        """The rotary frequencies of this layer; None where nothing is rotated."""
+        """The rotary frequencies of this layer; None if nothing is rotated."""
         if layer in self.unrotated:
             return None
         if self.local_rope_base is not None and self.is_local(layer):
@@ -179,7 +179,7 @@ class LlamaConfig:
 
     @property
     def shaped(self) -> bool:
-        """Whether the scores of attention are more than products of queries and keys over √d_h."""
+        """Whether attention scores are anything but products of queries and keys over √d_h."""
         return self.sinks or self.score_scale is not None or self.score_cap is not None
 
     @property
@@ -190,7 +190,7 @@ class LlamaConfig:
 
 
 def unusual_scale(factor: float, head_dim: int) -> float | None:
-    """A factor of scores as `LlamaConfig` has it: None where it is 1/√d_h.
+    """A factor of scores as in `LlamaConfig`: None if it is 1/√d_h.
 
     >>> unusual_scale(0.25, head_dim=16), unusual_scale(0.25, head_dim=8)
     (None, 0.25)
@@ -199,17 +199,17 @@ def unusual_scale(factor: float, head_dim: int) -> float | None:
 
 
 def differing(one: LlamaConfig, other: LlamaConfig) -> list[str]:
-    """The names of the fields in which two shapes differ."""
+    """The names of the fields in which two configurations differ."""
     return [each.name for each in fields(LlamaConfig) if getattr(one, each.name) != getattr(other, each.name)]
 
 
 def check_meant(name: str, found: LlamaConfig, meant: LlamaConfig) -> None:
-    """Refuse a model that a machine has in place of the one that is meant.
+    """Refuse a model on this machine that is not the intended one.
 
     Args:
         name: of the file or directory.
         found: the shape of the model on this machine.
-        meant: that of the model on the machine where the command was started.
+        meant: that of the model on the machine that started the command.
 
     Raises:
         FormatError: they differ.

@@ -50,26 +50,26 @@ PREFILL_TOKENS = 256
 """A prompt goes through the blocks this many tokens at a time, so that its scores stay small in memory."""
 
 Watch = Callable[[int, F64], None]
-"""Called with the number of a block and the residual stream behind it: float64, T × hidden."""
+"""Called with the number of a block and the residual stream after it: float64, T × hidden."""
 
 
 # **The decoder** is the table, the blocks, the last norm and the head.
 
 
 class Decoder:
-    """A decoder whose linear layers are whatever `linear` makes of each matrix.
+    """A decoder whose linear layers are made by `linear`.
 
-    Tokens go in with a *state*, which remembers the ones before them; the state belongs to the caller, so one
-    decoder serves many sequences.
+    Tokens are read with a *state*, which holds the keys and values of those before them. The state belongs to the
+    caller, so one decoder serves many sequences.
 
     Attributes:
         config: of the model.
         step: its program.
         ops: the elementwise operations.
-        embedding: vocabulary × hidden; gives the rows of tokens as float32.
+        embedding: vocabulary × hidden; returns the rows of tokens as float32.
         blocks: an interpreter for the program of each block.
-        norm: one for the last norm.
-        scores: one for what follows it: the head, and a factor and a soft cap where there are any.
+        norm: an interpreter for the last norm.
+        scores: an interpreter for the rest: the head, and the factor and soft cap of the logits, if any.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Decoder:
         observe: Observer | None = None,
         ops: ElementwiseOps = FORMULAS,
     ) -> None:
-        """Make every linear layer ready.
+        """Prepare every linear layer.
 
         Args:
             weights: the model.
-            linear: from a matrix to the function that multiplies by it, called once for each matrix.
+            linear: makes the function that multiplies by a matrix, called once for each matrix.
             observe: called by every sparse layer with its input and the experts that it chose.
             ops: the elementwise operations.
         """
@@ -102,7 +102,7 @@ class Decoder:
         ]
         (self._embed,), (norm, *scores) = self.step.first, self.step.last
         self.norm = Interpreter((norm,), {"norm": weights.norm}, linear, ops)
-        # A head gives float32, which is widened only where something follows: logits are many.
+        # The head returns float32. It is widened only if something follows, because there are many logits.
         plain = all(line.kind == "product" for line in scores)
         wide = replace(ops, dtype=np.dtype(np.float32)) if plain else ops
         self.scores = Interpreter(tuple(scores), {"head": weights.head}, linear, wide)
@@ -120,16 +120,16 @@ class Decoder:
         progress: Progress | None = None,
         watch: Watch | None = None,
     ) -> F64:
-        """Send T tokens through the blocks, after the ones that `state` holds, and add them to it.
+        """Run T tokens through the blocks, after those in `state`, and add them to it.
 
         Args:
             tokens: at least one.
             state: from `new_state`, of this decoder.
-            progress: called after each block, with tokens times blocks.
+            progress: called after each block; the work is counted in tokens times blocks.
             watch: called after each block with its number and the residual stream of the tokens that it read.
 
         Returns:
-            float64, T × hidden, after the last norm: what the head reads.
+            float64, T × hidden, after the last norm: the input of the head.
 
         Raises:
             ArgumentError: no tokens, a token outside the vocabulary, or more tokens than the context.
@@ -150,19 +150,19 @@ class Decoder:
         return np.concatenate(parts).astype(np.float64, copy=False)
 
     def hidden_batch(self, tokens: Sequence[int], states: Sequence[list[KeyValueCache]]) -> F64:
-        """Send one token of each of several sequences through the blocks, and add it to its sequence.
+        """Run one token of each of several sequences through the blocks, and add it to its sequence.
 
-        Every matrix is read once for all of them, which is what makes a batch cheaper than its sequences one by one.
+        Every matrix is read once for all of them, so a batch costs less than its sequences one by one.
 
         Args:
             tokens: B of them.
-            states: B different states, each of a sequence of its own length.
+            states: B different states, of sequences of any lengths.
 
         Returns:
             float64, B × hidden, after the last norm.
 
         Raises:
-            ArgumentError: no tokens, or not as many as states; one state twice; a token outside the vocabulary, or one
+            ArgumentError: no tokens, or not as many as states; a repeated state; a token outside the vocabulary, or one
                 that does not fit the context.
         """
         ids = batch_ids(tokens, states, [len(state[0]) for state in states], self.config)
@@ -186,12 +186,12 @@ class Decoder:
         return scores
 
     def _rotations(self, start: int, count: int) -> dict[Frequencies, Rotation]:
-        """The rotation of these positions for all frequencies that a block asks for; a Llama has one kind."""
+        """The rotation of these positions for all frequencies that blocks use; a Llama has one."""
         return {each: each.rotation(self.config.head_dim, start, count) for each in self._frequencies}
 
 
 class Rows(Protocol):
-    """A table of which rows are read, such as an array."""
+    """A table whose rows are read, such as an array."""
 
     def __getitem__(self, ids: I64, /) -> F32:
         """The rows of tokens: float32, T × hidden."""
@@ -203,7 +203,7 @@ def embedded(embedding: Rows, ids: I64, scale: float) -> F64:
 
 
 def token_ids(tokens: Sequence[int], config: LlamaConfig, already: int) -> I64:
-    """Tokens as an array, after `already` others.
+    """Tokens as an array, to follow `already` others.
 
     Raises:
         ArgumentError: no tokens, a token outside the vocabulary, or more tokens than the context.
@@ -230,24 +230,24 @@ def batch_ids(tokens: Sequence[int], states: Sequence[object], lengths: Sequence
 
 
 def stacked(rotations: Sequence[Rotation]) -> Rotation:
-    """The rotations of tokens that stand at different positions, as one."""
+    """The rotations of tokens at different positions, as one."""
     cos, sin = (np.concatenate([getattr(each, name) for each in rotations]) for name in ("cos", "sin"))
     return Rotation(rotations[0].layout, cos, sin)
 
 
-# **Any decoder.** Generation and perplexity need no more of a decoder than this. The decoder above is one; a
-# backend that runs whole models brings another (`lowbit.backend.whole_model`).
+# **Any decoder.** Generation and perplexity require only this protocol of a decoder. The decoder above fulfils it; a
+# backend that runs whole models has its own (`lowbit.backend.whole_model`).
 
 
 class AnyDecoder(Protocol):
-    """What turns tokens into logits."""
+    """A decoder: from tokens to logits."""
 
     @property
     def config(self) -> LlamaConfig:
         """Its shape; only the vocabulary and the context are used here."""
 
     def new_state(self, capacity: int = 64) -> Any:
-        """The state of an empty sequence, with room for `capacity` tokens at first; its type is the model's own."""
+        """The state of an empty sequence, with room for `capacity` tokens at first; each decoder has its own type."""
 
     def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> F64:
         """Read tokens after those that `state` holds: float64, T × hidden, for `logits`; see `Decoder.hidden`."""
@@ -256,9 +256,9 @@ class AnyDecoder(Protocol):
         """The score of every token: float32, T × vocabulary; see `Decoder.logits`."""
 
 
-# **Generation** feeds the decoder with its own choices: always the token with the highest logit, and of equals the one
-# with the lowest number, unless tokens are drawn (`sampling`). A decoder may choose tokens itself, because sampling is
-# pinned: it gives the same ones.
+# **Generation** feeds the decoder its own choices: always the token with the highest logit, ties by lowest number,
+# unless tokens are sampled (`sampling`). A decoder may choose tokens itself, because sampling is specified to the bit
+# and gives the same ones.
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +282,7 @@ class Choose(Protocol):
 
 
 def choice_of(decoder: AnyDecoder) -> Choose:
-    """What chooses the tokens of a decoder: its own `choose`, or that of the chapter `sampling`."""
+    """The function that chooses a decoder's tokens: its own `choose`, or that of the chapter `sampling`."""
     own: Choose = getattr(decoder, "choose", choose)
     return own
 
@@ -294,9 +294,9 @@ def chosen(decoder: AnyDecoder, hidden: F64, sampling: Sampling, position: int) 
 
 
 def follow(decoder: AnyDecoder, token: int, state: Any, sampling: Sampling, position: int) -> Step:
-    """Read a token after those that `state` holds, and choose the one that follows, which has this position.
+    """Read a token after those in `state`, and choose the next one, which has this position.
 
-    A decoder may have a function of this name that does both in one call, and has the same result.
+    A decoder may have a function of this name that does both in one call, with the same result.
 
     Raises:
         ArgumentError: as `hidden`, `logits` and `lowbit.model.sampling.choose`.
@@ -324,9 +324,9 @@ def generate(
         prompt: at least one token.
         count: the most tokens to generate, at least 1.
         sampling: how a token is chosen.
-        stop: tokens that end the sequence; the one that does is yielded too.
-        forced: tokens to continue with instead of the chosen ones, at least ``count - 1``. Two decoders that are forced
-            along the same sequence can be compared at every step, even after their choices differ.
+        stop: tokens that end the sequence; the ending token is yielded too.
+        forced: tokens to continue with instead of the chosen ones, at least ``count - 1``. Two decoders forced along
+            the same sequence can be compared at every step, even after their choices differ.
         progress: called while the prompt is read, which is all the work before the first token.
 
     Raises:
@@ -334,7 +334,7 @@ def generate(
     """
     check_integer("count", count, least=1)
     room = decoder.config.context - len(prompt)
-    if count - 1 > room:  # the last token is yielded, not read
+    if count - 1 > room:  # the last token is yielded but not read
         raise ArgumentError("count", count, f"at most {room + 1} after a prompt of {len(prompt)} tokens")
     if forced is not None and len(forced) < count - 1:
         raise ArgumentError("number of forced tokens", len(forced), f"at least {count - 1}")
@@ -349,7 +349,7 @@ def generate(
 
 
 class BatchDecoder(AnyDecoder, Protocol):
-    """What also reads a token of each of several sequences at once."""
+    """A decoder that also reads one token of each of several sequences at once."""
 
     def hidden_batch(self, tokens: Sequence[int], states: Sequence[Any]) -> F64:
         """See `Decoder.hidden_batch`."""
@@ -365,18 +365,18 @@ def generate_batch(
 ) -> list[list[int]]:
     """Continue several prompts, a token of each at a time.
 
-    A sequence that has ended is left out from then on. In a batch other kernels may multiply, which round otherwise, so
-    a token may differ from that of `generate` where two are nearly as likely.
+    A sequence that has ended leaves the batch. A batch may use other kernels, which round differently, so a token may
+    differ from that of `generate` if two are almost equally likely.
 
     Args:
         decoder: the model.
         prompts: of any lengths, each at least one token.
         count: the most tokens to generate for each, at least 1.
-        sampling: how a token is chosen; each prompt has draws of its own.
+        sampling: how a token is chosen; each prompt has its own random numbers.
         stop: tokens that end a sequence.
 
     Returns:
-        The tokens that follow each prompt; the one that ended it is the last.
+        The tokens that follow each prompt, including the one that ended it.
 
     Raises:
         ArgumentError: no prompts, a count that does not fit the context, tokens outside the vocabulary.
@@ -408,7 +408,7 @@ class Difference:
 
     Attributes:
         position: the first step at which they differ, from 0.
-        tokens: what each of them chose there.
+        tokens: the token that each chose there.
         logits: two rows, one for each run: its logit for the first's token and for the second's.
     """
 
@@ -426,7 +426,7 @@ class Difference:
 def first_difference(first: Sequence[Step], second: Sequence[Step]) -> Difference | None:
     """Compare two greedy continuations of one prompt: None where every token is the same.
 
-    Up to the first difference both runs have read the same tokens, so their logits there answer the same question.
+    Up to the first difference both runs have read the same tokens, so their logits there are comparable.
     """
     for position, (a, b) in enumerate(zip(first, second, strict=False)):
         if a.token != b.token:

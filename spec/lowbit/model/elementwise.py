@@ -23,16 +23,16 @@ from lowbit.model.config import Routing
 from lowbit.moe.routing import Ids
 
 Numbers = npt.NDArray[Any]
-"""Values of a decoder: float64 or float32, as its elementwise operations have them."""
+"""Values of a decoder: float64 or float32, the dtype of its elementwise operations."""
 
 
 @dataclass(frozen=True)
 class ElementwiseOps:
-    """What a decoder computes between its linear layers.
+    """The operations of a decoder between its linear layers.
 
     Attributes:
-        dtype: of every value: float64, or float32 where a backend computes some of the operations.
-        norm: makes a norm, R × n to R × n, of a gain (float32, n) and ε.
+        dtype: of every value: float64, or float32 if a backend computes some of the operations.
+        norm: makes a norm, R × n to R × n, from a gain (float32, n) and ε.
         swiglu: silu of the first argument times the second, T × m.
         geglu: gelu of the first argument times the second, T × m.
         clamped_swiglu: `lowbit.model.layers.clamped_swiglu`, of two arguments and a limit.
@@ -43,7 +43,7 @@ class ElementwiseOps:
         attend_shaped: `lowbit.attention.shaped.attend_shaped`, of queries, a cache, a window, a factor of the scores,
             their soft cap and sinks (float32, H).
         soft_cap: `lowbit.linear.elementary.soft_cap`, of scores and a cap.
-        cache: makes an empty cache, of a number of key-value heads, channels of a head, and tokens to begin with.
+        cache: makes an empty cache for a number of key-value heads, channels of a head, and tokens at first.
     """
 
     dtype: np.dtype[Any]

@@ -39,27 +39,27 @@ def rms_norm(x: F64, gain: F64, epsilon: float) -> F64:
 
 
 def gelu(a: F64) -> F64:
-    r"""About :math:`a\,\Phi(a)`: a where it is large, 0 where it is very negative.
+    r"""Approximately :math:`a\,\Phi(a)`: near a for large a, near 0 for very negative a.
 
     :math:`\Phi`, the distribution function of the normal distribution, is replaced by an approximation; models are
-    trained with the approximation, so it is what they need:
+    trained with the approximation, so they need it:
 
     .. math:: \mathrm{gelu}(a) = a\,\frac{1 + \tanh z}2 = \frac a{1 + e^{-2z}}, \qquad
        z = \sqrt{2/\pi}\,(a + 0.044715\,a^3).
 
-    The second form is the one computed. It keeps the small values at negative a, where :math:`1 + \tanh z` cancels.
+    The code computes the second form, which is accurate for negative a, where :math:`1 + \tanh z` cancels.
 
     >>> gelu(np.array([-100.0, 0.0, 1.0, 100.0])).round(4)
     array([ -0.    ,   0.    ,   0.8412, 100.    ])
 
     Source: GELU (arXiv 1606.08415) §2.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # e^-2z may be infinite, and a / ∞ is the 0 that is meant
+    with np.errstate(over="ignore", invalid="ignore"):  # e^-2z may be infinite, and a / ∞ is the wanted 0
         return a / (1.0 + np.exp(-gelu_exponent(a)))
 
 
 def gelu_exponent(a: F64) -> F64:
-    """2z of `gelu`: the logit of the number that stands for Φ(a)."""
+    """2z of `gelu`: the logit of the approximation to Φ(a)."""
     logit: F64 = 2 * np.sqrt(2 / np.pi) * (a + 0.044715 * a * a * a)
     return logit
 
@@ -82,13 +82,13 @@ def clamped_swiglu(a: F64, b: F64, limit: float) -> F64:
     Source: the reference implementation of GPT-OSS; GELU (arXiv 1606.08415) §2 for α.
     """
     gate, up = np.minimum(a, limit), np.clip(b, -limit, limit)
-    with np.errstate(over="ignore", invalid="ignore"):  # e^-αa may be infinite, and a / ∞ is the 0 that is meant
+    with np.errstate(over="ignore", invalid="ignore"):  # e^-αa may be infinite, and a / ∞ is the wanted 0
         return gate / (1.0 + np.exp(-SLOPE * gate)) * (up + 1)
 
 
 # **What a backend promises.** A backend takes float32, float16 or bfloat16, all arrays in one type, and returns that
-# type; the functions above, given the exact values of its inputs, are what it is measured against. The bounds are
-# derived in the chapter `lowbit.model.bounds`. A zero ε is refused: a row of zeros would have no norm.
+# type. Its result is compared with the functions above, applied to the exact values of its inputs. The bounds are
+# derived in the chapter `lowbit.model.bounds`. A zero ε is refused, because a row of zeros would be divided by 0.
 
 LEAST_EPSILON, LARGEST = 2.0**-126, float(np.finfo(np.float32).max)
 
@@ -131,8 +131,8 @@ def swiglu_of(
     array([[ 3.5232, -0.    ]])
 
     Args:
-        gate: float32, float16 or bfloat16, T × m: what the gate's linear layer gave.
-        up: of the same type, T × m: what the other one gave.
+        gate: float32, float16 or bfloat16, T × m: the output of the gate's linear layer.
+        up: of the same type, T × m: the output of the other one.
 
     Returns:
         float64, T × m.
@@ -164,7 +164,7 @@ def geglu_of(
 
 
 MOST = 2.0**32
-"""Of the limit of a clamped unit and of a cap, and the inverse of the least; beyond the numbers of any model."""
+"""The largest limit of a clamped unit or cap, and the inverse of the least; beyond the numbers of any model."""
 
 
 @checked
@@ -204,7 +204,7 @@ def soft_cap_of(x: Annotated[Activations, Shape("T", "n"), ONE_TYPE], cap: Annot
 
     Args:
         x: float32, float16 or bfloat16, T × n.
-        cap: the number c between whose negative and which results lie.
+        cap: c; results lie between −c and c.
 
     Returns:
         float64, T × n.
@@ -243,7 +243,7 @@ operation(
 
 
 def gated_unit(name: str, title: str, compute: Callable[..., F64], activation: str, source: str) -> None:
-    """Register the product of an activated gate and up; all such units promise the same."""
+    """Register the product of an activated gate and up; all such units have the same clauses."""
     operation(
         name,
         title,

@@ -29,25 +29,25 @@ Matrix = QuantizedMatrix | Stored | F32
 def to_float(matrix: Matrix) -> F32:
     """The float32 weights, K × N; those of a format each rounded once."""
     if isinstance(matrix, Stored):
-        if matrix.format in dense.NAMES:  # exact, so there is no need of float64
+        if matrix.format in dense.NAMES:  # exact, so float64 is not needed
             return np.ascontiguousarray(matrix.tensors[0].T, np.float32)
         return numbers_of(matrix)
     return dequantize(matrix) if isinstance(matrix, QuantizedMatrix) else matrix
 
 
 def in_bytes(matrix: F32) -> Stored:
-    """A float32 matrix in the format of that name, which backends multiply by."""
+    """A float32 matrix in the format ``float32``, by which backends multiply."""
     rows, columns = matrix.shape
     return Stored("float32", rows, columns, (np.ascontiguousarray(matrix.T),))
 
 
 def is_float(matrix: Matrix) -> bool:
-    """Whether the weights are floats, of 32 or 16 bits, and not quantised."""
+    """Whether the weights are floats of 32 or 16 bits, not quantised."""
     return matrix.format in dense.NAMES if isinstance(matrix, Stored) else isinstance(matrix, np.ndarray)
 
 
 def widened(name: str, matrix: Matrix) -> Matrix:
-    """Float32 in the place of stored floats; a quantised matrix as it is. The name is not used."""
+    """Stored floats as float32; a quantised matrix unchanged. The name is not used."""
     return to_float(matrix) if is_float(matrix) else matrix
 
 
@@ -57,7 +57,7 @@ def shape_of(matrix: Matrix) -> tuple[int, ...]:
 
 
 def select_columns(matrix: Matrix, index: npt.NDArray[np.integer]) -> Matrix:
-    """Column ``index[n]`` of the matrix as column n; codes, scales and zeros move together, so nothing is rounded.
+    """The matrix with column ``index[n]`` as column n; codes, scales and zeros move together, so nothing is rounded.
 
     >>> select_columns(np.array([[10, 20, 30]], np.float32), np.array([2, 0, 1]))
     array([[30., 10., 20.]], dtype=float32)
@@ -73,18 +73,18 @@ def select_columns(matrix: Matrix, index: npt.NDArray[np.integer]) -> Matrix:
 
 
 class Embedding:
-    """The embedding of a model whose file holds it as a matrix, hidden × vocabulary: rows are made when they are read.
+    """The embedding of a model that is stored as a matrix, hidden × vocabulary: rows are decoded when they are read.
 
     A large vocabulary takes seconds to decode and gigabytes as float32, and a text reads few of its rows.
 
     Args:
         shape: vocabulary and hidden.
-        columns: gives the matrix of some columns, in their order.
-        matrix: all of it; None where it is not at hand.
+        columns: returns the matrix of the given columns, in their order.
+        matrix: all of it; None if it is not available.
     """
 
     MOST = 1024
-    """Rows of single tokens that are kept."""
+    """The number of rows of single tokens that are cached."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ from lowbit.model.decoder import AnyDecoder
 from lowbit.model.weights import Progress
 
 LOGIT_ROWS = 64
-"""Logits are made for this many positions at a time: a row is as long as the vocabulary."""
+"""Logits are computed for this many positions at a time, because a row is as long as the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ class Protocol:
     """How the tokens of a text are counted.
 
     Attributes:
-        window: W, the tokens of a window unless something else is asked for.
-        bos: where a model's mark of the beginning stands: ``windows``, before every window and not counted in W;
+        window: W, the default number of tokens of a window.
+        bos: where the BOS token goes: ``windows``, before every window and not counted in W;
             ``text``, once before the text; ``replaces``, before the text, and in place of the first token of every
             window.
         scored: ``all`` that have a token before them in their window; ``half``, those after the first ⌊W/2⌋ + 1.
-        stride: from the beginning of a window to that of the next, less than W; a token is scored in the first window
-            that has it. None for W.
-        short: whether a last window of fewer tokens is read.
-        least: how many windows' worth of tokens a text must have.
+        stride: from the start of a window to that of the next, less than W; a token is scored in the first window that
+            contains it. None for W.
+        short: whether a shorter last window is read.
+        least: the least number of windows' worth of tokens in a text.
     """
 
     window: int
@@ -89,11 +89,11 @@ class Protocol:
         Args:
             tokens: of the text, without BOS.
             window: W.
-            bos: the mark, or None where the model has none.
+            bos: the BOS token, or None if the model has none.
 
         Yields:
-            the tokens of a window, the place in it of the first that is scored, and how many tokens of the text were
-            read with it.
+            the tokens of a window, the index of the first scored one, and how many tokens of the text have been read
+            including it.
         """
         mark = [] if bos is None else [bos]
         before = mark if self.bos == "windows" else []
@@ -127,7 +127,7 @@ DEFAULT_PROTOCOL: ProtocolName = "lowbit"
 
 
 def named(protocol: ProtocolName | Protocol) -> Protocol:
-    """The protocol of a name; one that is a value already stays as it is.
+    """The protocol of this name; a `Protocol` is returned unchanged.
 
     Raises:
         ArgumentError: there is no such name.
@@ -151,12 +151,12 @@ class Perplexity:
 
     @property
     def value(self) -> float:
-        """exp(nll / count); infinity where that is beyond float64."""
+        """exp(nll / count); infinity if that is beyond float64."""
         return exponential(self.nll / self.count)
 
 
 def exponential(logarithm: float) -> float:
-    """*e* to the power of a number; infinity where that is beyond float64.
+    """*e* to the power of a number; infinity if that is beyond float64.
 
     >>> exponential(0.0), exponential(710.0)
     (1.0, inf)
@@ -180,7 +180,7 @@ def perplexity(
         decoder: the model.
         tokens: the first N tokens of the text, without BOS.
         window: W; it fits the model's context and has a token to score. None for the protocol's own.
-        bos: the token that begins a sequence, or None where the model has none.
+        bos: the token that begins a sequence, or None if the model has none.
         protocol: how tokens are counted: the name of one of `PROTOCOLS`, or a value.
         progress: called with the tokens read so far and N.
 
@@ -200,8 +200,8 @@ def perplexity(
 
 
 Score = tuple[float, ...]
-"""Of the tokens of a window that are scored: of each `LOGIT_ROWS` of them the sum of the negative log-likelihoods, in
-nats; behind these, how many tokens they are."""
+"""The scores of a window: the sum of the negative log-likelihoods of each `LOGIT_ROWS` scored tokens, in nats, followed
+by the number of scored tokens."""
 
 
 def score(decoder: AnyDecoder, piece: Sequence[int], first: int, progress: Progress | None = None) -> Score:
@@ -210,7 +210,7 @@ def score(decoder: AnyDecoder, piece: Sequence[int], first: int, progress: Progr
     Args:
         decoder: the model.
         piece: the tokens of the window.
-        first: the place of the first that is scored.
+        first: the index of the first scored token.
         progress: called while the window is read.
     """
     if len(piece) <= first:
@@ -224,7 +224,7 @@ def score(decoder: AnyDecoder, piece: Sequence[int], first: int, progress: Progr
 
 
 def total(scores: Iterable[Score]) -> Perplexity:
-    """The perplexity of a text by the scores of its windows, in their order.
+    """The perplexity of a text from the scores of its windows, in their order.
 
     >>> total([(1.0, 2.0, 100), (3.0, 60)])
     Perplexity(nll=6.0, count=160)
@@ -282,14 +282,14 @@ def _part_of(progress: Progress | None, read: int, end: int, total: int) -> Prog
 def negative_log_likelihood(logits: F32, followers: Sequence[int]) -> float:
     r"""The sum of :math:`-\ln \mathrm{softmax}(\mathrm{logits}_i)[t_i]` over the rows, in nats.
 
-    Two tokens that are equally likely, seen once each:
+    Two equally likely tokens, each occurring once:
 
     >>> round(negative_log_likelihood(np.zeros((2, 2), np.float32), [0, 1]), 6)
     1.386294
 
     Args:
         logits: float32, T × vocabulary.
-        followers: the T tokens that came.
+        followers: the T tokens that follow.
     """
     scores: F64 = logits.astype(np.float64)
     top = scores.max(axis=-1)

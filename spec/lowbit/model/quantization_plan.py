@@ -76,11 +76,11 @@ class Quantization:
 
         Args:
             weights: float32, K × N.
-            inputs: for ``gptq``: of this matrix; None where it saw no token, and then it is rounded to the nearest.
+            inputs: for ``gptq``: of this matrix; None if it saw no token, in which case it is rounded to nearest.
 
         Raises:
-            ArgumentError: the weights have too few rows for a group, for ``hqq`` rows that groups do not fill, or
-                numbers that float16 cannot hold.
+            ArgumentError: too few rows for a group, for ``hqq`` rows that are not whole groups, or numbers that float16
+                cannot hold.
         """
         if self.method == "hqq":
             return by_hqq(weights, self.bits, self.group_size)
@@ -89,10 +89,11 @@ class Quantization:
         return quantize(weights, bits=self.bits, group_size=self.group_size, scale_dtype="float16")
 
     def check(self, rows: int) -> None:
-        """Refuse a number of rows that cannot be quantised in this way, before the matrix exists.
+        """Refuse a number of rows that cannot be quantised in this way, before the matrix is read.
 
         Raises:
-            ArgumentError: rows that codes or, for ``hqq``, groups do not fill; a group longer than a column.
+            ArgumentError: rows that do not fill whole units of codes or, for ``hqq``, whole groups; a group longer than
+                a column.
         """
         check_rows("rows of weights", rows, self.bits)
         check_integer("group_size", self.group_size, 1, rows)
@@ -119,7 +120,7 @@ class Quantization:
 
 
 def by_hqq(weights: F32, bits: int, group_size: int) -> QuantizedMatrix:
-    """Quantise with the minima that HQQ finds in place of the least weight of each group.
+    """Quantise with the minima found by HQQ instead of the least weight of each group.
 
     >>> weights = (np.arange(-32, 32, dtype=np.float32) / 32).reshape(64, 1) ** 3
     >>> found = [Quantization(2, 64, method)(weights) for method in ("nearest", "hqq")]
@@ -161,13 +162,13 @@ def by_gptq(weights: F32, inputs: gptq_blocks.Inputs, bits: int, group_size: int
 
 @dataclass(frozen=True)
 class Plan:
-    """How the parts of a model are quantised; None leaves a part as it is stored.
+    """How the parts of a model are quantised; None leaves a part as stored.
 
     Attributes:
         experts: the feed-forward matrices: those of the experts, or of a dense block.
         attention: the four matrices of attention.
-        head: the matrix that makes logits; not by ``gptq``.
-        text: the calibration text; None where no part is quantised by ``gptq``.
+        head: the matrix that computes logits; not by ``gptq``.
+        text: the calibration text; None if no part is quantised by ``gptq``.
     """
 
     experts: Quantization | None
@@ -179,7 +180,7 @@ class Plan:
     def uniform(
         cls, bits: int, group_size: int, method: Method = "nearest", text: CalibrationText | None = None
     ) -> Self:
-        """The same for every matrix of the blocks but the routers; embedding, head, norms and biases stay as they are.
+        """The same for every matrix of the blocks except routers; embedding, head, norms and biases stay unchanged.
 
         >>> Plan.uniform(4, 64) == Plan(Quantization(4, 64), Quantization(4, 64))
         True
@@ -210,7 +211,7 @@ class Plan:
         return any(part is not None and part.method == "gptq" for part in self.parts.values())
 
     def fields(self) -> dict[str, Any]:
-        """All that determines what it does, in types that JSON has; of a calibration text its digest.
+        """Everything that determines its effect, in JSON types; a calibration text by its digest.
 
         >>> Plan(Quantization(2, 16), None).fields()["experts"]
         {'bits': 2, 'group_size': 16, 'method': 'nearest'}
@@ -232,7 +233,7 @@ class Plan:
         return self.experts if name.startswith("feed_forward.") else self.attention
 
     def check(self, config: LlamaConfig) -> None:
-        """Refuse a model that has a matrix which cannot be quantised in this way, before any is read.
+        """Refuse a model with a matrix that cannot be quantised in this way, before any is read.
 
         Raises:
             ArgumentError: see `Quantization.check`; GPTQ without a calibration text or for the head, or a text without
@@ -252,7 +253,7 @@ class Plan:
                 quantization.check(rows)
 
     def __call__(self, name: str, matrix: Matrix, inputs: gptq_blocks.Inputs | None = None) -> Matrix:
-        """Quantise a matrix as the plan says; one that is quantised already is dequantised exactly first.
+        """Quantise a matrix as the plan says; a quantised matrix is first dequantised exactly.
 
         Args:
             name: of the matrix.
@@ -263,8 +264,8 @@ class Plan:
         return matrix if quantization is None else quantization(to_float(matrix), inputs)
 
     def on_inputs(self, layer: LayerWeights, seen: Seen) -> LayerWeights:
-        """Quantise a block on the inputs of its matrices; those with the same inputs one after another, others side by
-        side."""
+        """Quantise a block on the inputs of its matrices; matrices with the same inputs one after another, others in
+        parallel."""
         linears, alike = layer.linears(), dict[str, list[str]]()
         for name in linears:
             alike.setdefault(source_of(name), []).append(name)
@@ -289,7 +290,8 @@ def planned(weights: LlamaWeights, plan: Plan, progress: Progress | None = None)
         progress: called after each block.
 
     Raises:
-        ArgumentError: weights that cannot be quantised in this way; a text and a plan that do not go together.
+        ArgumentError: weights that cannot be quantised in this way; a text that the plan does not use, or a plan that
+            lacks one.
     """
     plan.check(weights.config)
     changed = weights.changed(plan, progress) if plan.text is None else calibrated(weights, plan, plan.text, progress)
@@ -299,7 +301,7 @@ def planned(weights: LlamaWeights, plan: Plan, progress: Progress | None = None)
 def calibrated(
     weights: LlamaWeights, plan: Plan, text: CalibrationText, progress: Progress | None = None
 ) -> LlamaWeights:
-    """Quantise the blocks of a model one after another, each on what it sees behind the quantised ones."""
+    """Quantise the blocks of a model one after another, each on its inputs after the quantised blocks before it."""
     streams, layers = text.streams(weights.config, weights.embedding), list[LayerWeights]()
     for number, layer in enumerate(weights.layers):
         layers.append(plan.on_inputs(layer, streams.seen(number, layer)))

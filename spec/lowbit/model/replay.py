@@ -60,8 +60,8 @@ Recording = Sequence[Sequence[int]]
 """The experts that one layer needed, pass after pass."""
 
 RHO = 0.75
-"""LFRU's ρ for one pass: what a use is worth halves in two to three passes, about as long as the paper sees experts
-live."""
+"""LFRU's ρ for one pass: the worth of a use halves in two to three passes, about the time that experts stay in use in
+the paper."""
 
 
 # **Recall**, counted in a trace.
@@ -72,7 +72,7 @@ class Recall:
     """Where needed experts were found (errata M9).
 
     Attributes:
-        needed: how many were, over all layers and tokens.
+        needed: how many experts were needed, over all layers and tokens.
         resident: of these, in a slot when their layer began.
         staged: of the others, in a buffer, because of a guess.
     """
@@ -83,7 +83,7 @@ class Recall:
 
     @property
     def value(self) -> float:
-        """The paper's "expert recall" of the cache: resident / needed; not a number where nothing was needed."""
+        """The paper's "expert recall" of the cache: resident / needed; NaN if nothing was needed."""
         return self.resident / self.needed if self.needed else math.nan
 
 
@@ -102,14 +102,14 @@ def recall(events: Sequence[Event]) -> Recall:
     return Recall(hits + len(promoted), hits, promoted.count("guess"))
 
 
-# **The rules**, each as a function from a recording to the worth of an expert after a pass. A worth is a tuple that is
-# compared from the left. Of equals, the one that ran last is kept.
+# **The rules**, each as a function from a recording to the worth of an expert after a pass. Worths are tuples, compared
+# from the left. Among equals, the expert that ran last is kept.
 
 Worth = Callable[[int, int], tuple[float, ...]]
 
 
 def worth(rule: Rule, recording: Recording, rho: float = RHO) -> Worth:
-    """What it is worth to keep an expert after a pass: a function of (expert, number of the pass)."""
+    """The worth of keeping an expert after a pass: a function of (expert, number of the pass)."""
     uses: dict[int, list[int]] = {}  # of each expert, ascending
     for number, needed in enumerate(recording):
         for expert in needed:
@@ -152,9 +152,9 @@ def fading(recording: Recording, rho: float) -> dict[int, list[float]]:
 
 
 def replay(recording: Recording, slots: int, rule: Rule, rho: float = RHO) -> Recall:
-    """Recall of one layer that keeps `slots` experts by a rule, beginning with none.
+    """Recall of one layer that keeps `slots` experts by a rule, starting from an empty cache.
 
-    Two slots and three experts in rotation: the one used last is always the wrong one to keep.
+    Two slots and three experts in rotation: the most recently used one is always the wrong one to keep.
 
     >>> rotating = [(0,), (1,), (2,)] * 4
     >>> [replay(rotating, slots=2, rule=rule).resident for rule in ("lru", "static", "belady")]
@@ -167,7 +167,7 @@ def replay(recording: Recording, slots: int, rule: Rule, rho: float = RHO) -> Re
         rho: ρ of LFRU, above 0, at most 1.
 
     Raises:
-        ArgumentError: an empty recording or pass, an expert twice in one pass, wrong slots, rule or rho.
+        ArgumentError: an empty recording or pass, a repeated expert in a pass, wrong slots, rule or rho.
 
     Source: MoE offloading §3.1, §4.1; errata M1, M3, M9.
     """
@@ -196,7 +196,7 @@ def _hits(recording: Recording, slots: int, rule: Rule, rho: float) -> int:
 
 
 def replay_layers(recordings: Sequence[Recording], slots: int, rule: Rule, rho: float = RHO) -> Recall:
-    """The same for all layers, each with slots of its own, counted together."""
+    """The total over all layers, each with its own slots."""
     counted = [replay(recording, slots, rule, rho) for recording in recordings]
     return Recall(sum(layer.needed for layer in counted), sum(layer.resident for layer in counted))
 
@@ -213,7 +213,7 @@ def _check(recording: Recording, slots: int, rule: Rule, rho: float) -> None:
             raise ArgumentError(f"recording[{number}]", needed, "distinct experts, at least one")
 
 
-# **Guesses.** The next layer's gate, applied to what this layer's gate was given.
+# **Guesses.** The next layer's gate, applied to the input of this layer's gate.
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,8 +228,8 @@ def guess(gate_input: F32, later_router: F32, count: int, norm: Norm | None = No
     """The experts that a later layer will probably need, likeliest first.
 
     Args:
-        gate_input: float32, T × hidden: what this layer's gate is given, after this layer's norm.
-        later_router: float32, hidden × E: the gate of the layer that is guessed for, in the paper the next one.
+        gate_input: float32, T × hidden: the input of this layer's gate, after this layer's norm.
+        later_router: float32, hidden × E: the gate of the layer to guess for, in the paper the next one.
         count: how many to guess, 1 to E; the paper's engine takes 1 or 2.
         norm: the later layer's norm, to be applied to the gate input first; None, the default, applies none.
 
@@ -261,8 +261,8 @@ def guess_recall(needed: I64, guessed: I64) -> Recall:
     return Recall(needed.size, int((needed[:, :, np.newaxis] == guessed[:, np.newaxis, :]).any(axis=2).sum()))
 
 
-# **A synthetic recording.** A residual stream that drifts: from token to token it keeps a part of what it was, so
-# experts stay in use for a few tokens; from layer to layer it gains a small part, so guesses work.
+# **A synthetic recording.** A drifting residual stream. From token to token it keeps a fraction of its value, so
+# experts stay in use for a few tokens; each layer adds a small part, so guesses work.
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +270,7 @@ class Walk:
     """A synthetic stream with its gates.
 
     Attributes:
-        inputs: float32, layers × T × width: what each gate is given.
+        inputs: float32, layers × T × width: the input of each gate.
         routers: float32, layers × width × E.
     """
 
@@ -282,7 +282,7 @@ class Walk:
         return top_k(gate(self.inputs[layer], self.routers[layer]).astype(np.float32), k)
 
     def guessed(self, layer: int, ahead: int, count: int) -> I64:
-        """What is guessed for `layer` from `ahead` layers before it, T × count."""
+        """The guesses for `layer` from `ahead` layers before it, T × count."""
         return guess(self.inputs[layer - ahead], self.routers[layer], count)
 
 
@@ -298,7 +298,7 @@ def residual_walk(
         experts: E.
         width: of the stream.
         memory: the correlation of a token with the one before it, 0 to 1.
-        step: how much each layer adds, relative to the stream as it comes in.
+        step: how much each layer adds, relative to its input.
     """
     rng = np.random.default_rng(seed)
 

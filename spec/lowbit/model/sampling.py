@@ -67,7 +67,7 @@ class Sampling:
         temperature: τ; 0 takes the likeliest token and ignores the other settings.
         top_k: the number of tokens to keep; 0 keeps all.
         top_p: above 0, at most 1; 1 keeps all.
-        min_p: from 0, which keeps all, to 1, which keeps those as likely as the likeliest.
+        min_p: from 0, which keeps all, to 1, which keeps only those as likely as the likeliest.
         seed: of the generator, below 2^64.
 
     Raises:
@@ -125,10 +125,10 @@ def choose(logits: F32, sampling: Sampling, position: int, sequence: int = 0) ->
 
 
 def check_logits(logits: F32) -> None:
-    """Refuse logits by which no token can be chosen.
+    """Refuse logits from which no token can be chosen.
 
     Raises:
-        ArgumentError: one that is not finite; none, or 2^19 and more.
+        ArgumentError: one that is not finite; no logits, or 2^19 or more.
     """
     check_integer("number of logits", len(logits), 1, MOST_TOKENS)
     if not np.isfinite(logits).all():
@@ -136,7 +136,7 @@ def check_logits(logits: F32) -> None:
 
 
 def kept(logits: F32, sampling: Sampling) -> tuple[I64, I64]:
-    """The tokens that the filters keep, the heaviest first, and their weights as integers.
+    """The tokens that the filters keep, in decreasing order of weight, and their weights as integers.
 
     >>> kept(np.array([0, 3, 3, 1], np.float32), Sampling(top_p=0.5))[0].tolist()
     [1, 2]
@@ -169,7 +169,7 @@ def integer_weights(logits: F32, temperature: float) -> I64:
 
 
 def exponential(x: F64) -> F64:
-    """e^x for x ≤ 0, within a few units of the last place; 0 below −64, where no weight is left.
+    """e^x for x ≤ 0, within a few units of the last place; 0 below −64, where weights vanish.
 
     >>> bool(exponential(np.array([0.0]))[0] == 1.0)
     True
@@ -196,6 +196,6 @@ def random_bits(seed: int, position: int, sequence: int = 0) -> int:
     check_integer("seed", seed, 0, 2**64 - 1)
     check_integer("position", position, 0, 2**64 - 1)
     check_integer("sequence", sequence, 0, 2**64 - 1)
-    before = (position + (sequence << 64) - 1) % 2**256  # numpy counts before it makes a block
+    before = (position + (sequence << 64) - 1) % 2**256  # numpy increments the counter before each block
     words = np.random.Philox(key=seed, counter=before).random_raw()
     return int(words)

@@ -71,9 +71,9 @@ OPERATIONS: Mapping[Kind, tuple[str | None, str]] = MappingProxyType(
         "soft_cap": ("blocks.soft_cap", "numbers kept between a cap and its negative"),
     }
 )
-"""For each kind of line the operation of the specification that it is, if it is one, and a sentence. Backends compute
-operations only; what is none is a copy or one rounding. A product is the
-operation that the format of its matrix and the contract ask for."""
+"""For each kind of line its operation of the specification, if it is one, and a sentence. Backends compute operations
+only; every other line is a copy or one rounding. The operation of a product follows from the format of its matrix and
+the contract."""
 
 BEGIN, END = "x", "result"
 """The residual stream before a block, and after it."""
@@ -90,7 +90,7 @@ class Line:
         kind: what it does, one of `OPERATIONS`.
         out: the value that it writes; empty for ``append``, which writes to the cache.
         inputs: the values that it reads.
-        parameter: its weights, by their name in the block; None where it has none.
+        parameter: its weights, by their name in the block; None if it has none.
         settings: numbers and choices of the model, by name; such as ``epsilon`` of a norm.
     """
 
@@ -101,7 +101,7 @@ class Line:
     settings: tuple[tuple[str, Setting], ...] = ()
 
     def setting(self, name: str) -> Any:
-        """One of its settings; None where it has none of this name."""
+        """One of its settings; None if it has none of this name."""
         return dict(self.settings).get(name)
 
     @property
@@ -110,7 +110,7 @@ class Line:
         return Frequencies(self.setting("base"), self.setting("scaling"))
 
     def __str__(self) -> str:
-        """As it is printed.
+        """Its printed form.
 
         >>> str(Line("attend", "mixed", ("query_rotated",), settings=(("head_dim", 64), ("window", 512))))
         'mixed = attend(query_rotated; head_dim 64, window 512)'
@@ -274,7 +274,7 @@ def _norm(config: LlamaConfig, out: str, source: str, gain: str) -> Line:
 
 
 def _sum(config: LlamaConfig, out: str, stream: str, part: str) -> Program:
-    """The residual stream plus a part of the block, which is scaled first where the model has a factor for it."""
+    """The residual stream plus a part of the block, which is first scaled if the model has a factor for it."""
     if config.residual_scale == 1:
         return (Line("add", out, (stream, part)),)
     scaled = f"{part}_scaled"
@@ -348,14 +348,14 @@ def step_of(weights: LlamaWeights) -> Step:
     return step
 
 
-# **Sizes.** Every value has T rows; its width follows from the values that it is made of and from the parameter.
+# **Sizes.** Every value has T rows; its width follows from the inputs and the parameter of its line.
 
 
 def widths(program: Program, config: LlamaConfig) -> dict[str, int]:
     """The width of every value of a block's program.
 
     Raises:
-        ArgumentError: a value is read before it is written or written twice, or sizes do not belong together.
+        ArgumentError: a value is read before it is written or written twice, or sizes do not match.
     """
     known = {BEGIN: config.hidden}
     for line in program:
@@ -388,7 +388,7 @@ def check(program: Program, config: LlamaConfig) -> None:
 
 
 def overwritten(program: Program, places: Mapping[str, Hashable]) -> Line | None:
-    """The first line that reads a value whose place was given to another value meanwhile; None if there is none.
+    """The first line that reads a value whose place another value has overwritten; None if there is none.
 
     >>> program = Line("norm", "a", ("x",)), Line("norm", "b", ("x",)), Line("add", "result", ("x", "a"))
     >>> str(overwritten(program, {"x": 0, "a": 1, "b": 1, "result": 0}))
@@ -408,7 +408,7 @@ def overwritten(program: Program, places: Mapping[str, Hashable]) -> Line | None
 
 
 def _width(line: Line, given: list[int], config: LlamaConfig) -> int:
-    """The width of a line's value, for the widths of what it reads."""
+    """The width of a line's value, from the widths of its inputs."""
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     if line.kind in ("product", "gate"):
         rows, columns = linear_shapes(config).get(str(line.parameter), (0, 0))

@@ -28,10 +28,10 @@ from lowbit.model.config import LlamaConfig
 from lowbit.model.matrices import Embedding, Matrix, shape_of
 
 Change = Callable[[str, Matrix], Matrix]
-"""From the name of a matrix, as in `LayerWeights.linears`, and the matrix to what takes its place."""
+"""Returns the replacement of a matrix, given its name, as in `LayerWeights.linears`, and the matrix."""
 
 Progress = Callable[[int, int], None]
-"""Called with the work that is done and the work in all."""
+"""Called with the work done and the total work."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +63,8 @@ class SparseWeights:
     """The feed-forward part of a sparse block.
 
     Attributes:
-        router: float32, hidden × E: the gate that scores the experts. It is small and its errors change the choice,
-            so it is never quantised.
+        router: float32, hidden × E: the gate that scores the experts. It is small, and errors in it change the choice
+            of experts, so it is never quantised.
         experts: E of them.
     """
 
@@ -102,24 +102,24 @@ class LayerWeights:
         value: hidden × G·d_h.
         output: H·d_h × hidden.
         feed_forward_norm: hidden: gain before the feed-forward part; None likewise.
-        feed_forward: dense, or sparse where the configuration has a routing.
+        feed_forward: dense, or sparse if the configuration has a routing.
         query_bias: H·d_h, half-split channels: added to the queries; None for no bias, as for those that follow.
         key_bias: G·d_h, half-split channels.
         value_bias: G·d_h.
-        query_norm: d_h: gain of a norm of each query head before it is rotated; None for no norm, as below. Where the
+        query_norm: d_h: gain of a norm of each query head before it is rotated; None for no norm, as below. If the
             configuration norms heads together, H·d_h: gain of one norm of all query heads.
         key_norm: d_h, or G·d_h: the same for key heads.
-        output_bias: hidden: added to what attention gives.
-        sinks: H: the score of each query head's sink, where the configuration has them.
+        output_bias: hidden: added to the output of attention.
+        sinks: H: the score of each query head's sink, if the configuration has sinks.
         router_bias: E: added to the scores of the experts.
         expert_gate_bias: E·feed_forward: added to the gates of the experts, one after another.
         expert_up_bias: E·feed_forward: the same for the other side of their units.
         expert_down_bias: E·hidden: the same for their results.
         attention_post_norm: hidden: gain after attention; a part has a norm before or after it, or both.
         feed_forward_post_norm: hidden: gain after the feed-forward part.
-        key_order: G·d_h: whole numbers, the orders in which the channels of key heads stand, as
-            `lowbit.attention.ksort.LayerOrders.of` reads them; None for half-split channels. Queries, keys and what is
-            added to them are in this order.
+        key_order: G·d_h: whole numbers, the orders of the channels of key heads, as
+            `lowbit.attention.ksort.LayerOrders.of` reads them; None for half-split channels. Queries, keys and their
+            biases are in this order.
     """
 
     attention_norm: F32 | None
@@ -150,15 +150,15 @@ class LayerWeights:
         return {name: getattr(self, name) for name in ATTENTION} | inner
 
     def changed(self, change: Change) -> Self:
-        """The same with every quantisable matrix replaced: all of `linears` but the router."""
+        """The same with every quantisable matrix replaced: all of `linears` except the router."""
         attention: dict[str, Any] = {name: change(name, getattr(self, name)) for name in ATTENTION}
         return replace(self, **attention, feed_forward=self.feed_forward.changed(change, "feed_forward."))
 
 
 class LayeredWeights(Protocol):
-    """A model that gives out its blocks one at a time, and need not hold them in memory.
+    """A model that provides its blocks one at a time and need not hold them in memory.
 
-    A part may be made anew each time it is asked for; callers that need it twice keep it.
+    Each access may build a part anew; callers that need it twice keep it.
     """
 
     @property
@@ -191,13 +191,13 @@ class LlamaWeights:
 
     Attributes:
         config: its shape.
-        embedding: vocabulary × hidden: the row of each token, float32 in an array or as they are read.
+        embedding: vocabulary × hidden: the row of each token, a float32 array or decoded on access.
         layers: the blocks, in order.
         norm: float32, hidden: gain of the last norm.
-        head: hidden × vocabulary; where the file ties it to the embedding, the same tensor as it is stored.
+        head: hidden × vocabulary; if the file ties it to the embedding, the same tensor as stored.
 
     Raises:
-        ArgumentError: a part whose shape is not the one that `config` asks for.
+        ArgumentError: a part whose shape does not match `config`.
     """
 
     config: LlamaConfig
@@ -239,12 +239,12 @@ class LlamaWeights:
 
 
 class DeferredWeights:
-    """The weights of a file, which are read when one of them is first asked for.
+    """The weights of a file, which are read on first access.
 
     Attributes:
         config: the shape of the model.
         digest: the SHA-256 of the file, in hexadecimal digits.
-        held: all of them, once they were read.
+        held: all of them, once they have been read.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class DeferredWeights:
         """All of them, in memory.
 
         Args:
-            progress: called after each block, where they are read now.
+            progress: called after each block, if they are read now.
 
         Raises:
             FormatError: the file is damaged, or has changed.
@@ -287,7 +287,7 @@ class DeferredWeights:
 
 
 def in_memory(weights: LayeredWeights, progress: Progress | None = None) -> LlamaWeights:
-    """All of a model: the same object where it is in memory already.
+    """All of a model: the same object if it is already in memory.
 
     Args:
         weights: the model.
@@ -309,7 +309,7 @@ def in_memory(weights: LayeredWeights, progress: Progress | None = None) -> Llam
 
 
 def vector_sizes(config: LlamaConfig) -> dict[str, int]:
-    """How long the vectors of a block are, by their names in `LayerWeights`.
+    """The lengths of the vectors of a block, by their names in `LayerWeights`.
 
     Any may be absent, but each part has a norm before or after it.
     """
@@ -352,7 +352,7 @@ def linear_shapes(config: LlamaConfig) -> dict[str, tuple[int, int]]:
 
 
 def assembled(config: LlamaConfig, vectors: dict[str, F32], linears: dict[str, Matrix]) -> LayerWeights:
-    """A block made of its vectors and of its linear layers, by the names of `LayerWeights.linears`."""
+    """A block from its vectors and its linear layers, by the names of `LayerWeights.linears`."""
 
     def gated(prefix: str) -> GatedWeights:
         return GatedWeights(*(linears[f"{prefix}.{name}"] for name in ("gate", "up", "down")))
@@ -423,7 +423,7 @@ class WeightBytes:
 def weight_bytes(weights: LlamaWeights) -> WeightBytes:
     """The bytes of a model's matrices as they are held in memory: words, scales and zeros, or float32.
 
-    A token of a dense model reads all of them; one of a sparse model reads the experts that it is sent to.
+    A token reads all matrices of a dense model; of a sparse model's experts it reads only those chosen for it.
     """
     sizes = {name: matrix.nbytes for name, matrix in matrices(weights)}
     head = sizes.pop("head")
