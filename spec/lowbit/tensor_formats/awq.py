@@ -23,7 +23,7 @@ from lowbit.tensor_formats.bits import INTERLEAVED, exact, split
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 PADDED = "K//1024*1024/group_size"
-"""The groups of gemv's arrays, those of the padding included."""
+"""The groups of gemv's arrays, including padding."""
 
 GEMM_FIELDS = (
     Field(

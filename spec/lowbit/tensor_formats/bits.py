@@ -8,7 +8,8 @@ import numpy.typing as npt
 from lowbit.arrays import F64, U8, Array
 
 INTERLEAVED = (0, 4, 1, 5, 2, 6, 3, 7)
-"""In a word of 8 codes of 4 bits, the nibble of each code, where one mask over the word is to give neighbours."""
+"""The nibble of each code in a word of 8 4-bit codes, in the order in which one mask over the word yields
+neighbours."""
 
 
 def exact(numbers: Array) -> F64:
@@ -27,8 +28,8 @@ def split(words: Array, bits: int, order: Sequence[int] | None = None) -> npt.ND
     Args:
         words: integers of any width and sign, any shape.
         bits: of a code.
-        order: code i lies in place ``order[i]`` counted from the lowest bits, each place as wide as a code. By default
-            the places from the lowest up, as many as there are.
+        order: code i is in place ``order[i]``, counted from the lowest bits; each place is as wide as a code. By
+            default all places in ascending order.
     """
     unsigned = words.view(f"u{words.dtype.itemsize}").astype(np.uint64)
     places = range(8 * words.dtype.itemsize // bits) if order is None else order
@@ -94,7 +95,7 @@ def end_to_end(codes: Array, bits: int, dtype: npt.DTypeLike) -> Array:
 
 
 def looked_up(table: Array, codes: Array) -> Array:
-    """The numbers of a table that codes name, in the shape of the codes.
+    """The entries of a table that codes index, in the shape of the codes.
 
     >>> looked_up(np.array([10.0, 11.0, 12.0, 13.0]), np.array([[3, 0]]))
     array([[13., 10.]])
@@ -109,7 +110,7 @@ def looked_up(table: Array, codes: Array) -> Array:
 def planes(data: U8, bits: int, run: int) -> npt.NDArray[np.int64]:
     """The codes in each run of bytes: the lowest bits of all its bytes, then the next bits of all, along the last axis.
 
-    This is ggml's order: neighbours in a byte are `run` elements apart.
+    This is ggml's order: codes adjacent in a byte are `run` elements apart.
 
     >>> planes(np.array([0x21, 0x43, 0x65, 0x87], np.uint8), 4, run=2)
     array([1, 3, 2, 4, 5, 7, 6, 8])

@@ -87,8 +87,8 @@ def dynamic_map() -> F32:
     """The 256 numbers of bitsandbytes' signed dynamic map, in ascending order.
 
     Seven decades have 1, 2, 4 … 64 numbers each: the midpoints of equal parts of 0.1 to 1, times a power of ten, with
-    either sign. 0 and 1 complete them. All is computed in float32, with each point of a decade counted from the nearer
-    end and rounded once.
+    either sign. 0 and 1 complete the map. Everything is computed in float32, with each point of a decade counted from
+    the nearer end and rounded once.
 
     >>> numbers = dynamic_map()
     >>> len(numbers), float(numbers[0]), float(numbers[127]), float(numbers[255])
@@ -125,7 +125,7 @@ def _double(table: F32, tensors: Tensors, at: Sizes) -> Terms:
 
 
 def nested(tensors: Tensors) -> Array:
-    """float32: the absmax of each block, from its 8 bits."""
+    """float32: the absmax of each block, decoded from 8 bits."""
     codes = tensors["absmax"]
     scales = tensors["nested_absmax"][np.arange(len(codes)) // NESTED]
     with np.errstate(over="ignore"):
@@ -136,10 +136,10 @@ def nested(tensors: Tensors) -> Array:
 # **Casts.** Blocks are rows here, the last filled with zeros.
 
 LEAST = np.float32(1e-38)
-"""Inverses are those of at least this."""
+"""Inverses are taken of at least this value."""
 LAST = ("x (1/m)", "x (1/m), the short last block x / m")
 MIDDLES = np.array([0.00260417, 0.0859375, 0.20833333, 0.29166667, 0.4166667, 0.583333, 0.8333333], np.float32)
-"""Of FP4's magnitudes, as CUDA's code writes them."""
+"""The thresholds between FP4's magnitudes, as written in the CUDA code."""
 
 
 def _nearest(table: F32, quotients: F32) -> Integers:
@@ -151,7 +151,7 @@ def _nearest(table: F32, quotients: F32) -> Integers:
 
 
 def _by_magnitude(quotients: F32) -> Integers:
-    """The codes of FP4 as CUDA's code has them."""
+    """The codes of FP4 as the CUDA code computes them."""
     codes = np.argsort(TWELFTHS)[np.searchsorted(MIDDLES, np.abs(quotients))]
     return np.where(quotients < 0, codes + 8, codes).astype(np.int64)
 
@@ -208,7 +208,8 @@ ABSMAX_CODES: Mapping[str, Code] = {
 
 
 def mean(absmax: F32, stored: Array | None) -> F32:
-    """float32, one number: the mean as a cast `stored` it if a sum in some order can give that, else rounded once."""
+    """float32, one number: the mean as `stored` by a cast if a sum in some order can give it, else the mean rounded
+    once."""
     found = absmax.astype(np.float64).mean(keepdims=True)
     if (
         stored is not None
@@ -221,7 +222,7 @@ def mean(absmax: F32, stored: Array | None) -> F32:
 def _encode_double(
     code: Code, last: str, of_absmax: Code, numbers: F64, at: Sizes, offset: Array | None = None
 ) -> dict[str, Array]:
-    """The fields with double quantisation; `offset` is that of a cast that is judged."""
+    """The fields with double quantisation; `offset` comes from a cast under test."""
     fields = _encode(code, last, numbers, at)
     absmax = np.asarray(fields["absmax"], np.float32)
     nested_offset = mean(absmax, offset)

@@ -50,7 +50,7 @@ def over(above: F32 | np.float32, below: F32) -> F32:
 
 
 def kept_in(name: Name, numbers: F32) -> Array:
-    """Numbers rounded once to the type in which a format keeps them.
+    """Numbers rounded once to the type in which a format stores them.
 
     Raises:
         ArgumentError: a number is too large, or NaN.
@@ -63,7 +63,7 @@ def kept_in(name: Name, numbers: F32) -> Array:
 
 
 def stepped(name: Name, numbers: Array) -> F32:
-    """Numbers rounded once to a type in which a cast computes, and float32 again."""
+    """Numbers rounded once to the type of a cast's arithmetic, as float32."""
     found: F32 = rounded(numbers.astype(np.float64), name).astype(np.float32)
     return found
 
@@ -86,5 +86,5 @@ def choices(encode: Callable[..., dict[str, Array]], *sets: tuple[str, ...]) -> 
 
 
 def contractions(encode: Callable[..., dict[str, Array]]) -> Mapping[str, Encode]:
-    """Two roundings of a product and a sum, as sources are written, and one, as compilers may make of them."""
+    """A product and sum with two roundings, as written in the source, and with one, as compilers may fuse them."""
     return {"two roundings": partial(encode, False), "fused": partial(encode, True)}

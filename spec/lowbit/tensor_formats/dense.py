@@ -45,7 +45,7 @@ def of_type(name: Name) -> Format:
 
 
 NAMES: tuple[Name, ...] = ("float16", "bfloat16", "float32")
-"""Of the formats of this chapter."""
+"""The names of the formats of this chapter."""
 
 FLOAT16 = of_type("float16")
 BFLOAT16 = of_type("bfloat16")

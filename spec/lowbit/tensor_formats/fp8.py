@@ -43,7 +43,7 @@ from lowbit.tensor_formats.int8 import divided
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 BLOCK = 128
-"""Outputs, and inputs, of a block."""
+"""Outputs and inputs of a block."""
 WEIGHT = Field("weight", "float8_e4m3fn", ("N", "K"), "codes", "the elements, one row for each output")
 
 
@@ -96,7 +96,7 @@ SCALES: Mapping[str, Callable[[F32], tuple[F32, F32]]] = {
     "a d of 0 is 2^-23": _no_zero,
     "m at least 1e-4": _least_magnitude,
 }
-"""By name, from the largest magnitudes to those that a cast divides by, and the scales."""
+"""By name, the functions from the largest magnitudes to the divisors of a cast and the scales."""
 
 
 def _elements(x: F32, m: Array, d: Array, quotient: str) -> Array:

@@ -8,12 +8,12 @@ from lowbit.tensor_formats.table import Decode, Field, Format
 def gguf(
     type: str, *, block: int, fields: tuple[Field, ...], decode: Decode, prefix: str = "", **others: Any
 ) -> Format:
-    """The format of a type of GGUF.
+    """The format of a GGUF type.
 
     Args:
         type: its name in ggml.
         block, fields, decode, others: as in `Format`.
-        prefix: of the name, where another owner has a format of this name.
+        prefix: of the name, if another owner has a format of this name.
     """
     return Format(
         name=prefix + type.lower(),

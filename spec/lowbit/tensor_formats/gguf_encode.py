@@ -87,7 +87,7 @@ def q8_1(quotient: Quotient, ties: Ties, added: Sum, numbers: F64, at: Sizes) ->
 
 
 def in_pairs(x: F32) -> F32:
-    """The float32 sum of the last axis, halves added to each other again and again."""
+    """The float32 sum over the last axis, by repeatedly adding its halves."""
     while x.shape[-1] > 1:
         middle = x.shape[-1] // 2
         x = x[..., :middle] + x[..., middle:]
@@ -95,7 +95,7 @@ def in_pairs(x: F32) -> F32:
 
 
 def extreme(x: F32) -> F32:
-    """The number of largest magnitude in each block, the first of several: N × blocks × 1."""
+    """The number of largest magnitude in each block, the first of equals: N × blocks × 1."""
     return np.take_along_axis(x, np.abs(x).argmax(axis=-1)[..., None], axis=-1)
 
 
@@ -109,7 +109,7 @@ def q8_k(numbers: F64, at: Sizes) -> dict[str, Array]:
 
 
 def sums_of_16(codes: Array) -> Array:
-    """int16: the sum of each 16 codes."""
+    """int16: the sum of every 16 codes."""
     sums: Array = codes.astype(np.int16).reshape(*codes.shape[:-1], -1, 16).sum(axis=-1, dtype=np.int16)
     return sums
 
@@ -172,14 +172,14 @@ def joined(codes: Integers, run: int, worth: tuple[int, ...]) -> Integers:
 
 
 BETWEEN = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""The middles of neighbours among 0, 0.5, 1, 1.5, 2, 3, 4 and 6."""
+"""The midpoints between neighbours among 0, 0.5, 1, 1.5, 2, 3, 4 and 6."""
 
 
 def floats_of_4(exponent: Callable[[F32], Array], numbers: F64, at: Sizes) -> dict[str, Array]:
     """The fields of MXFP4; a zero has the code 0 whatever its sign.
 
     Raises:
-        ArgumentError: the largest number of a block is so small that its scale would lie below the least.
+        ArgumentError: the largest number of a block is so small that its scale would be below the least.
     """
     largest = np.abs(numbers).max(axis=-1).astype(np.float32)
     e = np.where(largest > 0, exponent(np.where(largest > 0, largest, np.float32(1))) - 2, -127).astype(np.int64)
@@ -192,7 +192,7 @@ def floats_of_4(exponent: Callable[[F32], Array], numbers: F64, at: Sizes) -> di
 
 
 def floats_nearest(quotients: F64) -> Integers:
-    """The codes of the nearest floats of 4 bits, ties towards 0; a zero has no sign."""
+    """The codes of the nearest 4-bit floats, ties towards 0; a zero has no sign."""
     codes = np.searchsorted(BETWEEN, np.abs(quotients))
     return codes | np.where((quotients < 0) & (codes > 0), 8, 0)
 

@@ -36,9 +36,9 @@ from lowbit.tensor_formats.gguf_encode import extreme, packed
 from lowbit.tensor_formats.table import Encode, Sizes
 
 LEAST = np.float32(1e-15)
-"""Blocks whose largest magnitude is below have the scale 0."""
+"""Blocks whose largest magnitude is below this have the scale 0."""
 TRIES = range(-7, 8)
-"""What a search adds to the first number of the table, in turn."""
+"""The offsets that a search adds in turn to the first number of the table."""
 
 
 Fitting = Callable[..., tuple[Integers, F32]]
@@ -61,7 +61,7 @@ class Fit(NamedTuple):
 
 
 def nearest_code(table: F32, numbers: F32) -> Integers:
-    """The codes of the nearest numbers of a table, of two the higher."""
+    """The codes of the nearest numbers of a table, ties to the higher."""
     middles = (table[:-1] + table[1:]) / np.float32(2)
     codes: Integers = np.searchsorted(middles, numbers, side="right")
     return codes

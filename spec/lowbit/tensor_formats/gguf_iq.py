@@ -63,9 +63,9 @@ def grid(name: str) -> F64:
     """The vectors of a grid, by the name of its type: float64, entries × 8 or 4.
 
     Raises:
-        RuntimeError: the grid of the installed package is not the one that this chapter describes.
+        RuntimeError: the grid of the installed package differs from the one described in this chapter.
     """
-    from gguf import quants  # it takes a while to import, and few formats need it
+    from gguf import quants  # slow to import, and few formats need it
 
     owner = getattr(quants, name)
     owner.init_grid()
@@ -77,7 +77,7 @@ def grid(name: str) -> F64:
 
 
 EVEN_SIGNS = np.array([low | (low.bit_count() & 1) << 7 for low in range(128)], np.uint8)
-"""The eight sign bits for each seven."""
+"""The eight sign bits for each seven-bit index."""
 
 
 def negated(signs: Array) -> F64:
@@ -86,13 +86,13 @@ def negated(signs: Array) -> F64:
 
 
 def vectors(name: str, indices: Integers) -> F64:
-    """The numbers of grid entries, one after the other: N × blocks × elements."""
+    """The numbers of grid entries, concatenated: N × blocks × elements."""
     found: F64 = grid(name)[indices].reshape(*indices.shape[:-1], -1)
     return found
 
 
 def runs(scales: F64) -> F64:
-    """A scale for each run, spread over its elements."""
+    """A scale for each run, repeated for its elements."""
     return np.repeat(scales, BLOCK // scales.shape[-1], axis=-1)
 
 
@@ -148,7 +148,7 @@ def scale_of_iq1_m(words: Array) -> F64:
 
 
 def place_scale(tensors: Tensors, at: Sizes) -> dict[str, Array]:
-    """The fields of IQ1_M from those with a scale of its own: its nibbles go to the top of the words of scales."""
+    """The fields of IQ1_M from fields with a separate scale: its nibbles go to the top of the words of scales."""
     d = tensors["d"].view(np.uint16)[..., None] >> np.arange(0, 16, 4, dtype=np.uint16)
     words = tensors["scales"] & np.uint16(0x0FFF) | d << np.uint16(12)
     return {"qs": tensors["qs"], "qh": tensors["qh"], "scales": words}

@@ -46,7 +46,7 @@ from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 
 def fields(scales: str) -> tuple[Field, ...]:
-    """The table, with scales of a type."""
+    """The table of fields, with scales of this type."""
     return (
         Field("qweight", "int32", ("K*bits/32", "N"), "codes", "codes along K, the first row in the lowest bits"),
         Field("qzeros", "int32", ("G", "N*bits/32"), "zero", "zeros along N, the first column in the lowest bits"),
@@ -56,12 +56,12 @@ def fields(scales: str) -> tuple[Field, ...]:
 
 
 def codes_of(words: Array, bits: int) -> F64:
-    """The codes of each column of words; the stream of the chapter `packing` at every width."""
+    """The codes of each column of words; the stream of the chapter `packing`, for every width."""
     return exact(stream(words.T, bits, 32 * len(words) // bits)).T
 
 
 def _decode(stored_less: int, wraps: bool, tensors: Tensors, at: Sizes) -> Terms:
-    """s (q − z) with zeros that are stored less a number, which is added modulo 2^b where it `wraps`."""
+    """s (q − z), where zeros are stored minus `stored_less`, which is added back, modulo 2^b if it `wraps`."""
     codes = codes_of(tensors["qweight"], at["bits"])
     zeros = codes_of(tensors["qzeros"].T, at["bits"]).T + stored_less
     if wraps:

@@ -49,21 +49,21 @@ from lowbit.tensor_formats.bits import exact
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 CodesOf = Callable[[Tensors, Sizes], npt.NDArray[np.int64]]
-"""From fields to the codes of the new matrix."""
+"""Decodes fields to the codes of the reshaped matrix."""
 
 SLABS = 10
-"""The codes of 3 bits in a word."""
+"""The number of 3-bit codes in a word."""
 
 
 def slabs(packed: Array, bits: int, count: int) -> npt.NDArray[np.int64]:
-    """The codes of integers, the highest first, one slab below the other: ``count`` × rows high."""
+    """The codes of integers, from the highest bits down, one slab below the other: ``count`` × rows high."""
     shifts = bits * np.arange(count - 1, -1, -1)
     codes: npt.NDArray[np.int64] = packed.astype(np.int64) >> shifts[:, None, None] & 2**bits - 1
     return codes.reshape(-1, packed.shape[1])
 
 
 def of_groups(tensors: Tensors) -> tuple[F64, F64]:
-    """The scale and the zero of every group, float64, in the shape that broadcasts to the new matrix."""
+    """The scale and the zero of every group, float64, in a shape that broadcasts to the reshaped matrix."""
     if "scale" in tensors:
         return exact(tensors["scale"]), exact(tensors["zero"])
     of_scales = exact(tensors["meta_scale_scale"]) * (exact(tensors["scale_q"]) - exact(tensors["meta_scale_zero"]))

@@ -49,7 +49,7 @@ LEVELS = np.float32(127)
 LEASTS = {"any m": np.float32(0), "m at least 1e-10": np.float32(1e-10)}
 QUOTIENTS = ("x (127/m)", "x / d", "x (1/d)")
 ROUNDED = ("x / rounded d", "x (1/rounded d)")
-"""Where the scale has 16 bits."""
+"""Further choices for 16-bit scales."""
 
 
 def runs(numbers: F64, at: Sizes, size: int) -> F32:
@@ -60,7 +60,7 @@ def runs(numbers: F64, at: Sizes, size: int) -> F32:
 
 
 def divided(x: F32, m: F32, d: F32, levels: np.float32, quotient: str) -> F32:
-    """The numbers before they are rounded, each by one of the quotients; 0 where the divisor is 0."""
+    """The numbers before rounding, by one of the quotients; 0 where the divisor is 0."""
     if quotient == "x / d":
         return over(x, d)
     return x * (over(levels, m) if quotient == f"x ({levels:g}/m)" else over(np.float32(1), d))

@@ -44,7 +44,7 @@ from lowbit.tensor_formats.table import Decode, Field, Format, Sizes, Tensors, T
 
 
 def _along(count: int, words: Array, scale: Array, minimum: Array, size: int, bits: int) -> Terms:
-    """The terms of lines of `count` numbers: codes, and for each `size` of them a scale and a minimum."""
+    """The terms of lines of `count` numbers: codes, with a scale and a minimum for every `size` of them."""
     group = np.arange(count) // size
     codes = exact(stream(words, bits, count))
     return Terms(codes * exact(scale)[:, group], exact(minimum)[:, group])
@@ -74,7 +74,7 @@ def _cast(type: Name, steps: Name, lines: F64, size: int, bits: int) -> dict[str
         x = in_groups(step(lines.astype(np.float32)), size)
         least: F32 = x.min(axis=-1, keepdims=True)
         scale = step(step(x.max(axis=-1, keepdims=True) - least) / np.float32(2**bits - 1))
-        kept = kept_in(type, scale[..., 0])  # refuses what the type cannot hold, before anything is divided by it
+        kept = kept_in(type, scale[..., 0])  # refuses what the type cannot hold, before any division by it
         divisor: F32 = np.where(scale == 0, np.float32(1), scale)
         quotients = np.where(scale == 0, np.float32(0), step(step(x - least) / divisor))
     codes = np.rint(quotients.clip(0, 2**bits - 1)).astype(np.uint32).reshape(len(lines), -1)[:, :count]
@@ -91,13 +91,13 @@ def _encode_values(type: Name, steps: Name, numbers: F64, at: Sizes) -> dict[str
 
 
 def choices_of(type: Name) -> dict[str, Name]:
-    """The types in which a cast to scales of a type may compute, by the names of the choices."""
+    """The types in which a cast to this type of scales may compute, by the names of the choices."""
     return {"in float32": "float32", f"in {type}": type}
 
 
 SOURCE = "KIVI, arXiv 2402.02750, and its new_pack.py"
 SUFFIX: dict[Name, str] = {"float16": "", "bfloat16": "-bf16"}
-"""Of the names of formats, by the type of scales and minima."""
+"""The ends of format names, by the type of scales and minima."""
 
 
 def keys_of(type: Name) -> Format:

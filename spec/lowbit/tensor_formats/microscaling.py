@@ -73,7 +73,8 @@ def scaled(elements: F64, scales: Array, at: Sizes) -> Terms:
 
 
 Scaling = Callable[[F64, float], Array]
-"""From blocks of numbers, N × blocks × 32, and the largest element to the pattern of X for each block, N × blocks."""
+"""Returns the pattern of X for each block, N × blocks, given blocks of numbers, N × blocks × 32, and the largest
+element."""
 
 
 def rounded_down(blocks: F64, largest_element: float) -> Array:
@@ -123,11 +124,11 @@ def divided(scaling: Scaling, largest_element: float, weights: F64, at: Sizes) -
 
 
 BYTES = {8: "K", 6: "K*3/4", 4: "K/2"}
-"""Of a row, by the bits of an element; rows are streams of elements, the first in the lowest bits."""
+"""The bytes of a row, by the bits of an element; rows are streams of elements, the first in the lowest bits."""
 
 
 def of_floats(name: str, element: Name, *other: int) -> Format:
-    """An MX format of floats; tools round the largest number to as many bits as the element, or to `other`."""
+    """An MX format of floats; tools round the largest number to as many bits as the element has, or to `other`."""
     kind = FLOATS[element]
     stored = kind.dtype if kind.bits == 8 else np.dtype(np.uint8)
 

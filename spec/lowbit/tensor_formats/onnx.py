@@ -39,7 +39,7 @@ from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 
 def _codes(packed: Array, bits: int) -> F64:
-    """The codes of each row of bytes, in a row."""
+    """The codes of each row of bytes, as one row."""
     return exact(split(packed.reshape(len(packed), -1), bits))
 
 
@@ -63,7 +63,7 @@ def _symmetric(tensors: Tensors, at: Sizes) -> Terms:
 
 
 def _bytes(codes: Array, bits: int) -> Array:
-    """Codes along the last axis, in bytes."""
+    """Codes packed into bytes along the last axis."""
     runs = 8 // bits
     filled = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % runs)])
     return join(filled, bits, np.uint8)

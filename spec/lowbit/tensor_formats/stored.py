@@ -37,7 +37,7 @@ from lowbit.text import kind_of
 
 
 def _chapters() -> Iterator[ModuleType]:
-    """The modules of this folder that are chapters of formats: all that lie beside this one, by name."""
+    """The modules of this folder that are chapters of formats: all besides this one, by name."""
     for found in sorted(iter_modules(lowbit.tensor_formats.__path__), key=lambda each: each.name):
         if f"{lowbit.tensor_formats.__name__}.{found.name}" != __name__:
             yield import_module(f"{lowbit.tensor_formats.__name__}.{found.name}")
@@ -50,7 +50,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         for found in sorted((each for each in vars(module).values() if isinstance(each, Format)), key=lambda f: f.name)
     }
 )
-"""All formats by name; to add one is to write its chapter."""
+"""All formats by name. To add one, write its chapter."""
 
 OPTIONS = tuple(sorted({name for each in FORMATS.values() for name in each.options}))
 """The names of the options that any format has."""
@@ -134,7 +134,7 @@ class Stored:
 
     @property
     def sums(self) -> F64 | None:
-        """float64, N × blocks: the sums that the blocks of activations carry, where their format has them."""
+        """float64, N × blocks: the sums stored in blocks of activations, if their format has them."""
         sums = self.table.sums
         return None if sums is None else sums(self.table.fields_of(self.by_name))
 
@@ -144,7 +144,8 @@ class Stored:
         return sum(each.nbytes for each in self.tensors)
 
     def with_columns(self, index: npt.NDArray[np.integer[Any]]) -> "Stored":
-        """Column ``index[n]`` as column n, of a block format or of floats, whose columns are rows of an array.
+        """The matrix with column ``index[n]`` as column n; for block formats and floats, whose columns are rows of an
+        array.
 
         Raises:
             ArgumentError: a format whose columns share bytes.
@@ -156,7 +157,7 @@ class Stored:
 
     @property
     def parameters(self) -> Parameters:
-        """The choices that it makes, by the names under which a backend declares what it handles."""
+        """Its choices, by the names under which a backend declares what it handles."""
         return {"format": self.format, **dict(self.options), "rows": self.rows, "columns": self.columns}
 
 
@@ -164,7 +165,7 @@ def stored(format: str, rows: int, columns: int, tensors: Mapping[str, Array], *
     """A stored matrix from arrays by name.
 
     Raises:
-        ArgumentError: no such format; other arrays or options than its own; what `Stored` refuses.
+        ArgumentError: no such format; arrays or options that it does not have; anything that `Stored` refuses.
     """
     check_choice("format", format, list(FORMATS))
     table = FORMATS[format]
@@ -185,7 +186,7 @@ def dequantize(weights: Stored, result: Result = "float32") -> Array:
         result: the type of the result.
 
     Returns:
-        K × N of that type (float32, float16, or bfloat16 of ml_dtypes); numbers beyond its largest become infinite.
+        K × N of that type (float32, float16, or ml_dtypes bfloat16); numbers beyond its largest become infinite.
 
     Raises:
         ArgumentError: not a `Stored`; an unknown type.
@@ -194,7 +195,7 @@ def dequantize(weights: Stored, result: Result = "float32") -> Array:
 
 
 def dequantized(weights: Stored, result: Result) -> Iterator[Array]:
-    """What `dequantize` may give, K × N of the type of the result: each choice once, the reference first.
+    """The allowed results of `dequantize`, K × N of the type of the result: each choice once, the reference first.
 
     Args:
         weights, result: as for `dequantize`, which checks them; not checked again.
@@ -238,7 +239,7 @@ def quantize(
     format: str,
     options: tuple[tuple[str, int], ...] = (),
 ) -> Stored:
-    """Numbers in a format, as the reference of its owner makes them.
+    """Numbers in a format, as encoded by its owner's reference.
 
     >>> import numpy as np
     >>> quantize(np.linspace(-1, 1, 32, dtype=np.float32)[np.newaxis], "q8_0").tensors[0][0, :4].tolist()
@@ -247,7 +248,7 @@ def quantize(
     Args:
         x: float32, float16 or bfloat16, which a cast widens first, N × K, finite: each row becomes a column of the
             matrix, so T rows of activations become K × T.
-        format: one that says how numbers become codes.
+        format: one that defines how numbers become codes.
         options: name and value of each option of the format.
 
     Returns:
@@ -272,8 +273,8 @@ def quantized(
     Args:
         x, format, options: as for `quantize`, which checks them; not checked again.
         choice: a name in the format's `encode`; None for the reference of its owner.
-        judged: a cast of the same numbers, whose sums in any order of float32 this one follows, where the format has
-            such a field.
+        judged: a cast of the same numbers under test. If the format has a field of float32 sums, this cast adopts those
+            of `judged` that some order of summation can give.
 
     Raises:
         ArgumentError: as for `quantize`.

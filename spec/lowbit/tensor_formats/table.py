@@ -40,14 +40,14 @@ from lowbit.contract.checks import check_array, check_choice, check_integer
 from lowbit.errors import ArgumentError
 
 Role = Literal["codes", "scale", "zero", "index", "sum", "other"]
-"""What a field is for: it decides how test inputs are drawn, which mistakes are tried, and what is refused. A *sum* is
-what the other fields say already; the format's `check` refuses another, where it matters."""
+"""The purpose of a field: it decides how test inputs are drawn, which mistakes are tried, and what is refused. A *sum*
+follows from the other fields; the format's `check` refuses a wrong one where it matters."""
 
 OPERATORS = re.compile(r"(\*|//|/)")
-"""Of sizes, applied from left to right."""
+"""The operators of sizes, applied from left to right."""
 
 MOST_SIZE = 2**31
-"""Of K and of N: larger matrices are not stored in one tensor by any format here."""
+"""The largest K and N: no format here stores larger matrices in one tensor."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Field:
         dtype: the name of a dtype of numpy, or of a type of `lowbit.numbers.floats`.
         shape: sizes, each a number or a product and quotient of names: ``"K*bits/32"``.
         role: see `Role`.
-        holds: what its numbers are, in a few words.
-        below: for integers whose range is smaller than their dtype's, the number (or size) that all lie below.
-        values: the only values that are allowed, where there are few.
+        holds: the meaning of its numbers, in a few words.
+        below: for integers with a smaller range than their dtype's, the exclusive upper limit, a number or a size.
+        values: the only allowed values, if there are few.
         signed: for scales, whether the owner's tools write negative ones too.
     """
 
@@ -116,7 +116,7 @@ class Sizes:
             what: the name of the size, for the error.
 
         Raises:
-            ArgumentError: a quotient with one stroke is not whole.
+            ArgumentError: a quotient with ``/`` is not whole.
         """
         if isinstance(expression, int):
             return expression
@@ -134,7 +134,7 @@ class Sizes:
         return int(name) if name.isdigit() else self[name]
 
     def group_of_row(self) -> npt.NDArray[np.int64]:
-        """int64, K: the group of each row, where groups are runs of ``group_size`` rows, or all rows."""
+        """int64, K: the group of each row, for groups that are runs of ``group_size`` rows, or of all rows."""
         return np.arange(self.K) // self.options.get("group_size", self.K)
 
 
@@ -143,8 +143,8 @@ class Terms:
     """The numbers of a matrix, as sums of two parts.
 
     Attributes:
-        products: float64, K × N: what depends on the code of each element.
-        offsets: float64, of a shape that broadcasts to K × N: what does not; 0 for formats without zeros.
+        products: float64, K × N: the part that depends on the code of each element.
+        offsets: float64, of a shape that broadcasts to K × N: the part that does not; 0 for formats without zeros.
     """
 
     products: F64
@@ -158,7 +158,7 @@ class Terms:
 
     @property
     def magnitudes(self) -> F64:
-        """float64, K × N: :math:`|product| + |offset|`, the gauge of kernels that sum the two parts apart."""
+        """float64, K × N: :math:`|product| + |offset|`, the gauge of kernels that sum the two parts separately."""
         total: F64 = np.abs(self.products) + np.abs(self.offsets)
         return total
 
@@ -174,35 +174,35 @@ Tensors = Mapping[str, Array]
 The terms that a block format's `decode` returns are N × blocks × elements."""
 Decode = Callable[[Tensors, Sizes], Terms]
 Encode = Callable[..., dict[str, Array]]
-"""Takes numbers and sizes; of a format with a field `summed`, also that field of a cast that is judged."""
+"""Takes numbers and sizes; for a format with a field `summed`, also that field of a cast under test."""
 Stepwise = Callable[[Tensors, Sizes], Array]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Format:
-    """One format: its table, and what the table means.
+    """One format: its table and the meaning of the table.
 
     Attributes:
         name: as a backend declares it: ``gptq-v2``.
         title: a few words.
         fields: of the whole matrix; those of a block format are of one block.
         decode: from fields to exact numbers.
-        encode: from numbers (float64) to fields, where the format defines that. Where kernels differ, there is one
-            function for each choice, by its name; the first is the reference of the format's owner. The numbers are
-            K × N; for a block format they are N × blocks × elements, and the fields N × blocks × the field's own shape.
-        options: for each option the values that it may have; None where any positive integer will do.
-        summed: the field that holds a sum or mean of float32, which a cast may add in any order; None where no field
-            does. `encode` uses that of a cast that is judged, if some order can give it.
+        encode: from numbers (float64) to fields, if the format defines that. If kernels differ, there is one function
+            for each choice, by its name; the first is the reference of the format's owner. The numbers are K × N; for a
+            block format they are N × blocks × elements, and the fields N × blocks × the field's own shape.
+        options: the allowed values of each option; None for any positive integer.
+        summed: the field with a sum or mean of float32, which a cast may add in any order; None if there is none.
+            `encode` uses the one of a cast under test, if some order can give it.
         block: for a block format, the number of elements of a block; else None.
-        check: what the table cannot say; takes fields and sizes, and raises `ArgumentError`.
+        check: checks what the table cannot express; takes fields and sizes, and raises `ArgumentError`.
         source: the owner's definition.
-        traps: what kernels get wrong, a sentence each.
+        traps: common mistakes of kernels, a sentence each.
         spread: fields of a block whose bits have no field of their own in its record, as test inputs draw them.
         sums: for activations whose blocks store their sum: reads it, float64, N × blocks.
         stepwise: from fields to numbers K × N, as the owner's code computes them: each step rounded to the dtype of the
-            result. None where that gives the exact number, rounded once.
-        complete: makes one matrix of fields that test inputs draw independently: puts the bits of `spread` in their
-            places, and makes sums agree with what they sum.
+            result. None if that equals the exact number, rounded once.
+        complete: makes a valid matrix of fields that test inputs draw independently: puts the bits of `spread` in their
+            places, and corrects the sums.
     """
 
     name: str
@@ -254,7 +254,7 @@ class Format:
         return Sizes(rows, columns, options)
 
     def checked(self, tensors: Mapping[str, Array], at: Sizes) -> None:
-        """Refuse arrays that are no matrix of this format.
+        """Refuse arrays that are not a matrix of this format.
 
         Raises:
             ArgumentError: an array of a wrong dtype or shape; a float that is not finite; an integer out of its range;
@@ -297,12 +297,12 @@ class Format:
     def encoded(
         self, numbers: F64, at: Sizes, choice: str | None = None, judged: Tensors | None = None
     ) -> dict[str, Array]:
-        """The fields of numbers, float64, K × N, as the owner's reference or another choice of `encode` makes them.
+        """The fields of numbers, float64, K × N, as encoded by the owner's reference or another choice of `encode`.
 
-        Where a field is `summed`, they follow the sum of the cast that is `judged`.
+        A field that is `summed` follows the sum of the `judged` cast.
         """
         given = numbers if self.block is None else numbers.T.reshape(at.N, -1, self.block)
-        with np.errstate(all="ignore"):  # what overflows in a scale is refused with the field that it makes infinite
+        with np.errstate(all="ignore"):  # an overflow in a scale is refused with the infinite field
             encode = self.encode[choice or next(iter(self.encode))]
             return encode(given, at, *([judged[self.summed]] if self.summed and judged is not None else []))
 
@@ -313,7 +313,7 @@ class Format:
 
 
 def _check_all(row: Field, array: Array, right: npt.NDArray[np.bool_], allowed: str) -> None:
-    """Refuse the first number of a field that is not right, by its place."""
+    """Refuse the first wrong number of a field and name its place."""
     if not right.all():
         where = [int(i) for i in np.unravel_index(int(np.argmin(right)), array.shape)]
         raise ArgumentError(f"{row.name}{where}", array[tuple(where)], allowed)

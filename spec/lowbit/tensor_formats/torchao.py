@@ -35,7 +35,7 @@ from lowbit.tensor_formats.bits import exact, planes, split
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 MIDDLE = 8
-"""The code whose weight is the zero."""
+"""The code that decodes to the zero of its group."""
 
 
 def _terms(codes: F64, tensors: Tensors, at: Sizes) -> Terms:
