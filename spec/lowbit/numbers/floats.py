@@ -126,7 +126,7 @@ class FloatType:
 
     @property
     def unit_roundoff(self) -> float:
-        """u: a number in the normal range is rounded to nearest by at most this part of itself."""
+        """u: the largest relative error of rounding a number in the normal range to nearest."""
         return float(2.0 ** -(self.mantissa + 1))
 
     @property
@@ -141,7 +141,8 @@ class FloatType:
 
     @property
     def native(self) -> bool:
-        """Whether numpy itself has the type; a dtype of ml_dtypes may say of its kind that it is a float, too."""
+        """Whether numpy itself has the type; the kind does not tell, because dtypes of ml_dtypes may claim to be floats
+        too."""
         return self.name in ("float32", "float16")
 
     @property
@@ -201,8 +202,8 @@ def decode(patterns: Annotated[Patterns, Shape("count")], type: Name) -> F64:
     array([ 1.953125e-03,  4.480000e+02, -0.000000e+00])
 
     Args:
-        patterns: unsigned integers of the width of `FloatType.pattern_dtype`, n; those of 4 and 6 bits lie one to a
-            byte, in its lowest bits.
+        patterns: unsigned integers of the width of `FloatType.pattern_dtype`, n; those of 4 and 6 bits take one byte
+            each, in its lowest bits.
         type: the name of a type.
 
     Returns:
@@ -281,7 +282,7 @@ def round_to(
     kind = FLOATS[type]
     magnitudes = np.abs(numbers)
     finite = np.isfinite(numbers)
-    patterns = np.full(numbers.shape, kind.top + 1, np.int64)  # infinities overflow like any number that is too large
+    patterns = np.full(numbers.shape, kind.top + 1, np.int64)  # infinities overflow like any other too large number
     patterns[finite] = _rounded(magnitudes[finite], kind, direction)
     nan = 2 ** (kind.exponent + kind.mantissa) - 1
     beyond = nan if kind.specials != "ieee" else kind.top + 1
@@ -306,7 +307,7 @@ def _rounded(magnitudes: F64, kind: FloatType, direction: Direction) -> Array:
     return patterns
 
 
-# **Arrays of numbers** of a type, as libraries exchange them, are the same bytes under another dtype.
+# **Arrays of numbers** of a type, as libraries exchange them, are the same bytes with another dtype.
 
 
 def as_numbers(patterns: Patterns, type: Name) -> Array:
@@ -318,7 +319,7 @@ def as_patterns(numbers: Array) -> Patterns:
     """A view of an array of such a dtype as patterns; the inverse of `as_numbers`.
 
     Raises:
-        ArgumentError: the dtype is that of no type of this chapter.
+        ArgumentError: no type of this chapter has this dtype.
     """
     name = check_choice("dtype", numbers.dtype.name, list(FLOATS))
     return numbers.view(FLOATS[name].pattern_dtype)
