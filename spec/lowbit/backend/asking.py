@@ -36,7 +36,8 @@ def ask(names: list[str]) -> Iterator[tuple[str, Description, str]]:
     """The name and description of each backend, and what it printed.
 
     A description is what the JSON answer of ``lowbit backends`` holds: usable or not and why, the limits of each
-    operation, and whether stored matrices can be prepared. As many backends are asked at once as there are processors.
+    operation, and whether stored matrices can be prepared. As many backends are queried in parallel as there are
+    processors.
 
     Args:
         names: of installed backends, or ``module:Class``.
@@ -47,7 +48,7 @@ def ask(names: list[str]) -> Iterator[tuple[str, Description, str]]:
         try:
             for name in names[start : start + together]:
                 asked.append(_Question(name))
-            while any([not question.finished() for question in asked]):  # a list: each of them is served
+            while any([not question.finished() for question in asked]):  # a list, so that each one is served
                 _wait([pipe for question in asked for pipe in question.open])
             for question in asked:
                 yield question.name, question.description(), str(question.said, "utf-8", "replace")
@@ -65,11 +66,11 @@ def _wait(pipes: list[int]) -> None:
 
 
 class _Question:
-    """A backend whose description is being made.
+    """A backend whose description is pending.
 
     Attributes:
         name: of the backend.
-        open: the pipes that it can still write to.
+        open: the pipes that its process can still write to.
         said: what it has printed, up to a limit.
     """
 
@@ -87,7 +88,7 @@ class _Question:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[writer],
-                start_new_session=True,  # what it starts is ended with it
+                start_new_session=True,  # so that its children are ended with it
             )
         except OSError as error:
             self._process, self._problem = None, f"its process cannot be started: {error.strerror}"
@@ -102,10 +103,10 @@ class _Question:
             os.set_blocking(pipe, False)
 
     def finished(self) -> bool:
-        """Whether the process has ended or is out of time; reads what there is to read."""
+        """Whether the process has ended or timed out; reads available output."""
         if self._process is None or self._problem:
             return True
-        ended = self._ended()  # asked first: what it has written by then is in the pipes
+        ended = self._ended()  # checked first: its output is then in the pipes
         self._read()
         if len(self._answer) > MOST_ANSWER:
             self._problem = f"its answer has more than {MOST_ANSWER} bytes"
@@ -114,7 +115,7 @@ class _Question:
         return ended or bool(self._problem)
 
     def _ended(self) -> bool:
-        """Whether the process has ended. It is not waited for yet, so that its number still stands for its session."""
+        """Whether the process has ended. It is not reaped yet, so that its process id still identifies its session."""
         assert self._process is not None
         if not hasattr(os, "waitid"):  # on macOS
             return self._process.poll() is not None
@@ -124,7 +125,7 @@ class _Question:
             return True
 
     def _read(self) -> None:
-        """Read what there is, a bounded amount of each pipe."""
+        """Read available output, a bounded amount from each pipe."""
         for pipe in tuple(self.open):
             for _ in range(MOST_ANSWER // PIECE + 1):
                 try:
@@ -140,7 +141,7 @@ class _Question:
                     self.said = (self.said + piece)[:MOST_SAID]
 
     def description(self) -> Description:
-        """What it answered, or why it did not."""
+        """Its answer, or why there is none."""
         self.end()
         problem, status = self._problem, None if self._process is None else self._process.returncode
         if not problem:
@@ -153,7 +154,7 @@ class _Question:
         return {"usable": False, "reason": problem, "remedy": REMEDY}
 
     def end(self) -> None:
-        """End the process and what it started; again, it does nothing."""
+        """End the process and its children; a second call does nothing."""
         if self._process is None or self._process.returncode is not None:
             return
         with suppress(OSError):
@@ -166,7 +167,7 @@ class _Question:
 
 
 def _is_description(found: Any) -> bool:
-    """Whether an answer is what `describe` makes."""
+    """Whether an answer has the form of `describe`'s."""
     if not isinstance(found, dict) or not isinstance(found.get("usable"), bool):
         return False
     if not found["usable"]:
@@ -186,15 +187,15 @@ def _is_description(found: Any) -> bool:
 
 
 def answer() -> None:
-    """Describe the backend of the first argument; write that to the file descriptor of the second."""
+    """Describe the backend named by the first argument; write the description to the file descriptor in the second."""
     name, pipe, process = json.loads(sys.argv[1]), int(sys.argv[2]), os.getpid()
     told = json.dumps(describe(name)).encode()
-    if os.getpid() == process:  # and not a copy that the package forked, which would answer a second time
+    if os.getpid() == process:  # not in a fork made by the package, which would answer again
         with suppress(BaseException):  # the package may have closed or replaced it
             sys.stdout.flush()
         with suppress(OSError), open(pipe, "wb") as stream:
             stream.write(told)
-    os._exit(0)  # nothing that the package leaves behind, such as a thread, is waited for
+    os._exit(0)  # without waiting for threads or other remains of the package
 
 
 def describe(name: str) -> Description:
@@ -205,12 +206,12 @@ def describe(name: str) -> Description:
         return {"usable": False, "reason": error.reason, "remedy": error.remedy}
     except ArgumentError as error:
         return {"usable": False, "reason": str(error), "remedy": "correct the name"}
-    except BaseException as error:  # an interrupt too: this process has no terminal that could send one
+    except BaseException as error:  # also interrupts: this process has no terminal to send one
         return {"usable": False, "reason": f"it fails with {words_of(error)}", "remedy": REMEDY}
 
 
 def _asked(backend: Backend) -> Description:
-    """The description that a backend gives of itself, in types that JSON has."""
+    """A backend's description of itself, in JSON types."""
     state = backend.availability()
     if not state.usable:
         return {"usable": False, "reason": str(state.reason), "remedy": str(state.remedy)}

@@ -67,7 +67,7 @@ from lowbit.quantization import bfp
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.tensor_formats.stored import Result, Stored
 
-if TYPE_CHECKING:  # a model is made of chapters that declare operations, which a backend must not need to be imported
+if TYPE_CHECKING:  # importing the model chapters declares operations, which a backend must not require
     from lowbit.backend.whole_model import DeviceDecoder, DeviceSettings
     from lowbit.model.config import LlamaConfig
     from lowbit.model.decoder import AnyDecoder, Decoder
@@ -102,10 +102,10 @@ class Declaration:
     """What a backend claims for one operation.
 
     Attributes:
-        limits: for each parameter of the operation of which it handles only some values, those values:
-            ``{"bits": (2, 4), "convention": ("minimum",)}``, or for a size a `Range`: ``{"columns": Range(8)}``. A
-            parameter that is not named has no limit, except those of `IMPLIED`: a declaration that does not name the
-            type of its ``inputs`` handles float32. A limit of a parameter that a call does not have says nothing.
+        limits: for each parameter of which it handles only some values, those values:
+            ``{"bits": (2, 4), "convention": ("minimum",)}``, or for a size a `Range`: ``{"columns": Range(8)}``. An
+            unnamed parameter has no limit, except those of `IMPLIED`: a declaration that does not name the type of its
+            ``inputs`` handles float32. A limit on a parameter that a call does not have is ignored.
         arithmetic: how it computes, for a bounded operation; ``None`` for an exact one.
     """
 
@@ -114,11 +114,11 @@ class Declaration:
 
     @property
     def told_limits(self) -> dict[str, object]:
-        """The limits in types that JSON has: a list of values, or an object for a `Range`."""
+        """The limits in JSON types: a list of values, or an object for a `Range`."""
         return {name: each.told if isinstance(each, Range) else list(each) for name, each in self.limits.items()}
 
     def lacks(self, parameters: Parameters) -> str:
-        """The part of this choice of parameters that is not declared, in words; empty if all is declared.
+        """A description of the undeclared part of these parameters; empty if all are declared.
 
         >>> Declaration({"bits": (2, 4)}).lacks({"bits": 3, "convention": "minimum"})
         'bits 3'
@@ -137,13 +137,13 @@ class Capabilities:
     """All that a backend claims.
 
     Attributes:
-        operations: operation id to what is claimed of it.
+        operations: operation id to the declaration of the operation.
         concurrent: whether several threads may call it at once.
         details: anything a report should state: version, instruction set, threads.
-        alignment: the addresses of the arrays that it is given are multiples of this number of bytes, a power of two;
-            0 asks for the alignment of the array's own elements, which is what numpy promises.
-        overread: the number of bytes past the end of an array that it may read, and must not use; the caller makes
-            sure that they can be read.
+        alignment: the addresses of its arguments' arrays must be multiples of this number of bytes, a power of two; 0
+            stands for the alignment of the elements, which numpy guarantees.
+        overread: the number of bytes past the end of an array that it may read but must not use; the caller ensures
+            that they are readable.
         profiles: the names of the `lowbit.profiles` that it claims to keep.
     """
 
@@ -165,14 +165,15 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class StepRequest:
-    """A compiled step that a backend may keep; its functions are called only where none is kept.
+    """A compiled step that a backend may keep; its functions are called only if none is kept.
 
     Attributes:
-        identity: what tells it from any other, such as the digest of a file and how its matrices are multiplied by.
+        identity: what distinguishes it from any other step, such as the digest of a file and the operations of its
+            products.
         config: the shape of the model.
-        step: reads the model, and gives the program of the step.
-        make: from a backend of the same kind to the decoder that runs the step one operation at a time on it, and facts
-            for the caller, in types that JSON has.
+        step: reads the model and returns the program of the step.
+        make: takes a backend of the same kind; returns the decoder that runs the step one operation at a time on it,
+            and facts for the caller, in JSON types.
     """
 
     identity: tuple[str, ...]
@@ -190,27 +191,27 @@ class Backend(ABC):
     name: str
 
     def availability(self) -> Availability:
-        """Whether it can run here. The answer is quick: nothing is compiled and no device is opened."""
+        """Whether it can run here. The check is quick: it compiles nothing and opens no device."""
         return Availability(True)
 
     @abstractmethod
     def capabilities(self) -> Capabilities:
         """What it claims; the same answer every time."""
 
-    def close(self) -> None:  # noqa: B027 - most backends own nothing that must be given back
+    def close(self) -> None:  # noqa: B027 - most backends own nothing to release
         """Release threads and memory; the backend is not used afterwards. Closing twice is harmless."""
 
-    def warm_up(self, operation: str) -> None:  # noqa: B027 - most backends have nothing to make ready
-        """Make ready what an operation needs before its first call; by default nothing.
+    def warm_up(self, operation: str) -> None:  # noqa: B027 - most backends have nothing to prepare
+        """Prepare an operation before its first call; by default nothing.
 
-        A call does so itself where it was not done before. But a compiler, or any other program, may be started only
-        here and in `prepare`: the conformance suite reports a program that is started in a call as a breach of H6.
+        Otherwise the first call does so. But only this method and `prepare` may start a compiler or any other program:
+        the conformance suite reports a program started in a call as a breach of H6.
 
         Args:
             operation: one that the backend declares; others are ignored.
 
         Raises:
-            UnavailableError: something that it needs is missing.
+            UnavailableError: a requirement is missing.
         """
 
     def __enter__(self) -> Self:
@@ -225,7 +226,7 @@ class Backend(ABC):
         """Run one operation of the specification, with the arguments of its reference function.
 
         Raises:
-            ArgumentError: there is no such operation, or it is one to be opened, or an argument is wrong.
+            ArgumentError: there is no such operation, it is stateful, or an argument is wrong.
             NotDeclaredError: the backend does not declare it, or not for these arguments.
         """
         if operation not in OPERATIONS or OPERATIONS[operation].stateful:
@@ -240,7 +241,7 @@ class Backend(ABC):
 
         Args:
             operation: as for `run`.
-            choices: the parameters of the calls to come, as the operation names them.
+            choices: the parameters of the later calls, by the operation's names.
 
         Raises:
             NotDeclaredError: the backend does not declare it, or not for these choices.
@@ -250,7 +251,7 @@ class Backend(ABC):
         return self._hook(operation)
 
     def open(self, operation: str, *arguments: Any, **choices: Any) -> Session:
-        """Open a stateful operation; its hook answers with an object that has `step`, and `close` if it needs one.
+        """Open a stateful operation; its hook returns an object with `step`, and `close` if needed.
 
         >>> from lowbit.moe.offload import Arrangement, Request
         >>> from lowbit.backend.reference import ReferenceBackend
@@ -259,7 +260,7 @@ class Backend(ABC):
         load promote
 
         Raises:
-            ArgumentError: there is no such operation, or it is one to be run, or an argument is wrong.
+            ArgumentError: there is no such operation, it is not stateful, or an argument is wrong.
             NotDeclaredError: the backend does not declare it, or not for these arguments.
         """
         check_choice("operation", operation, sorted(name for name in OPERATIONS if OPERATIONS[name].stateful))
@@ -279,7 +280,7 @@ class Backend(ABC):
         """The method that computes an operation.
 
         Raises:
-            NotDeclaredError: there is none, whatever was declared.
+            NotDeclaredError: there is no such method.
         """
         hook: Callable[..., Any] | None = getattr(self, "_" + operation.replace(".", "_"), None)
         if hook is None:
@@ -287,7 +288,7 @@ class Backend(ABC):
         return hook
 
     def prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
-        """Make a matrix ready for `linear.qgemv`, `linear.qgemm` and `linear.qgemm_bfp`, as far as they are declared.
+        """Prepare a matrix for `linear.qgemv`, `linear.qgemm` and `linear.qgemm_bfp`, as far as they are declared.
 
         The matrix is copied or laid out anew: afterwards its arrays may be freed or written to.
 
@@ -298,7 +299,7 @@ class Backend(ABC):
         check_instance("matrix", matrix, QuantizedMatrix)
         missing = self._missing(PRODUCTS, matrix.parameters)
         prepared = self._prepare(matrix)
-        if isinstance(prepared, PreparedLinear):  # the suite says what else a backend gave
+        if isinstance(prepared, PreparedLinear):  # the suite reports any other result
             prepared._lacking = missing
             prepared._alignment, prepared._overread = self._claimed.alignment, self._claimed.overread
             if "linear.qgemm_bfp" in missing:
@@ -307,7 +308,7 @@ class Backend(ABC):
         return prepared
 
     def prepare_stored(self, weights: Stored) -> PreparedStored:
-        """Make a stored matrix ready for `linear.gemv`, `linear.gemm` and `linear.gemm_cast`, as far as declared.
+        """Prepare a stored matrix for `linear.gemv`, `linear.gemm` and `linear.gemm_cast`, as far as declared.
 
         The matrix is copied or laid out anew: afterwards its arrays may be freed or written to.
 
@@ -327,12 +328,12 @@ class Backend(ABC):
 
     @property
     def prepares_stored(self) -> bool:
-        """Whether it has a prepared form of stored matrices, without which models give it none."""
+        """Whether it can prepare stored matrices; otherwise models pass it none."""
         return type(self)._prepare_stored is not Backend._prepare_stored
 
     @property
     def runs_models(self) -> bool:
-        """Whether it has a decoder of its own, which runs whole models."""
+        """Whether it has its own decoder, which runs whole models."""
         return type(self).decoder is not Backend.decoder
 
     def decoder(
@@ -353,13 +354,14 @@ class Backend(ABC):
 
     @property
     def compiles_steps(self) -> bool:
-        """Whether it compiles the steps of decoders, or of some."""
+        """Whether it compiles the steps of some decoders."""
         return type(self).compiled is not Backend.compiled
 
     def compiled(self, decoder: "Decoder") -> "AnyDecoder":
         """The same decoder with its step compiled, for a backend that can; most cannot.
 
-        Every logit has the bits of the given decoder's, which runs the step one operation at a time on this backend.
+        Every logit has the same bits as from the given decoder, which runs the step one operation at a time on this
+        backend.
 
         Args:
             decoder: its linear layers are `lowbit.runtime.linears.BackendLinear` of this backend, and its elementwise
@@ -378,14 +380,14 @@ class Backend(ABC):
     def kept_step(self, request: "StepRequest") -> "tuple[AnyDecoder, Mapping[str, Any]] | None":
         """A decoder whose compiled step was kept by an earlier process, or is kept now for later ones.
 
-        It gives the bits of `compiled`. What is kept is checked before it is used, and made again if it is not as it
-        was written.
+        Its results have the same bits as those of `compiled`. A kept step is checked before use, and compiled again if
+        it is damaged.
 
         Args:
             request: the step.
 
         Returns:
-            The decoder and the facts of the request; None where none can be kept, for whatever reason.
+            The decoder and the facts of the request; None if none can be kept, for any reason.
 
         Raises:
             LowbitError: what making it raises.
@@ -420,10 +422,10 @@ class Backend(ABC):
 
     @property
     def _claimed(self) -> Capabilities:
-        """What it claims, asked once: the answer is the same every time.
+        """Its capabilities, cached because they never change.
 
-        Kept without a lock such as that of `functools.cached_property`: a child that is forked while another thread
-        holds it would wait for ever.
+        The cache has no lock such as that of `functools.cached_property`: a child forked while another thread holds the
+        lock would wait for ever.
         """
         claimed: Capabilities = self.__dict__.get("_claims") or self.__dict__.setdefault("_claims", self.capabilities())
         return claimed
@@ -436,10 +438,11 @@ class Backend(ABC):
             raise NotDeclaredError(self.name, operation, missing)
 
     def _missing(self, products: tuple[str, ...], parameters: Parameters) -> dict[str, str]:
-        """What of a matrix with these parameters each declared product lacks, in words; empty where it lacks nothing.
+        """For each declared product, a description of what it lacks for a matrix with these parameters; empty if
+        nothing.
 
         Raises:
-            NotDeclaredError: each lacks something, or none is declared.
+            NotDeclaredError: every product lacks something, or none is declared.
         """
         declared = self._claimed.operations
         missing = {name: declared[name].lacks(parameters) for name in products if name in declared}

@@ -29,18 +29,18 @@ from lowbit.text import one_line
 T = TypeVar("T")
 
 MOST_VALUES = 1 << 16
-"""Values of one limit. A backend that handles more of them leaves the limit out, or handles all."""
+"""The most values of one limit. A backend that handles more omits the limit, or handles all."""
 MOST_NUMBER = 2**64
 MOST_ENTRIES = 1000
-"""Entries of a mapping, and profiles."""
+"""The most entries of a mapping, and the most profiles."""
 MOST_WORDS = 1000
-"""Characters of a text."""
+"""The most characters of a text."""
 MOST_NAME = 100
-"""Characters of a name."""
+"""The most characters of a name."""
 MOST_LISTED = 40
-"""Names in a message."""
+"""The most names in a message."""
 MOST_SHOWN = 60
-"""Characters of a value in a message."""
+"""The most characters of a value in a message."""
 
 _CODES = ("bits", "group_size", "convention", "scale_dtype")
 _BLOCKS = ("block", "mantissa", "exponent")
@@ -98,24 +98,24 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "offload.engine": _SLOTS,
     "pooling.pool": ("method",),
 }
-"""The parameters of each operation that a declaration may limit; an operation that is not here has none."""
+"""The parameters of each operation that a declaration may limit; an operation not listed has none."""
 
 NAMED: Mapping[str, Collection[str]] = {
     "format": FORMATS,
     "activations": (*RESULTS, *FORMATS),
     "result": RESULTS,
 }
-"""Parameters whose values are names of the specification, of which no other is a value."""
+"""Parameters whose values must be names of the specification."""
 
 SIZES = frozenset(("rows", "columns", "batch", "head_dim", "kv_heads", "residual", "tokens"))
 """Parameters whose values are integers."""
 
 
 def availability_of(backend: Backend) -> Availability:
-    """Whether a backend can run here, as it says itself.
+    """Whether a backend can run here, by its own answer.
 
     Raises:
-        ArgumentError: it has no name that can be shown, or its answer is of another type.
+        ArgumentError: it has no printable name, or its answer is of another type.
     """
     what = "the attribute name of the backend"
     name = _answer(lambda: getattr(backend, "name", None), what)
@@ -133,7 +133,7 @@ def availability_of(backend: Backend) -> Availability:
 
 
 def capabilities_of(backend: Backend) -> Capabilities:
-    """What a backend claims, checked, as a copy of plain Python values.
+    """The capabilities of a backend, checked, as a copy of plain Python values.
 
     Raises:
         ArgumentError: something is wrong; the message says what, and what is allowed.
@@ -278,11 +278,11 @@ def _arithmetic(operation: str, arithmetic: Any) -> Arithmetic:
     return Arithmetic(form, accumulator, roundings, weights, _integer(f"promotion of {operation}", promotion), between)
 
 
-# **Reading objects of other code.**
+# **Reading objects of foreign code.**
 
 
 def _is(given: object, kind: type) -> bool:
-    """Whether a value is of a kind, whatever it says of its own class.
+    """Whether a value is of a kind, regardless of what it claims as its class.
 
     A text must be of the class itself, not of a derived class, which may compare and print in any way.
     """
@@ -290,7 +290,7 @@ def _is(given: object, kind: type) -> bool:
 
 
 def _exactly(what: str, number: Any) -> Any:
-    """A number as Python's own."""
+    """A number as a plain Python number."""
     whole = _is(number, Integral)
     plain: Any = _answer(lambda: operator.index(number) if whole else float(number), what)
     kind: Any = int if whole else float
@@ -302,7 +302,7 @@ def _field(owner: object, name: str, of: str) -> Any:
 
 
 def _text(what: str, given: Any) -> str:
-    """A text, of which the beginning is enough."""
+    """A text, cut to its beginning if it is long."""
     if not _is(given, str):
         raise ArgumentError(what, _shown(given), "a text")
     return str(given[:MOST_WORDS])
@@ -324,7 +324,7 @@ def _first(what: str, values: Iterable[T], most: int) -> list[T]:
 
 
 def _answer(ask: Callable[[], T], what: str) -> T:
-    """What code of the backend returns; an exception in it is a mistake in the declaration."""
+    """The return value of backend code; an exception in it is an error in the declaration."""
     try:
         return ask()
     except KeyboardInterrupt:  # the user's
@@ -338,8 +338,8 @@ def _answer(ask: Callable[[], T], what: str) -> T:
 
 
 def _shown(given: object) -> str:
-    """A value where it is short, its type where it is not."""
-    if type(given) is int and abs(given) >= MOST_NUMBER:  # Python writes no integer of thousands of digits
+    """A value if it is short, else its type."""
+    if type(given) is int and abs(given) >= MOST_NUMBER:  # Python does not print integers of thousands of digits
         return "an integer of more than 64 bits"
     if type(given) in (str, int, float, bool, type(None)):
         text = repr(given[:MOST_SHOWN] if isinstance(given, str) else given)
@@ -347,11 +347,11 @@ def _shown(given: object) -> str:
     return f"an object of type {_NAME(type(given))[:MOST_SHOWN]}"
 
 
-_NAME: Callable[[type], str] = type.__dict__["__name__"].__get__  # a metaclass may say something else
+_NAME: Callable[[type], str] = type.__dict__["__name__"].__get__  # a metaclass may override it
 
 
 def _close(given: object, allowed: Iterable[str]) -> str:
-    """The name most like the given one; names in general if none is like it."""
+    """The most similar name; some names if none is similar."""
     names = sorted(allowed)
     nearest = get_close_matches(given[:MOST_SHOWN] if type(given) is str else "", names, 1, 0.75)
     if nearest and len(names) > 1:

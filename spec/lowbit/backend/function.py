@@ -73,12 +73,12 @@ Library = Literal["numpy", "torch", "jax"]
 ARRAYS: tuple[Library, ...] = get_args(Library)
 NEEDS_CLOUDPICKLE = "install cloudpickle, or put the function into a module and name it module:function"
 MOST_TEXT = 2**24
-"""Characters of a description: a serialised function may carry constants with it."""
+"""The most characters of a description: a serialised function may include constants."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a function computes.
+    """The claim of what a function computes.
 
     Attributes:
         operation: its id.
@@ -86,7 +86,7 @@ class Claim:
         arithmetic: for a bounded operation; None for the usual one: weights in the type of the activations, a float32
             accumulator, any order.
         arrays: the library whose arrays it takes.
-        device: where they lie, in that library's words.
+        device: their device, by its name in that library.
         concurrent: whether several threads may call it at once.
     """
 
@@ -103,7 +103,7 @@ class Claim:
 
     @property
     def declaration(self) -> Declaration:
-        """What the backend of the function declares."""
+        """The declaration of the function's backend."""
         bounded = OPERATIONS[self.operation].promise is Promise.BOUNDED
         limits = {name: self.limit_of(each) for name, each in self.limits.items()}
         return Declaration(limits, (self.arithmetic or self._usual()) if bounded else None)
@@ -167,7 +167,7 @@ def _located(function: Callable[..., Any]) -> str | dict[str, str]:
 
 
 def _named(module: ModuleType, name: str) -> object:
-    """What a dotted name of a module is; None if there is no such thing."""
+    """The object of a dotted name in a module; None if it does not exist."""
     found: object = module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -175,14 +175,14 @@ def _named(module: ModuleType, name: str) -> object:
 
 
 def _is_installed(module: ModuleType) -> bool:
-    """Whether any process of this Python can import it: not from the folder of a script or of a test."""
+    """Whether any process of this Python can import it, unlike a module in the folder of a script or test."""
     origin = getattr(module, "__file__", None)
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return origin is None or any(Path(origin).is_relative_to(folder) for folder in folders)
 
 
 def _beside(function: Callable[..., Any]) -> list[ModuleType]:
-    """The modules that lie in the folder of a function's file, which only its own process may import."""
+    """The modules in the folder of a function's file, which perhaps only its own process can import."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     folder = None if code is None else Path(code.co_filename).parent
     return [
@@ -194,8 +194,8 @@ def _beside(function: Callable[..., Any]) -> list[ModuleType]:
 
 @contextmanager
 def _by_value(modules: Iterable[ModuleType], cloudpickle: Any) -> Iterator[None]:
-    """Serialise what belongs to these modules with its code, since the other process may not find them."""
-    named = {each.__name__: each for each in modules if each.__name__ != "__main__"}  # which is serialised so anyway
+    """Serialise the contents of these modules with their code, since the other process may not find them."""
+    named = {each.__name__: each for each in modules if each.__name__ != "__main__"}  # always serialised by value
     for module in named.values():
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -239,7 +239,7 @@ class FunctionBackend(Backend):
         return made
 
     def availability(self) -> Availability:
-        """The function is imported now, so that one that does not exist is one sentence and no case.
+        """Whether it can run here. Imports the function, so that a missing one is an error before any test case.
 
         Raises:
             ArgumentError: there is no such module or function.
@@ -330,7 +330,7 @@ class FunctionLinear(PreparedLinear):
         taken = _taken(self._function, available)
         result = self._library.back(self._function(**{name: available[name] for name in taken}))
         check_instance("result of the function", result, np.ndarray)
-        if (result.dtype, result.shape) != (out.dtype, out.shape):  # `out` would take others, too
+        if (result.dtype, result.shape) != (out.dtype, out.shape):  # `out` would accept others too
             raise ArgumentError("result of the function", f"{result.dtype} {result.shape}", f"{out.dtype} {out.shape}")
         out[...] = result
 
@@ -389,17 +389,17 @@ def _by_name(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Arrays:
-    """numpy itself: what the other libraries are converted to and from."""
+    """Arrays of numpy, to and from which those of other libraries are converted."""
 
     def __init__(self, device: str) -> None:
         check_choice("device", device, ("cpu",))
 
     def to(self, value: Any) -> Any:
-        """An argument as the function takes it."""
+        """An argument, converted for the function."""
         return value
 
     def back(self, result: Any) -> Any:
-        """A result as the suite takes it."""
+        """A result, converted for the suite."""
         return result
 
 
@@ -411,7 +411,7 @@ class TorchArrays(Arrays):
         try:
             self._device = self._torch.device(device)
             self._torch.empty(0, device=self._device)
-        except Exception as error:  # torch has its own for each device
+        except Exception as error:  # torch raises different types by device
             raise no_device(device, "torch", error) from None
 
     def to(self, value: Any) -> Any:
@@ -471,7 +471,7 @@ class JaxArrays(Arrays):
 
 
 def no_device(device: str, library: str, error: Exception) -> UnavailableError:
-    """A device that the library does not have here, with the reason that it gives."""
+    """The error for a device that the library does not have here, with the library's reason."""
     return UnavailableError(f"device {device!r}", f"{library} says: {words_of(error)}", "name another --device")
 
 

@@ -31,12 +31,13 @@ class PreparedLinear:
     """
 
     _lacking: Mapping[str, str] = MappingProxyType({})
-    """For each declared product what of this matrix is not declared, in words; `Backend.prepare` sets it."""
+    """For each declared product, a description of what is not declared for this matrix; set by `Backend.prepare`."""
     _format_lacks: Callable[[bfp.Format], str] | None = None
-    """What of a format of activations is not declared, in words; None where all of them are."""
+    """A description of what is not declared for a format of activations; None if all formats are declared."""
 
     _alignment, _overread = 0, 0
-    """What the backend declares of its arrays, set by `Backend.prepare`; an `out` that is made here keeps to both."""
+    """The backend's declared alignment and over-read, set by `Backend.prepare`; an `out` allocated here respects
+    both."""
 
     def __init__(self, backend: str, rows: int, columns: int, nbytes: int) -> None:
         self.backend, self.rows, self.columns, self.nbytes = backend, rows, columns, nbytes
@@ -131,11 +132,11 @@ class PreparedLinear:
         raise NotDeclaredError(self.backend, "linear.qgemm_bfp")
 
     def _qgemm_cast(self, x: F32, out: F32) -> None:
-        """The two steps one after the other; a backend with its own cast overrides this, and gives the same bits."""
+        """The two steps in sequence; a backend with its own cast overrides this, with the same bits."""
         self._qgemm_bfp(bfp.cast(x, ACTIVATIONS), out)
 
     def _checked_out(self, out: F32 | None, shape: tuple[int, ...], *inputs: Array) -> F32:
-        """The array to write to: a new one, or the caller's if it can hold the result and is no input."""
+        """The output array: a new one, or the caller's if it can hold the result and does not overlap an input."""
         if out is None:
             return placed(shape, np.float32, self._alignment, self._overread)
         check_array("out", out, np.float32, shape, writeable=True)
@@ -145,7 +146,7 @@ class PreparedLinear:
 
 
 def placed(shape: Sequence[int], dtype: npt.DTypeLike, alignment: int, overread: int) -> Array:
-    """A new array for a backend that declares an alignment or an over-read; its elements are not set.
+    """A new array for a backend that declares an alignment or an over-read; its elements are uninitialised.
 
     >>> placed((2, 3), np.float32, alignment=64, overread=0).ctypes.data % 64
     0

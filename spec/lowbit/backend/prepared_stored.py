@@ -21,7 +21,7 @@ from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import FORMATS, RESULTS, Result, Stored, quantized
 
 NAMES: Mapping[np.dtype[Any], Result] = MappingProxyType({FLOATS[name].dtype: name for name in RESULTS})
-"""The types of activations by their dtypes; numpy takes microseconds to name a dtype."""
+"""The types of activations by their dtypes, because numpy takes microseconds to name a dtype."""
 
 CASTS = tuple(name for name, each in FORMATS.items() if each.encode and not each.options)
 """The formats that activations may be cast to."""
@@ -38,8 +38,8 @@ class PreparedStored:
     """
 
     _refuse: Callable[[str, Parameters], None] | None = None
-    """Raises `NotDeclaredError` for a product that is not declared, or not for its types; None where all are.
-    `Backend.prepare_stored` sets it, and the alignment and the over-read that the backend declares."""
+    """Raises `NotDeclaredError` for a product that is not declared, or not for its types; None if all are declared.
+    `Backend.prepare_stored` sets it, and the backend's declared alignment and over-read."""
     _alignment, _overread = 0, 0
 
     def __init__(self, backend: str, weights: Stored, nbytes: int) -> None:
@@ -87,7 +87,7 @@ class PreparedStored:
         return out
 
     def gemm_cast(self, x: Stored, result: Result = "float32") -> Array:
-        """``Y = X W`` for activations that are stored themselves, operation `linear.gemm_cast`.
+        """``Y = X W`` for stored activations, operation `linear.gemm_cast`.
 
         Args:
             x: K × T, each vector of activations a column.
@@ -97,7 +97,7 @@ class PreparedStored:
             T × N numbers of that type.
 
         Raises:
-            ArgumentError: no `Stored`, or of another K; an unknown result.
+            ArgumentError: not a `Stored`, or of another K; an unknown result.
             NotDeclaredError: the backend does not declare the operation, or not for these formats.
         """
         check_instance("x", x, Stored)
@@ -112,7 +112,7 @@ class PreparedStored:
     def cast_and_multiply(self, x: Activations, activations: str, result: Result = "float32") -> Array:
         """``Y = X W`` for activations that are cast first: operations `formats.quantize` and `linear.gemm_cast` in one.
 
-        A backend makes one of the choices of the cast that its `formats.quantize` may make.
+        The backend's cast is one of the choices that its `formats.quantize` may make.
 
         Args:
             x: float32, float16 or bfloat16, T × K, finite.
@@ -137,7 +137,7 @@ class PreparedStored:
         return out
 
     def _checked(self, x: Array, shape: tuple[int | None, ...], result: Result) -> Result:
-        """The type of the activations, which are checked."""
+        """Check the activations and return their type."""
         name = NAMES.get(x.dtype) if isinstance(x, np.ndarray) else None
         if name is None:
             check_dtype("x", x, RESULTS)
@@ -150,7 +150,7 @@ class PreparedStored:
         key = operation, activations, result, batch
         if self._refuse is not None and key not in self._seen:
             self._refuse(operation, {"activations": activations, "result": result, "batch": batch})
-            self._seen.add(key)  # the answer is the same every time
+            self._seen.add(key)  # the answer never changes
 
     def _out(self, shape: tuple[int, ...], result: Result) -> Array:
         return placed(shape, FLOATS[result].dtype, self._alignment, self._overread)

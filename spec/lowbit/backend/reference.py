@@ -41,13 +41,13 @@ def in_type(result: Array, kind: str) -> Array:
 
 
 def answered(operation: str, *arguments: Any, **choices: Any) -> Array:
-    """The reference's result of a bounded operation, as a backend gives it."""
+    """The reference's result of a bounded operation, as a backend returns it."""
     specified = OPERATIONS[operation]
     return in_type(specified.compute(*arguments, **choices), specified.result_type(*arguments, **choices))
 
 
 class ReferenceLinear(PreparedLinear):
-    """Codes unpacked once; each call is Algorithm 1 in float64, rounded to float32 at the end."""
+    """A matrix with its codes unpacked once; each call is Algorithm 1 in float64, rounded to float32 at the end."""
 
     def __init__(self, matrix: QuantizedMatrix) -> None:
         super().__init__("reference", matrix.rows, matrix.columns, matrix.nbytes)
@@ -91,7 +91,7 @@ class ReferenceBackend(Backend):
         return ReferenceLinear(matrix)
 
     def _hook(self, operation: str) -> Callable[..., Any]:
-        """The reference function itself; the float64 answer of a bounded operation is rounded to its type."""
+        """The reference function; the float64 result of a bounded operation is rounded to its type."""
         specified = OPERATIONS[operation]
         if specified.promise is Promise.BOUNDED:
             return partial(answered, operation)

@@ -25,12 +25,12 @@ from lowbit.system.entries import entries, loaded, single
 
 ENTRY_POINTS = "lowbit.backends"
 DEFAULT_ORDER = ("cppyy", "numpy", "reference")
-"""Where no backend is named, the first of these that can run here computes: from the fastest to the slowest."""
+"""The default is the first of these that can run here, from the fastest to the slowest."""
 DIRECT = re.compile(r"[\w.]+:[\w.]+")
 
 
 def names() -> list[str]:
-    """The names of all installed backends, sorted; no package can offer a name that is a ``module:Class``."""
+    """The names of all installed backends, sorted; names of the form ``module:Class`` are never among them."""
     return sorted({entry.name for entry in entries(ENTRY_POINTS) if not DIRECT.fullmatch(entry.name)})
 
 
@@ -44,14 +44,16 @@ def check_name(name: str) -> None:
 
 
 def check_exists(name: str) -> None:
-    """Refuse what `check_name` refuses, and a ``module:Class`` whose package does not exist; no code of it runs."""
+    """Refuse what `check_name` refuses, and a ``module:Class`` whose package does not exist; runs no code of the
+    package."""
     check_name(name)
     if DIRECT.fullmatch(name):
         _check_package(name)
 
 
 def check_function(name: str) -> None:
-    """Refuse what is not of the form ``module:function``, or whose package does not exist; no code of it runs."""
+    """Refuse a name not of the form ``module:function``, or whose package does not exist; runs no code of the
+    package."""
     if not DIRECT.fullmatch(name):
         raise ArgumentError("function", repr(name), "module:function")
     _check_package(name)
@@ -60,7 +62,7 @@ def check_function(name: str) -> None:
 def find(name: str) -> Backend:
     """The backend of this name, whether or not it can run here.
 
-    A class that no package has registered yet is named as ``module:Class``, which is useful while it is written.
+    A class that no package has registered yet is named as ``module:Class``, which is useful during development.
 
     Raises:
         ArgumentError: no installed package offers it, or there is no such module or class.
@@ -79,7 +81,7 @@ def find(name: str) -> Backend:
 
 
 def import_named(name: str) -> Any:
-    """What ``module:name`` names; the module may lie in the current folder, after all other places.
+    """The object that ``module:name`` names; the current folder is searched last.
 
     Raises:
         ArgumentError: there is no such module or name.
@@ -90,10 +92,10 @@ def import_named(name: str) -> Any:
 
 
 def _direct(name: str, kind: str) -> EntryPoint:
-    """The entry point of what ``module:name`` names.
+    """The entry point of ``module:name``.
 
-    Its module may lie in the current folder. Nothing else is imported from there: a module of the standard library or
-    of an installed package comes first.
+    Its module may be in the current folder. Nothing else is imported from there: modules of the standard library and of
+    installed packages take precedence.
     """
     entry = EntryPoint(name, name, ENTRY_POINTS)
     _check_package(name)
@@ -116,18 +118,18 @@ def _is_mere_folder(package: str) -> bool:
 
 
 def _check_package(name: str) -> None:
-    """Refuse a ``module:name`` of whose module even the first part does not exist."""
+    """Refuse a ``module:name`` if not even the first part of the module exists."""
     package = name.partition(":")[0].partition(".")[0]
     if not _is_on_path(package) and (package == "" or PathFinder.find_spec(package, [os.getcwd()]) is None):
         raise _no_module(package, name.partition(":")[0])
 
 
 def _no_module(name: str, module: str) -> ArgumentError:
-    """The error of a module that does not exist, with the nearest name.
+    """The error for a module that does not exist, with the nearest name.
 
     Args:
         name: of the module that is missing.
-        module: which was to be imported: the same, or one inside it.
+        module: the module to import: the same, or one inside it.
     """
     parent = sys.modules.get(name.rpartition(".")[0])
     siblings = [each.name for each in iter_modules(getattr(parent, "__path__", None))]
@@ -138,7 +140,7 @@ def _no_module(name: str, module: str) -> ArgumentError:
 
 
 def _check_exists(entry: EntryPoint, kind: str) -> None:
-    """Refuse a module or a class that does not exist, and tell it apart from one that fails while it is imported."""
+    """Refuse a module or class that does not exist, as opposed to one that fails during import."""
     module, what = entry.module, f"{'backend' if kind == 'class' else kind} {entry.value}"
     try:
         imported = loaded(EntryPoint(entry.name, module, entry.group), what)
@@ -160,7 +162,7 @@ def _check_exists(entry: EntryPoint, kind: str) -> None:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    """The known name that is like the given one, for the end of a message; empty if there is none."""
+    """The most similar known name, for the end of a message; empty if there is none."""
     found = get_close_matches(name, known, 1)
     return f"; the nearest name is {found[0]}" if found else ""
 
@@ -194,4 +196,4 @@ def _default() -> Backend:
     for name in others:
         with suppress(ArgumentError, UnavailableError):
             return load(name)
-    return load(last)  # whose error says why, if it cannot run either
+    return load(last)  # its error says why, if it cannot run either

@@ -21,7 +21,7 @@ from lowbit.errors import ArgumentError
 
 
 class Session:
-    """A stateful operation that a backend has opened; leaving it as a context manager closes it.
+    """A stateful operation that a backend has opened; as a context manager it closes itself on exit.
 
     Attributes:
         operation: ``offload.engine``.
@@ -33,7 +33,7 @@ class Session:
         self._steps: Any = steps
 
     def step(self, *arguments: Any) -> Any:
-        """Take one step; its answer depends on the earlier steps of this session.
+        """Take one step; its result depends on the earlier steps of this session.
 
         Raises:
             ArgumentError: an argument is wrong, and the state is unchanged; or the session is closed.

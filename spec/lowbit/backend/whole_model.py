@@ -56,7 +56,7 @@ def bytes_of(text: str, argument: str = "size") -> int:
     found = SIZE.fullmatch(text) if isinstance(text, str) else None
     if found is None or found[2] not in UNITS:
         raise ArgumentError(argument, repr(text), "a size in bytes such as 12GiB, 8GB or 500MB")
-    whole, _, fraction = found[1].partition(".")  # in integers, since a float has not all the digits of a large size
+    whole, _, fraction = found[1].partition(".")  # in integers, since a float cannot hold all digits of a large size
     size = int(whole + fraction) * UNITS[found[2]] // int(10 ** len(fraction))
     if size < 1:
         raise ArgumentError(argument, repr(text), "at least one byte")
@@ -83,8 +83,8 @@ class DeviceSettings:
     """How a model is run on a device.
 
     Attributes:
-        memory: bytes of the device's memory that may be used; None for what is free, less what its driver needs.
-        context: the most tokens of a sequence; memory for their keys and values is taken at the start. None for the
+        memory: bytes of the device's memory that may be used; None for the free memory, less what the driver needs.
+        context: the most tokens of a sequence; memory for their keys and values is allocated at the start. None for the
             model's own context, which may be long.
         buffers: b, the number of staging buffers for experts.
         mode: whether the host keeps a copy of every expert, ``mirror``, or ``swap`` (`lowbit.moe.offload`).
@@ -92,8 +92,8 @@ class DeviceSettings:
             stops when measurements show that it saves no time.
         keys: the number format of keys and values: ``float16``, ``bfp12`` for keys in Block Floating Point and values
             in float16, or ``float32``, for comparison.
-        cold_experts: the name of a backend that runs experts on the host where that is faster than copying them; None
-            for none. It rounds differently, so then an answer depends on what was cached.
+        cold_experts: the name of a backend that runs experts on the host if that is faster than copying them; None for
+            none. It rounds differently, so a result then depends on what was cached.
 
     Raises:
         ArgumentError: a number below 1, or an unknown choice.
@@ -122,19 +122,19 @@ class DeviceSettings:
 
 @dataclass(frozen=True)
 class DeviceAccount:
-    """What a decoder on a device has done so far.
+    """Statistics of a decoder on a device so far.
 
     Attributes:
         device: its name.
         budget: bytes that it may use.
         peak: the most bytes that it used at once.
-        layers: sparse layers; 0 for a dense model, and then the attributes that follow are 0 or None.
+        layers: sparse layers; for a dense model, this is 0 and the following attributes are 0 or None.
         experts: E, experts of a layer.
         slots: k, experts of a layer that the device keeps.
         recall: where needed experts were found; None before the first one.
         copied: bytes of experts that were copied to the device.
         prefetch: ``on`` or ``off``.
-        prefetch_why: the reason, in words; empty where the user chose it.
+        prefetch_why: the reason, in words; empty if the user chose it.
         cold: experts that were run on the host.
     """
 
@@ -175,10 +175,10 @@ class DeviceAccount:
 
 
 class DeviceDecoder(AnyDecoder, Protocol):
-    """A decoder on a device; leaving it frees the device's memory.
+    """A decoder on a device; as a context manager it frees the device's memory on exit.
 
     The context of its `config` is at most that of the settings. It keeps one sequence at a time: `new_state` begins
-    another, and the earlier state can no longer be used.
+    another and invalidates the earlier state.
     """
 
     def account(self) -> DeviceAccount:

@@ -64,9 +64,9 @@ Tree = Any
 """What JSON can say: None, bool, int, float, str, a list of trees, or a dictionary from strings to trees."""
 
 Put = Callable[[Array], dict[str, Tree]]
-"""Hands an array's bytes to the carrier, and answers with what the tree must say to find them again."""
+"""Passes an array's bytes to the carrier and returns the entry of the tree that locates them."""
 Get = Callable[[np.dtype[Any], tuple[int, ...], dict[str, Tree]], Array]
-"""The array of this dtype and shape that a carrier holds, given all that the tree says of it."""
+"""Returns the carrier's array of this dtype and shape, given its entry in the tree."""
 
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -92,10 +92,10 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """The dataclasses that have a tree: the name on the wire, which never changes, to the module and the class."""
 MOST_DEPTH = 16
-"""Of lists and objects inside one another; a result of the specification has five."""
+"""The deepest nesting of lists and objects; a result of the specification has five levels."""
 MOST_DIMENSIONS = 8
 MOST_ELEMENTS = 2**32
-"""Of an array, a size of 0 counted as 1."""
+"""The most elements of an array, a size of 0 counted as 1."""
 DTYPE = re.compile(r"[|<>][biufc]\d{1,2}")
 OWN_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {name: kind.dtype for name, kind in FLOATS.items() if not kind.native}
@@ -107,12 +107,12 @@ def encode(value: object, put: Put) -> Tree:
     """The tree of a value, whose arrays go to `put`.
 
     Raises:
-        ArgumentError: the value, or a part of it, is of a kind that no operation takes or gives.
+        ArgumentError: the value, or a part of it, is of a kind that no operation takes or returns.
     """
     match value:
         case None | bool() | str():
             return value
-        case np.generic() if not isinstance(value.item(), np.generic):  # a long double remains one
+        case np.generic() if not isinstance(value.item(), np.generic):  # a long double stays as it is
             return {"scalar": dtype_name(value.dtype), "value": encode(value.item(), put)}
         case int():
             return int(value)
@@ -133,8 +133,8 @@ def decode(tree: Tree, get: Get, name: str = "value") -> Any:
     """The value of a tree, whose arrays come from `get`.
 
     Args:
-        tree: what `encode` answered with, or what somebody claims to be that.
-        get: the carrier; it raises an `ArgumentError` where it has no such array.
+        tree: a tree from `encode`, which need not be trusted.
+        get: the carrier; it raises an `ArgumentError` if it has no such array.
         name: what the tree is, for messages.
 
     Raises:
@@ -153,7 +153,7 @@ def _decode(tree: Tree, get: Get, name: str, depth: int) -> Any:
                 raise ArgumentError(name, f"an integer of {tree.bit_length()} bits", "one of at most 64 bits")
             return tree
         case float():
-            if not math.isfinite(tree):  # 1e999, which a reader of JSON takes for infinity
+            if not math.isfinite(tree):  # 1e999, which JSON readers turn into infinity
                 raise ArgumentError(name, tree, "a finite number, or an object that says which it is")
             return tree
     if depth == 0:
@@ -193,7 +193,7 @@ def _build(name: str, kind: str, fields: dict[str, Tree], get: Get, depth: int) 
 
 
 def _shown(tree: Tree) -> str:
-    """A malformed tree in a few characters; its inner parts are not looked at, since there may be very many."""
+    """A malformed tree in a few characters, without its inner parts, since there may be very many."""
     match tree:
         case dict():
             return f"an object with {quoted(', '.join(list(tree)[:8]))}"
@@ -237,7 +237,7 @@ def _shape(name: str, shape: list[Tree]) -> tuple[int, ...]:
 
 
 def _scalar(name: str, dtype: np.dtype[Any], value: object) -> Any:
-    """The scalar of this dtype that is just this number."""
+    """The scalar of this dtype that equals this number."""
     kinds: dict[str, tuple[type, ...]] = {"b": (bool,), "i": (int,), "u": (int,), "f": (float, int)}
     number = None
     if type(value) in kinds.get(dtype.kind, ()):
@@ -249,7 +249,8 @@ def _scalar(name: str, dtype: np.dtype[Any], value: object) -> Any:
     return number
 
 
-# **Dataclasses** have the names of `KINDS`, wherever their modules are; a subclass counts as the class it derives from.
+# **Dataclasses** have the names in `KINDS`, independent of their modules; a subclass counts as the class it derives
+# from.
 
 
 @cache
@@ -290,13 +291,13 @@ def from_json(tree: Tree, name: str = "value") -> Any:
         name: what it is, for messages.
 
     Raises:
-        ArgumentError: see `decode`; or the bytes of an array are not as many as its shape says.
+        ArgumentError: see `decode`; or the bytes of an array do not match its shape.
     """
     return decode(tree, _from_base64, name)
 
 
 def _from_base64(dtype: np.dtype[Any], shape: tuple[int, ...], tree: dict[str, Tree]) -> Array:
-    """The array, whose text must have the length that its shape asks for before it is made into bytes."""
+    """The array; the length of its text must match its shape before it is decoded."""
     wanted = math.prod(shape) * dtype.itemsize
     length, data = 4 * -(-wanted // 3), tree.get("data")
     if not isinstance(data, str) or len(data) != length:
