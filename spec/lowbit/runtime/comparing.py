@@ -21,14 +21,14 @@ from lowbit.runtime.placement import Account
 from lowbit.runtime.stored import StoredModel, part_of
 
 Measure = Callable[[Sequence[int], int, int | None, Progress], tuple[Comparison, tuple[Account, Account]]]
-"""Of the tokens of a text, the tokens of a window, the mark of the beginning, and what is told of the progress."""
+"""Takes the tokens of a text, the tokens of a window, the BOS token, and the progress callback."""
 
 BY_FORMULAS = Options(step="formulas", by_layer=True)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Two models and what was measured.
+    """The comparison of two models.
 
     Attributes:
         comparison: the numbers.
@@ -54,16 +54,16 @@ def compare_models(
     """Compare two models on the beginning of a text.
 
     Args:
-        models: A, which is trusted, and B.
+        models: A, the baseline, and B.
         backend: multiplies by the matrices of both.
         text: what they read.
-        most_tokens: how many tokens of the text are used, if it has as many.
+        most_tokens: the largest number of tokens of the text to use.
         window: tokens of a window.
         report: called while models are read and compared.
-        elsewhere: measures all windows in place of this process, which then reads no weights.
+        elsewhere: measures all windows instead of this process, which then reads no weights.
 
     Raises:
-        LowbitError: models that make other tokens of the text; a wrong window; too little memory.
+        LowbitError: models that tokenise the text differently; a wrong window; too little memory.
     """
     ids = shared_tokens(models, text)[:most_tokens]
     bos = models[0].tokenizer.bos
@@ -78,10 +78,10 @@ def compare_models(
 
 
 def shared_tokens(models: tuple[StoredModel, StoredModel], text: str) -> list[int]:
-    """The tokens that both models make of a text.
+    """The tokens of a text, which must be the same for both models.
 
     Raises:
-        ArgumentError: they make different ones, or have vocabularies of different sizes.
+        ArgumentError: they differ, or the vocabularies have different sizes.
     """
     a, b = models
     if a.config.vocabulary != b.config.vocabulary:
@@ -110,5 +110,5 @@ def check_window(models: tuple[StoredModel, StoredModel], tokens: int, window: i
 def decoders_of(*models: LanguageModel) -> Pair:
     """The decoders of two models that run by `BY_FORMULAS`."""
     a, b = (model.decoder for model in models)
-    assert isinstance(a, Decoder) and isinstance(b, Decoder)  # that is how BY_FORMULAS runs a model
+    assert isinstance(a, Decoder) and isinstance(b, Decoder)  # BY_FORMULAS runs a model this way
     return a, b

@@ -52,7 +52,7 @@ def needed(config: LlamaConfig) -> tuple[str, ...]:
 
 
 def check_all(backend: Backend, config: LlamaConfig, names: Collection[str]) -> None:
-    """Refuse to compile a step some of whose operations are not among these, which the backend computes.
+    """Refuse to compile a step if the backend does not compute all of its operations.
 
     Raises:
         NotDeclaredError: one is missing.
@@ -63,7 +63,7 @@ def check_all(backend: Backend, config: LlamaConfig, names: Collection[str]) -> 
 
 @dataclass(frozen=True)
 class Steps:
-    """Elementwise operations, some of which a backend computes.
+    """Elementwise operations, some of them on a backend.
 
     Attributes:
         ops: for a decoder.
@@ -86,12 +86,12 @@ def on_backend(
     Args:
         backend: one that is usable.
         config: of the model; its heads and windows decide what the backend declares.
-        otherwise: computes what the backend does not declare, and what is not asked of it.
-        names: the operations of `OPERATIONS` that are asked of the backend.
-        keys: the number format of keys and values; None for that in which attention computes.
+        otherwise: computes the operations that the backend does not declare or is not asked for.
+        names: the operations of `OPERATIONS` to run on the backend.
+        keys: the number format of keys and values; None for the format in which attention computes.
 
     Raises:
-        UnavailableError: raised by the backend, where it cannot prepare an operation, for example by compiling it.
+        UnavailableError: raised by the backend if it cannot prepare an operation, for example by compiling it.
     """
     windows = sorted({"none" if config.layer_window(n) is None else "sliding" for n in range(config.layers)})
     heads: list[Mapping[str, object]] = [{"head_dim": config.head_dim, "window": window} for window in windows]
@@ -146,13 +146,13 @@ def on_backend(
 
 
 def _of_formulas(cache: type[KeyValueCache]) -> Callable[[int, int, int], KeyValueCache]:
-    """What makes a cache whose attention is a formula. It is not the class itself, by which a backend knows a cache
-    whose attention is an operation of its own."""
+    """A factory of caches whose attention runs by formula. It is not the class itself, by which a backend recognises a
+    cache with its own attention operation."""
     return lambda kv_heads, head_dim, capacity: cache(kv_heads, head_dim, capacity)
 
 
 def in_float32(ops: ElementwiseOps) -> ElementwiseOps:
-    """The same operations on float32 values: computed as they are, and rounded once."""
+    """The same operations on float32 values: computed in float64 and rounded once."""
 
     def narrow(function: Callable[..., Numbers], wide: int) -> Callable[..., Numbers]:
         """The function with its first `wide` arguments in float64, and its result in float32."""
@@ -179,7 +179,7 @@ def _norm(call: Callable[..., F32]) -> Callable[[F32, float], Callable[[Numbers]
 
 
 def _gate(call: Callable[..., F32], config: LlamaConfig) -> Callable[[Numbers, F32], F32]:
-    """Scores for `_route`: probabilities where the softmax comes before the choice."""
+    """Scores for `_route`: probabilities if the softmax comes before the choice."""
     before = config.routing is not None and config.routing.softmax == "before"
     return lambda x, router: call(x, router, "probabilities" if before else "logits")
 
@@ -219,7 +219,7 @@ def _attend_shaped(
 
 
 def _by_heads(queries: Numbers, cache: KeyValueCache, attend: Callable[..., F32]) -> Numbers:
-    """Attention to each key-value head of a cache by the query heads that read it; `attend` takes which these are."""
+    """Attention to each key-value head of a cache by its query heads; `attend` takes which heads these are."""
     keys: Any = cache.keys
     values: Any = cache.values
     group = queries.shape[1] // len(keys)

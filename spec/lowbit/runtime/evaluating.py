@@ -31,18 +31,18 @@ from lowbit.system.tasks import Executor, check_there
 from lowbit.text import quoted
 
 ACCOUNTS = "models"
-"""The part of a record that holds how the models were run."""
+"""The part of a record that says how the models were run."""
 MOST = 2**63
-"""Sums over a window are smaller."""
+"""A bound on the magnitude of sums over a window."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """What a process opens.
+    """The models that a process opens.
 
     Attributes:
-        paths: of the models; every machine finds them there.
-        configs: the shapes of the models that are meant.
+        paths: of the models, the same on every machine.
+        configs: the shapes of the intended models.
         backend: the name of the backend that runs them.
         options: how they are run.
         gptq_version: as `open_model` takes it.
@@ -57,7 +57,7 @@ class Models:
     context: int | None = None
 
     def opened(self) -> tuple[LanguageModel, ...]:
-        """The models, which stay open as long as this process works with them.
+        """The models, which stay open for as long as this process uses them.
 
         Raises:
             FormatError: a path has another model here.
@@ -72,7 +72,7 @@ class Models:
         return found
 
     def call(self) -> dict[str, Any]:
-        """All that determines the numbers of a window, as JSON."""
+        """Everything that determines the numbers of a window, as JSON."""
         options = [repr(self.options), self.gptq_version, self.context]
         return {
             "version": version("lowbit"),
@@ -107,7 +107,7 @@ class Piece:
     Attributes:
         number: from 0 on.
         tokens: of the window.
-        first: the place in it of the first that is scored.
+        first: the index of the first scored token.
     """
 
     number: int
@@ -120,7 +120,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Found:
-    """What a process found on a window.
+    """The result of a process for a window.
 
     Attributes:
         result: JSON.
@@ -170,7 +170,7 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Where the windows of a text are read, and where their results are kept.
+    """How the windows of a text are evaluated, and where their results are kept.
 
     Attributes:
         executor: runs the tasks.
@@ -189,7 +189,7 @@ class Evaluation:
 
         Raises:
             ArgumentError: as there; results of another command in the file.
-            UnavailableError: processes or machines are lost again and again; a machine without the model.
+            UnavailableError: processes or machines fail repeatedly; a machine lacks the model.
         """
         check_text(self.models.configs[0], len(tokens), window, bos, protocol)
         windows = enumerate(protocol.pieces(tokens, window, bos))
@@ -213,7 +213,7 @@ class Evaluation:
     def _results(
         self, work: Scoring | Measuring, parts: Sequence[Piece], progress: Progress
     ) -> tuple[list[Any], tuple[Account, ...]]:
-        """The results of all windows in their order, those that were kept and those that are left to find."""
+        """The results of all windows in order: those that were kept, and the others, computed now."""
         text = hashlib.sha256(repr([(each.tokens, each.first) for each in parts]).encode()).hexdigest()
         kept = Kept(self.keep, {"command": type(work).__name__.lower(), **self.models.call(), "text": text})
         if kept.results and not _sound(kept.results, work):
@@ -229,7 +229,7 @@ class Evaluation:
 
 
 def _numbers(value: Any, count: int | None = None) -> bool:
-    """Whether JSON is a list of numbers, of a length that may be given."""
+    """Whether JSON is a list of numbers, of a given length if any."""
     return (
         isinstance(value, list)
         and (count is None or len(value) == count)
@@ -238,7 +238,7 @@ def _numbers(value: Any, count: int | None = None) -> bool:
 
 
 def _sound(results: Parts, work: Scoring | Measuring) -> bool:
-    """Whether all that a file holds has the form of what is written there: no part of it is believed unchecked."""
+    """Whether everything in a file has the expected form: no part of it is trusted unchecked."""
     accounts = results.get(ACCOUNTS)
     if not isinstance(accounts, list) or len(accounts) != len(work.models.paths):
         return False
@@ -249,7 +249,7 @@ def _sound(results: Parts, work: Scoring | Measuring) -> bool:
 
 
 def _measured(window: Sequence[Any], streams: Iterable[Iterable[Iterable[float]]] | None) -> Measured:
-    """What JSON holds of a window."""
+    """The measurements of a window from JSON."""
     count, of_a, of_b, divergence, agreed = window
     sums = None if streams is None else tuple(tuple((one, other) for one, other in layer) for layer in streams)
     return Measured(Window(count, (of_a, of_b), divergence, agreed), sums)

@@ -47,13 +47,13 @@ PARTS = {
     "attention": r"attn|attention",
     "feed-forward": r"ffn|mlp|feed_forward",
 }
-"""Parts of a model and what the names of their tensors have in them; the first that fits counts."""
+"""Parts of a model and substrings of their tensors' names; the first match counts."""
 OTHER = "other"
 ORDER = ("embedding", "attention", "feed-forward", "experts", "router", "norms", "head", OTHER)
 _PATTERNS = {part: re.compile(pattern) for part, pattern in PARTS.items()}
 MULTIPLIED = ("attention", "feed-forward", "experts", "head")
 BIAS = "bias"
-"""Of stacked experts, biases are a tensor of two dimensions."""
+"""The biases of stacked experts are tensors of two dimensions."""
 QUERY = "query"
 MOST_SHOWN = 60
 
@@ -69,13 +69,13 @@ def part_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of the file, the few tensors of a quantised matrix, or all that is stored of a part in one type.
+    """A tensor of the file, the tensors of a quantised matrix, or the total of a part in one storage type.
 
     Attributes:
         part: one of `ORDER`.
         type: how it is stored, such as ``Q4_K``, ``BF16`` or ``gptq-v1``.
         tensors: how many tensors it is.
-        parameters: the numbers of the model that it stands for.
+        parameters: the number of model parameters that it represents.
         nbytes: of all its tensors.
     """
 
@@ -87,18 +87,18 @@ class Held:
 
     @property
     def bits_per_weight(self) -> float | None:
-        """Bits that each parameter takes, scales and zeros included; None where there are no parameters."""
+        """Bits per parameter, including scales and zeros; None if there are no parameters."""
         return 8 * self.nbytes / self.parameters if self.parameters else None
 
 
 @dataclass(frozen=True)
 class Matrices:
-    """Matrices of one type and of the same choices, which a backend multiplies by.
+    """Matrices of one type and the same choices, used in products.
 
     Attributes:
         type: as in `Held`.
-        choices: the names and values under which a backend declares products; None for types of which lowbit makes no
-            matrix. The format is empty where no chapter describes the bytes.
+        choices: the names and values under which a backend declares products; None for types that lowbit does not read
+            as matrices. The format is empty if no chapter describes the bytes.
         count: how many there are.
     """
 
@@ -109,7 +109,7 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokenizer: its kind, and whether a template of conversations comes with it."""
+    """The tokenizer: its kind, and whether it comes with a chat template."""
 
     kind: str
     chat_template: bool
@@ -117,14 +117,14 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How a checkpoint was quantised before lowbit saw it.
+    """How a checkpoint is quantised.
 
     Attributes:
-        method: what its configuration says.
-        formats: how many matrices are in each format; the empty name stands for those that no chapter describes.
-        group_size: of the first matrix that has groups, or the configuration's; None where neither says it.
-        bits: the configuration's, or those of the first matrix; None where neither says it.
-        zeros: what a GPTQ checkpoint's zeros say of its version; None for other methods.
+        method: the method in its configuration.
+        formats: how many matrices are in each format; an empty name for those that no chapter describes.
+        group_size: of the first matrix that has groups, or the configuration's; None if neither gives it.
+        bits: the configuration's, or those of the first matrix; None if neither gives them.
+        zeros: the evidence of a GPTQ checkpoint's zeros on its version; None for other methods.
     """
 
     method: Method
@@ -136,20 +136,20 @@ class Quantisation:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a model file holds.
+    """The contents of a model file.
 
     Attributes:
         name: of the file or directory.
         kind: ``GGUF file``, ``safetensors file`` or ``checkpoint directory``.
         file_bytes: of the file, or of all files with tensors.
-        architecture: as the file names it; None where it does not.
-        problem: why lowbit cannot run it here; empty where it can.
-        shape: numbers by the names of `lowbit.model.config.LlamaConfig`; None for what the file does not say.
-        tokenizer: None where there is none.
+        architecture: as the file names it; None if it does not.
+        problem: why lowbit cannot run it here; empty if it can.
+        shape: numbers by the names of `lowbit.model.config.LlamaConfig`; None for those missing from the file.
+        tokenizer: None if there is none.
         held: every tensor.
-        matrices: those that are multiplied by.
-        quantisation: of a checkpoint that is quantised already.
-        remedy: what makes lowbit run it, in words; empty where it runs, or where that is not known.
+        matrices: those used in products.
+        quantisation: of a quantised checkpoint.
+        remedy: how to make lowbit run it, in words; empty if it runs or no way is known.
     """
 
     name: str
@@ -195,7 +195,7 @@ def inspect(path: Path) -> Inspection:
 
 
 def _problem(read: Callable[[], object]) -> str:
-    """The sentence by which a reader refuses a model; empty where it does not."""
+    """The message with which a reader refuses a model; empty if it accepts it."""
     try:
         read()
     except LowbitError as error:
@@ -220,7 +220,7 @@ class _Counted:
     def add_together(
         self, type: str, choices: Parameters | None, count: int, names: Sequence[str], shape: Shape
     ) -> None:
-        """Matrices that share a tensor, which is multiplied by in as many products as there are names."""
+        """Add matrices that share a tensor, which takes part in as many products as there are names."""
         columns = None if choices is None else choices.get("columns")
         for own in _columns(names, columns, shape) if isinstance(columns, int) else [None] * len(names):
             self.add(type, choices if own is None else {**(choices or {}), "columns": own}, count)
@@ -233,9 +233,9 @@ class _Counted:
 
 
 def _columns(names: Sequence[str], columns: int, shape: Shape) -> list[int]:
-    """The columns of each matrix that shares a tensor: as many for all, but for queries where keys have fewer.
+    """The columns of each matrix that shares a tensor: equal for all, except that queries may have more than keys.
 
-    A configuration may claim more heads than the tensor has columns for; then it does not count.
+    A configuration that claims more heads than the tensor has columns for is ignored.
     """
     others = (len(names) - 1) * [(shape.get("kv_heads") or 0) * (shape.get("head_dim") or 0)]
     if QUERY in names and all(each > 0 for each in others) and sum(others) < columns:
@@ -272,13 +272,13 @@ def _of_gguf(source: GGUFFile) -> Inspection:
 
 
 def _joining(metadata: Mapping[str, Any]) -> str:
-    """What makes a part of a split model run; empty for a file that is no part."""
+    """How to make a part of a split model run; empty for a file that is not a part."""
     parts = metadata.get(SPLIT_COUNT)
     return f"Join the parts: {JOINED}." if isinstance(parts, int) and parts > 1 else ""
 
 
 def _run_gguf(source: GGUFFile) -> None:
-    """Read all that a model needs beside its weights."""
+    """Read everything that a model needs besides its weights."""
     check_model(source)
     gguf_tokenizer.read_tokenizer(source)
 
@@ -417,7 +417,7 @@ def _remedy(folder: Path) -> str:
 
 
 def _run_directory(folder: Path) -> None:
-    """Read all that a model needs beside its weights."""
+    """Read everything that a model needs besides its weights."""
     checkpoint_tokenizer.read_tokenizer(open_checkpoint(folder))
 
 

@@ -36,17 +36,17 @@ from lowbit.runtime.stored import StoredModel, open_model
 from lowbit.system.interrupts import Interrupts
 
 IN_MEMORY = "weights in memory"
-"""The name of a model that comes from no file."""
+"""The name of a model that does not come from a file."""
 
 
 class LanguageModel:
-    """A model on a backend; `load` makes it, and leaving it as a context manager closes it.
+    """A model on a backend, made by `load`; as a context manager it closes itself on exit.
 
     While a model is on a device, Ctrl-C takes effect between layers and tokens (`lowbit.system.interrupts`).
 
     Attributes:
         name: of the file or directory.
-        decoder: what runs.
+        decoder: the decoder that runs it.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LanguageModel:
         interrupts: Interrupts,
         opened: ExitStack,
     ) -> None:
-        """`load` calls this; `opened` holds what is closed with the model."""
+        """Called by `load`; `opened` holds the resources that are closed with the model."""
         self.name, self.decoder = name, decoder
         self._tokenizer, self._account, self._interrupts, self._opened = tokenizer, account, interrupts, opened
 
@@ -72,7 +72,7 @@ class LanguageModel:
         """Text to tokens and back.
 
         Raises:
-            ArgumentError: the model was made of weights in memory.
+            ArgumentError: the model was made from weights in memory.
         """
         if self._tokenizer is None:
             sentence = "weights in memory have no tokenizer; give tokens in place of text"
@@ -80,7 +80,7 @@ class LanguageModel:
         return self._tokenizer
 
     def tokens_of(self, prompt: str | Sequence[int], *, begin: bool = True) -> list[int]:
-        """The tokens of a prompt; tokens stay as they are."""
+        """The tokens of a prompt; a sequence of tokens is returned unchanged."""
         return self.tokenizer.encode(prompt, begin=begin) if isinstance(prompt, str) else list(prompt)
 
     def generate(
@@ -126,7 +126,7 @@ class LanguageModel:
         Args:
             prompts: each text, or at least one token.
             count: the most tokens to generate for each.
-            sampling: how a token is chosen; each prompt has draws of its own.
+            sampling: how a token is chosen; each prompt has its own random numbers.
             stop: tokens that end a sequence; None for those of the model's own tokenizer.
 
         Raises:
@@ -152,13 +152,13 @@ class LanguageModel:
         until: Sequence[str] = (),
         progress: Progress | None = None,
     ) -> Iterator[str]:
-        """The model's answer in a conversation, in pieces as they come.
+        """The model's answer in a conversation, piece by piece as generated.
 
         Args:
-            messages: the conversation; the last message is the one to be answered.
-            count: the most tokens to generate; fewer where the context ends.
+            messages: the conversation; the last message is to be answered.
+            count: the most tokens to generate; fewer if the context ends.
             sampling: how a token is chosen.
-            until: strings that end the answer, and are no part of it.
+            until: strings that end the answer and are not part of it.
             progress: called while the conversation is read.
 
         Raises:
@@ -189,7 +189,7 @@ class LanguageModel:
         return ids
 
     def complete(self, prompt: str, count: int = 64, sampling: Sampling = GREEDY) -> str:
-        """The text that follows a prompt: that of the tokens of `generate`, without special ones."""
+        """The continuation of a prompt: the text of the tokens of `generate`, without special ones."""
         ids = self.tokens_of(prompt)
         tokens = [step.token for step in self.generate(ids, count, sampling=sampling)]
         return self.tokenizer.decode(tokens, special=False, after=ids)
@@ -213,7 +213,7 @@ class LanguageModel:
         """The perplexity of a text by a protocol (`lowbit.model.perplexity`).
 
         Args:
-            text: text, or tokens without a mark of the beginning.
+            text: text, or tokens without BOS.
             window: tokens of a window; None for the protocol's own.
             progress: called with the tokens read so far and their number.
             protocol: ``lowbit``, ``gptq``, ``llama.cpp`` or ``transformers``, or a `Protocol`.
@@ -226,11 +226,11 @@ class LanguageModel:
         return perplexities.perplexity(self.decoder, ids, window, bos=bos, protocol=protocol, progress=checked)
 
     def account(self) -> Account:
-        """What was run: model, backend, bytes, and what the device did so far."""
+        """An account of the run: model, backend, bytes, and statistics of the device."""
         return self._account()
 
     def close(self) -> None:
-        """Give back the device's memory, and the backend if `load` opened it. Closing twice is harmless."""
+        """Release the device's memory, and close the backend if `load` opened it. Closing twice is harmless."""
         self._opened.close()
 
     def __enter__(self) -> Self:
@@ -257,18 +257,17 @@ def load(
     is opened here.
 
     Args:
-        model: the path of a GGUF file or of a checkpoint directory, a model that is open, or weights without a
-            tokenizer.
-        backend: its name, or None for the default (`lowbit.backend.registry.DEFAULT_ORDER`), which are closed with the
-            model; or a backend, which stays open.
+        model: the path of a GGUF file or of a checkpoint directory, an open model, or weights without a tokenizer.
+        backend: its name, or None for the default (`lowbit.backend.registry.DEFAULT_ORDER`), closed with the model; or
+            a backend, which stays open.
         options: how it is run.
         report: called while files are read, and weights quantised and prepared.
         gptq_version: as in `lowbit.runtime.stored.open_model`, for a path.
         context: likewise.
 
     Raises:
-        LowbitError: no such model or backend, options that do not apply, weights that cannot be quantised so, too
-            little memory.
+        LowbitError: no such model or backend, options that do not apply, weights that cannot be quantised in this way,
+            too little memory.
     """
     with ExitStack() as opened:
         engine = backend if isinstance(backend, Backend) else opened.enter_context(registry.load(backend))

@@ -32,15 +32,15 @@ Contract = Literal["float32", "integer"]
 BLOCKS = "bfp"
 """Activations of `linear.qgemm_bfp`: blocks of 32 with mantissas of 8 bits (the chapter `integer`)."""
 FLOATS = "stored as floats"
-"""Why a matrix is multiplied by numpy that is not quantised."""
+"""The reason why numpy multiplies by a matrix that is not quantised."""
 CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
 
 
 def cast_for(table: Format) -> str:
     """The format that activations are cast to before integers are multiplied: Q8_K for blocks of 256, else Q8_0.
 
-    llama.cpp casts them alike, except that it takes Q8_1 for weights with a minimum: the codes and scales of Q8_0, with
-    sums beside them.
+    llama.cpp does the same, except that it takes Q8_1 for weights with a minimum: the codes and scales of Q8_0, plus
+    sums.
     """
     return "q8_k" if table.block == BLOCK else "q8_0"
 
@@ -95,8 +95,8 @@ class BackendLinears:
         contract: ``float32`` or ``integer``.
 
     Attributes:
-        prepared: how many matrices the backend took.
-        read_bytes: bytes of weights that one token reads: what the backend prepared, and the float32 of the others.
+        prepared: how many matrices the backend prepared.
+        read_bytes: bytes of weights that one token reads: those that the backend prepared, and the others as float32.
             In a sparse model every expert counts, because a long prompt reads all of them.
         float_matrices: why matrices were multiplied by numpy in float32 instead, and how many for each reason.
 
@@ -117,7 +117,7 @@ class BackendLinears:
         """The function that multiplies by this matrix: a `BackendLinear`, or numpy's product in float32.
 
         Raises:
-            UnavailableError: the backend's own, where preparing fails.
+            UnavailableError: raised by the backend if it cannot prepare the matrix.
         """
         if isinstance(matrix, np.ndarray):
             if not self.backend.prepares_stored:

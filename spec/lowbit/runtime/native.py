@@ -21,26 +21,26 @@ from lowbit.tensor_formats import dense
 from lowbit.tensor_formats.stored import FORMATS
 
 Operations = Mapping[str, Mapping[str, Any]]
-"""The operations of a description that `lowbit.backend.asking.ask` gives, with their limits."""
+"""The operations in a description from `lowbit.backend.asking.ask`, with their limits."""
 
 UNPREPARED = "the backend prepares no stored matrices, so models give it none"
 UNDESCRIBED = "no format of lowbit.tensor_formats describes it"
 NO_INTEGERS = "linear.qgemm_bfp is not declared"
-"""Then a backend refuses the whole contract, for matrices in the bytes of a format too."""
+"""In this case a backend refuses the whole contract, even for matrices in the bytes of a format."""
 REQUANTISED: Parameters = {"bits": 4, "group_size": 64, "convention": "minimum", "scale_dtype": "float16"}
-"""What --bits 4 --group-size 64 makes of a matrix."""
+"""The choices of a matrix quantised with --bits 4 --group-size 64."""
 
 
 @dataclass
 class Products:
-    """What a backend does with the matrices of a type.
+    """How a backend multiplies by the matrices of one type.
 
     Attributes:
         type: as in `lowbit.runtime.inspection.Held`.
-        is_quantised: whether they are no floats.
+        is_quantised: whether they are not floats.
         matrices: how many there are.
-        native: for each contract, how many the backend multiplies by as they are stored.
-        lacking: for each contract, why it does not, and how many matrices for each reason.
+        native: for each contract, how many the backend multiplies by in their stored form.
+        lacking: for each contract, why it does not multiply by the others, and how many matrices for each reason.
     """
 
     type: str
@@ -58,12 +58,12 @@ class Products:
 
     @property
     def is_native(self) -> bool:
-        """Whether it multiplies by all of them in float32 as they are stored."""
+        """Whether it multiplies by all of them in float32 in their stored form."""
         return self.native["float32"] == self.matrices
 
 
 def products(operations: Operations, matrices: Iterable[Matrices], *, prepares_stored: bool) -> list[Products]:
-    """What a backend with these declarations does with each type of matrix.
+    """How a backend with these declarations multiplies by each type of matrix.
 
     Args:
         operations: of the backend.
@@ -82,7 +82,7 @@ def products(operations: Operations, matrices: Iterable[Matrices], *, prepares_s
 
 
 def _missing(operations: Operations, contract: Contract, choices: Parameters | None, prepares_stored: bool) -> str:
-    """Why a matrix is not multiplied by natively; empty where it is."""
+    """Why a backend does not multiply natively by a matrix; empty if it does."""
     if choices is None:
         return FLOATS
     if choices.get("format") == "":
@@ -96,7 +96,7 @@ def _missing(operations: Operations, contract: Contract, choices: Parameters | N
 
 
 def _uncut(contract: Contract, choices: Parameters) -> str:
-    """Why activations are not cast; empty where they are, or need not be."""
+    """Why activations cannot be cast; empty if they can, or need not be."""
     rows = choices.get("rows")  # some headers do not say how many
     if contract == "float32" or "format" not in choices or not isinstance(rows, int):
         return ""
@@ -119,7 +119,7 @@ def _blocks(choices: Parameters) -> tuple[str, Parameters]:
 
 
 def lacks(operations: Operations, operation: str, parameters: Parameters) -> str:
-    """What of a call is not declared, in words; empty where all is.
+    """A description of what is not declared for a call; empty if everything is declared.
 
     >>> limits = {"linear.gemv": {"format": ["q4_k"], "rows": {"multiple": 256, "least": 256, "most": None}}}
     >>> lacks(limits, "linear.gemv", {"format": "q4_k", "rows": 512})
@@ -136,7 +136,7 @@ def lacks(operations: Operations, operation: str, parameters: Parameters) -> str
 
 
 def advice(name: str, found: Mapping[str, list[Products]], operations: Operations, *, runs: bool) -> str:
-    """What to do about the matrices that a backend does not multiply by natively, in one sentence.
+    """Advice about the matrices that a backend does not multiply by natively, in one sentence.
 
     Args:
         name: of the backend.

@@ -25,14 +25,14 @@ class Options:
     """How a model is run.
 
     Attributes:
-        plan: quantise its matrices first; None for the weights as they are stored.
+        plan: quantise its matrices first; None for the weights as stored.
         contract: ``float32``, or ``integer`` to multiply by activations cast to 8-bit mantissas.
         step: how the step of a decoder runs, one of `STEPS`; or the names of elementwise operations
             (`lowbit.runtime.elementwise.OPERATIONS`), which run on the backend while formulas do the rest.
         device: settings of a backend that runs whole models; None for its defaults.
         by_layer: run one layer at a time, even on a backend that runs whole models.
-        keys: the number format of keys and values, one of `lowbit.model.caches.KEYS`; None for that in which attention
-            computes. A backend that runs whole models takes it from `device`.
+        keys: the number format of keys and values, one of `lowbit.model.caches.KEYS`; None for the format in which
+            attention computes. A backend that runs whole models takes it from `device`.
     """
 
     plan: Plan | None = None
@@ -43,11 +43,11 @@ class Options:
     keys: Keys | None = None
 
     def runs_whole(self, backend: Backend) -> bool:
-        """Whether the backend runs the whole model, and not one layer at a time."""
+        """Whether the backend runs the whole model rather than one layer at a time."""
         return backend.runs_models and not self.by_layer
 
     def elementwise(self, backend: Backend) -> tuple[str, ...]:
-        """The elementwise operations that are asked of a backend.
+        """The elementwise operations to run on a backend.
 
         >>> from lowbit.backend.registry import load
         >>> engine = load("numpy")
@@ -64,7 +64,7 @@ class Options:
 
         Args:
             backend: the model is to run on it.
-            spelled: from the name of an option to how the user knows it.
+            spelled: maps the name of an option to the name that the user knows.
 
         Raises:
             ArgumentError: one does not apply, or there is no such contract or elementwise operation.
@@ -94,7 +94,7 @@ class Options:
 
 
 def not_whole(option: str, given: object, backend: Backend) -> ArgumentError:
-    """The error of an option for whole models, on a backend that runs one layer at a time."""
+    """The error for an option of whole models on a backend that runs one layer at a time."""
     sentence = f"{option} applies only where a backend runs whole models; {backend.name} runs one layer at a time"
     return ArgumentError(option, given, "a backend that runs whole models", sentence)
 

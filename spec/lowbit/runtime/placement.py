@@ -33,10 +33,10 @@ from lowbit.system.memory import check_memory
 
 @dataclass(frozen=True)
 class Account:
-    """What was run.
+    """An account of a run.
 
     Attributes:
-        fields: for programs, in types that JSON has: model, backend and plan; then contract, steps and matrices of a
+        fields: for programs, in JSON types: model, backend and plan; then contract, steps and matrices of a
             backend that runs one layer at a time, or settings and device of one that runs whole models.
         sentence: the same for people.
     """
@@ -46,10 +46,10 @@ class Account:
 
 
 MOST_KEPT = 4 * 2**30
-"""Bytes of the largest directory whose step is kept: the cache gets a copy of its weights, as they are laid out."""
+"""Bytes of the largest directory whose step is kept: the cache holds a copy of its weights in their prepared layout."""
 
 Placed = tuple[AnyDecoder, Callable[[], Account], Interrupts]
-"""A decoder, what it says of itself, and the interrupts that it is to check for."""
+"""A decoder, its account, and the interrupts that it must check for."""
 
 
 # **Whole models.**
@@ -86,7 +86,7 @@ def by_layer(
     name: str, layered: LayeredWeights, backend: Backend, options: Options, report: Report, opened: ExitStack
 ) -> Placed:
     """Put a model on a backend that multiplies by one matrix at a time; the model is in memory."""
-    linears = BackendLinears(backend, options.contract)  # refuses what is not declared before anything is quantised
+    linears = BackendLinears(backend, options.contract)  # refuses undeclared products before anything is quantised
     may_be_kept = _may_be_kept(layered, backend, options)
     if may_be_kept and isinstance(layered, Checkpoint):
         layered = layered.identified(part_of(report, f"checking {name}"))
@@ -100,7 +100,7 @@ def by_layer(
 
     if may_be_kept and (found := _kept(name, layered, weights, backend, options, report)) is not None:
         return found
-    backend.warm_up("linear.qgemv")  # before the first report: some backends must start while there is one thread
+    backend.warm_up("linear.qgemv")  # before the first report: some backends must start while there is only one thread
     total = sum(1 for what, _ in matrices(weights()) if not what.endswith("router"))
     progress = part_of(report, f"preparing {backend.name}")
     made: dict[int, Linear] = {}
@@ -117,14 +117,14 @@ def by_layer(
 
 
 def _may_be_kept(layered: LayeredWeights, backend: Backend, options: Options) -> bool:
-    """Whether a step is worth looking for: the backend keeps some, and this model is no large directory."""
+    """Whether a kept step may exist: the backend keeps steps, and this model is not a large directory."""
     if not backend.keeps_steps or options.step not in ("auto", "compiled"):
         return False
     return not isinstance(layered, Checkpoint) or layered.nbytes <= MOST_KEPT
 
 
 def _identity(layered: LayeredWeights, options: Options) -> tuple[str, ...] | None:
-    """What tells a model, and how it is multiplied by, from all others; None where it comes from no file."""
+    """The identity of a model and of its products; None if it does not come from a file."""
     if isinstance(layered, DeferredWeights):
         source = layered.digest()
     elif isinstance(layered, Checkpoint):
@@ -143,7 +143,7 @@ def _kept(
     options: Options,
     report: Report,
 ) -> Placed | None:
-    """A decoder whose compiled step the backend keeps between processes; None where there is none of this model."""
+    """A decoder whose compiled step the backend keeps between processes; None if there is none for this model."""
     if (identity := _identity(layered, options)) is None:
         return None
 
@@ -164,10 +164,11 @@ def _kept(
 def _with_step(
     weights: LlamaWeights, linear: MakeLinear, backend: Backend, options: Options
 ) -> tuple[AnyDecoder, str, tuple[str, ...]]:
-    """A decoder whose step runs as the options ask, how that is, and the elementwise operations on the backend.
+    """A decoder whose step runs as the options ask, the name of that way, and the elementwise operations on the
+    backend.
 
     Raises:
-        NotDeclaredError: the options ask for a compiled step, and the backend has none for this model.
+        NotDeclaredError: the options ask for a compiled step, but the backend has none for this model.
     """
     asked = options.elementwise(backend)
     steps = elementwise.on_backend(backend, weights.config, FORMULAS, asked, options.keys)
@@ -185,7 +186,7 @@ def _with_step(
 
 
 def _facts(weights: LlamaWeights, linears: BackendLinears, steps: tuple[str, ...]) -> dict[str, Any]:
-    """What was made of a model, in types that JSON has."""
+    """Facts about a model's decoder, in JSON types."""
     size = weight_bytes(weights)
     routers = sum(matrix.nbytes for what, matrix in matrices(weights) if what.endswith("router"))
     return {

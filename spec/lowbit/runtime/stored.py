@@ -28,7 +28,7 @@ from lowbit.text import quoted
 
 
 def part_of(report: Report, what: str) -> Progress:
-    """The progress of one thing; reports at once that it has begun."""
+    """The progress of one task; reports its start at once."""
     report(what, 0, 1)
     return lambda done, total: report(what, done, total)
 
@@ -41,7 +41,7 @@ class StoredModel:
         name: of the file or directory.
         layered: the weights, in memory or block by block from disk.
         tokenizer: text to tokens and back.
-        remarks: what a user should know of how the file is read, a sentence each.
+        remarks: what a user should know about how the file is read, a sentence each.
     """
 
     name: str
@@ -67,10 +67,9 @@ def open_model(
 
     Args:
         path: of the file or directory.
-        identified: whether the digest of a file will be asked for; it is then computed meanwhile.
-        gptq_version: ``v1`` or ``v2`` for a directory of GPTQ, whatever its label and its zeros say; None to go by
-            them.
-        context: the longest text, in tokens; None for the usual one of the model.
+        identified: whether the digest of a file will be needed; it is then computed in the background.
+        gptq_version: ``v1`` or ``v2`` for a GPTQ directory, overriding its label and its zeros; None to follow them.
+        context: the longest text, in tokens; None for the model's default.
 
     Raises:
         ArgumentError: there is no such file or directory; a version of GPTQ for another model; a context that the
@@ -85,14 +84,14 @@ def open_model(
         sentence = f"GPTQ version {gptq_version} was asked for, and {quoted(path.name)} is no directory of GPTQ"
         raise ArgumentError("gptq_version", gptq_version, "None", sentence)
     source = open_gguf(path, context)
-    check_model(source)  # before the tokenizer, whose error would say less about the cause
+    check_model(source)  # before the tokenizer, whose error would be less specific
     digest = _begun(source.digest) if identified else source.digest
     tokenizer = gguf_tokenizer.read_tokenizer(source)
     return StoredModel(path.name, DeferredWeights(source.config, partial(read_llama, source), digest), tokenizer)
 
 
 def _begun(digest: Callable[[], str]) -> Callable[[], str]:
-    """A function that waits for a digest, which a thread begins to compute now."""
+    """A function that waits for a digest, whose computation starts now in a thread."""
     threads = ThreadPoolExecutor(1)
     waiting = threads.submit(digest)
     threads.shutdown(wait=False)
@@ -106,19 +105,19 @@ def all_of(name: str, weights: LayeredWeights, report: Report = silent) -> Llama
 
 
 def quantised(name: str, weights: LayeredWeights, plan: Plan | None, report: Report = silent) -> LayeredWeights:
-    """The weights as they are stored, or quantised by a plan.
+    """The weights as stored, or quantised by a plan.
 
-    A directory is quantised with a few of its matrices in memory, and the result is kept in the cache folder. A model
-    that is in memory stays there.
+    A directory is quantised with only a few of its matrices in memory, and the result is kept in the cache folder. A
+    model in memory stays there.
 
     Args:
         name: of the model, for `report`.
         weights: the model.
-        plan: how it is quantised; None for not at all.
+        plan: how it is quantised; None for the stored weights.
         report: called while it is quantised.
 
     Raises:
-        LowbitError: weights that cannot be quantised so; no room for them.
+        LowbitError: weights that cannot be quantised in this way; no room for them.
     """
     if plan is None:
         return weights
