@@ -36,7 +36,7 @@ SECONDS = 10
 MEMORY_BYTES = 2**29
 MOST_CHARACTERS = 2**22
 MOST_TEMPLATE = 2**18
-"""Characters of a template; published ones have a few thousand."""
+"""The most characters of a template; published ones have a few thousand."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ChatTemplate:
     """The template of a model.
 
     Attributes:
-        file: where it stands, for messages.
+        file: the file that holds it, for messages.
         source: the program.
         tokens: the texts of special tokens by the names that templates use, such as ``bos_token``.
 
@@ -100,7 +100,7 @@ class ChatTemplate:
         return self._answer(request)
 
     def _answer(self, request: Mapping[str, Any]) -> str:
-        """What the process that runs the template says."""
+        """The answer of the process that runs the template."""
         command = python_command(str(Path(__file__).with_name("chat_process.py")))
         try:
             done = subprocess.run(

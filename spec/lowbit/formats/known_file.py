@@ -54,10 +54,10 @@ class KnownFile:
             self.check_unchanged(stream)
 
     def read(self, what: str, offset: int, dtype: np.dtype[Any], count: int) -> Array:
-        """Numbers of the file, read into memory: a file that shrinks meanwhile gives an error and not a fault.
+        """Numbers of the file, read into memory: a file that shrinks meanwhile causes an error, not a fault.
 
         Args:
-            what: they are, for messages.
+            what: a name for the numbers, for messages.
             offset: bytes from the start of the file.
             dtype: of the numbers.
             count: how many there are.
@@ -83,18 +83,18 @@ class KnownFile:
         return self == KnownFile.of(self.path, os.fstat(stream.fileno()))
 
     def has_changed(self) -> FormatError:
-        """The error of a file that is not what it was."""
+        """The error for a file that has changed."""
         return FormatError(self.path.name, "file", "changed since it was opened", "the file whose header was read")
 
 
 @contextmanager
 def opened(path: Path, wanted: str = "a plain file") -> Iterator[BufferedReader]:
-    """A plain file of a model; errors say that something `wanted` is allowed.
+    """A plain file of a model, open for reading; errors name `wanted` as the allowed value.
 
     Raises:
-        ArgumentError: there is none at `path`, or it cannot be read.
+        ArgumentError: there is no such file at `path`, or it cannot be read.
     """
-    if not os.path.isfile(path):  # a pipe would wait for somebody to write to it
+    if not os.path.isfile(path):  # opening a pipe would wait for a writer
         raise wrong_path("model", path, wanted)
     try:
         with path.open("rb") as stream:
@@ -105,7 +105,7 @@ def opened(path: Path, wanted: str = "a plain file") -> Iterator[BufferedReader]
 
 
 def wrong_path(argument: str, path: Path, wanted: str) -> ArgumentError:
-    """The error of a path that something `wanted` should be at: it says what is there."""
+    """The error for a path at which something `wanted` is required; it says what is there."""
     if os.path.isdir(path):
         what = "which is a directory"
     elif os.path.exists(path):

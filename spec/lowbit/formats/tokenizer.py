@@ -21,11 +21,11 @@ from lowbit.text import quoted
 MODEL_RULES = ("type", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
 """Flags of byte-pair encoding that change tokens."""
 UNKNOWN_RULES = ("unk_token", "fuse_unk")
-"""Flags for characters that are no tokens; no text has any where every byte is a token."""
+"""Flags for characters that are not tokens; there are none if every byte is a token."""
 SPACE = {"String": " "}
 """The pattern of a space."""
 REPLACEMENT = "\ufffd"
-"""The character in place of bytes that are no UTF-8."""
+"""The character in place of bytes that are not UTF-8."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Tokenizer:
     """Text to tokens and back.
 
     Attributes:
-        bos: the token put before every sequence, or None if the file asks for none.
+        bos: the token before every sequence, or None if the file specifies none.
         stop: the tokens that end a sequence, the file's main one first.
         chat: the template of conversations, if the file has one.
     """
@@ -44,7 +44,7 @@ class Tokenizer:
     chat: ChatTemplate | None = None
 
     def encode(self, text: str, *, begin: bool = True) -> list[int]:
-        """The tokens of a text; special tokens that it spells out are recognised.
+        """The tokens of a text; special tokens spelled out in it are recognised.
 
         Args:
             text: any text.
@@ -63,13 +63,13 @@ class Tokenizer:
         return [self.bos, *tokens] if begin and self.bos is not None else tokens
 
     def decode(self, tokens: Iterable[int], *, special: bool = True, after: Sequence[int] = ()) -> str:
-        """The text of tokens; bytes that are no UTF-8 become the replacement character.
+        """The text of tokens; bytes that are not UTF-8 become the replacement character.
 
         Args:
             tokens: any.
             special: whether special tokens, such as the one that ends a sequence, are part of the text.
-            after: the tokens that stand before these, if the text goes on. Many vocabularies put a space in front of
-                a text and take it away again; a text that goes on keeps the space in front.
+            after: the preceding tokens, if the text continues. Many vocabularies add a space before a text and remove
+                it in decoding; a continued text keeps its first space.
 
         Raises:
             FormatError: the library cannot make text of them with this file's rules.
@@ -78,11 +78,11 @@ class Tokenizer:
         return growing.text(list(tokens), growing.before(after))
 
     def stream(self, tokens: Iterable[int], *, special: bool = True, after: Sequence[int] = ()) -> Iterator[str]:
-        """The text of tokens as they come; the pieces make the text that `decode` gives.
+        """The text of tokens as they arrive; the concatenated pieces equal the result of `decode`.
 
         A piece appears as soon as no further token can change it. A character spread over several tokens appears with
-        the last of them. Tokens of single bytes appear when something else follows, because one wrong byte makes
-        replacement characters of all of them.
+        the last of them. Tokens of single bytes appear when something else follows, because one wrong byte turns all of
+        them into replacement characters.
 
         Args:
             tokens: as in `decode`.
@@ -107,11 +107,12 @@ class Tokenizer:
         yield growing.text(held, said)[written:]
 
     def to_json(self) -> str:
-        """The vocabulary and the rules as the content of a ``tokenizer.json``, without what begins a sequence."""
+        """The vocabulary and the rules as the content of a ``tokenizer.json``, without the part that begins a
+        sequence."""
         return self._library.to_str()
 
     def text_of(self, token: int) -> str:
-        """How the vocabulary spells a token.
+        """The spelling of a token in the vocabulary.
 
         Raises:
             ArgumentError: there is no such token.
@@ -122,11 +123,11 @@ class Tokenizer:
         return text
 
     def can_replace(self, other: "Tokenizer") -> bool:
-        """Whether it gives every text the same tokens and every token the same text, by its rules.
+        """Whether its rules give every text the same tokens and every token the same text.
 
-        Parts of the rules that change neither are not compared: offsets in a text, and flags that a decoder of bytes
-        ignores. Names of tokens that the other one does not have may be added. More tokens may end a sequence, because
-        readers of GGUF know some by their text; whether these are special is not compared.
+        Parts of the rules that affect neither are not compared: offsets in a text, and flags that a decoder of bytes
+        ignores. It may have additional names of tokens. More tokens may end a sequence, because readers of GGUF know
+        some by their text; whether these are special is not compared.
         """
         ours, theirs = (None if each.chat is None else each.chat.source for each in (self, other))
         mine, given = (_rules_of(json.loads(each.to_json()), self.stop) for each in (self, other))
@@ -137,7 +138,8 @@ class Tokenizer:
 
 
 def _rules_of(content: dict[str, Any], ends: Collection[int]) -> dict[str, Any]:
-    """What of a ``tokenizer.json`` decides which tokens a text has; tokens that end a sequence count as special."""
+    """The part of a ``tokenizer.json`` that determines the tokens of a text; tokens that end a sequence count as
+    special."""
     model, words = content["model"], ["lstrip", "rstrip", "single_word", "special"]
     normalizer = flat(content["normalizer"])
     if any(part["type"] == "Prepend" for part in normalizer):
@@ -179,10 +181,10 @@ def flat(part: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 class _Growing:
-    """The text of tokens to which further ones are added.
+    """The text of a growing sequence of tokens.
 
     Args:
-        library: what makes text of them.
+        library: the tokenizer that decodes them.
         special: whether special tokens are part of the text.
     """
 
@@ -194,7 +196,7 @@ class _Growing:
         self._is_steady = all(_is_steady(part) for part in parts)
 
     def text(self, tokens: Sequence[int], before: Sequence[int] = ()) -> str:
-        """The text of tokens that stand after others.
+        """The text of tokens that follow others.
 
         Raises:
             FormatError: the library cannot make text of them.
@@ -207,12 +209,12 @@ class _Growing:
         """Whether further tokens may change more of a text that ends with this one than its last character.
 
         Raises:
-            FormatError: this can be no token.
+            FormatError: this cannot be a token.
         """
         return not self._is_steady or token in self._skipped or self._is_byte(token)
 
     def before(self, tokens: Sequence[int]) -> list[int]:
-        """The last of these tokens: enough of them to have a text, without those that later ones may change.
+        """The last of these tokens: enough to have a text, without those that later ones may change.
 
         Raises:
             FormatError: the library cannot make text of them.
@@ -228,7 +230,7 @@ class _Growing:
 
     @cached_property
     def _skipped(self) -> set[int]:
-        """The tokens that have no part in the text."""
+        """The tokens that do not appear in the text."""
         added = {} if self._special else self._library.get_added_tokens_decoder()
         return {number for number, token in added.items() if token.special}
 
@@ -240,14 +242,14 @@ class _Growing:
 
 
 def _is_steady(part: dict[str, Any]) -> bool:
-    """Whether a part of a decoder changes no text when more follows, but for bytes that begin a character."""
+    """Whether a part of a decoder never changes earlier text when more follows, except bytes that begin a character."""
     if part["type"] == "Replace":
         return len(part["pattern"].get("String", "")) == 1
     return not (part["type"] == "Strip" and part["stop"])
 
 
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """A text in pieces, up to the first of some strings, which is left out; nothing more is read after it.
+    """A text in pieces, up to but excluding the first of some strings; nothing is read after it.
 
     >>> list(until(["Hello", " wor", "ld. Us", "er: a", "nd"], ["User:"]))
     ['Hello', ' wor', 'ld. ', '']
@@ -275,7 +277,7 @@ def _begun(text: str, stop: str) -> int:
 
 @contextmanager
 def failures_told(file: str, field: str, allowed: str) -> Iterator[None]:
-    """Turn whatever the library raises into an error of the file; its panics are no `Exception`.
+    """Turn anything that the library raises into an error of the file; its panics are not an `Exception`.
 
     Raises:
         FormatError: the library panicked, or raised an error of its own.

@@ -11,12 +11,12 @@ Source: the published tokenizers of Qwen 2, Llama 3 (which DBRX and Smaug share)
 
 QWEN2_WORDS = "|".join(
     (
-        r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]",  # the endings of English
+        r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]",  # English contractions
         r"[^\r\n\p{L}\p{N}]?\p{L}+",  # letters, with one sign or space before them
         r"\p{N}",  # one digit
         r" ?[^\s\p{L}\p{N}]+[\r\n]*",  # signs, with a space before and line ends after them
         r"\s*[\r\n]+",
-        r"\s+(?!\S)",  # all of a space but its last character, which goes with the word that follows
+        r"\s+(?!\S)",  # whitespace except its last character, which goes with the next word
         r"\s+",
     )
 )

@@ -66,9 +66,9 @@ class Sparse:
 
     Attributes:
         router: the tensor of the router.
-        experts: what the names of the tensors of experts begin with, before their number.
+        experts: the prefix of the names of the experts' tensors, before their number.
         parts: the tensors of an expert, by their names in `lowbit.model.weights.GatedWeights`.
-        stacked: whether the experts lie one after another in a few tensors (`lowbit.formats.checkpoint.stacked`).
+        stacked: whether a few tensors hold all experts, one after another (`lowbit.formats.checkpoint.stacked`).
     """
 
     router: str
@@ -83,42 +83,42 @@ QWEN_EXPERTS = Sparse("mlp.gate", "mlp.experts", {part: f"{part}_proj" for part 
 GPT_OSS_EXPERTS = Sparse("mlp.router", "mlp.experts", {}, stacked=True)
 
 Window = Literal["never", "always", "unused", "alternating"]
-"""What ``sliding_window`` means: a field that the kind does not have, a window in every layer, nothing unless
-``use_sliding_window`` asks for it, or a window in all but every n-th layer."""
+"""What ``sliding_window`` means: a field that the kind does not have, a window in every layer, a window only if
+``use_sliding_window`` is set, or a window in all but every n-th layer."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What sets one kind of model apart.
+    """The properties of one kind of model.
 
     Attributes:
-        decoder: what the library calls the whole decoder with its head.
+        decoder: the library's name for the whole decoder with its head.
         vectors: the tensors of the vectors of a block, by their names in `lowbit.model.weights.LayerWeights`.
         matrices: those of its dense matrices, likewise; several matrices may be the rows of one tensor, in this order.
-        sparse: the names of the parts of sparse layers, where every layer is sparse; None where none is.
-        keys: fields of numbers that have another name than in `lowbit.formats.checkpoint.config.KEYS`.
+        sparse: the names of the parts of sparse layers, if every layer is sparse; None if no layer is.
+        keys: fields of numbers whose names differ from those in `lowbit.formats.checkpoint.config.KEYS`.
         gain_offset: what is added to the gain of a norm.
         window: what ``sliding_window`` means.
-        full_every: every n-th layer is full where layers alternate and no field says which.
-        local_rotation: how local layers rotate: with a base of their ``own``, with that of full ones but ``unscaled``
-            where no field gives another, or the ``same`` as full ones.
+        full_every: every n-th layer is full if layers alternate and no field says which.
+        local_rotation: how local layers rotate: with their ``own`` base, with that of full layers but ``unscaled`` if
+            no field gives another, or the ``same`` as full layers.
         scaled_scores: whether scores are divided by the root of ``query_pre_attn_scalar``.
         capped: whether there are soft caps, of scores and of logits.
         activation: of the gate.
         activation_field: the name of the field of the activation, and its only value.
         factors: fields of factors, by their names in `lowbit.model.config.LlamaConfig`; an absent one is 1.
         scaled_embedding: whether the embedding is multiplied by the root of the width of the stream.
-        unrotated: whether ``no_rope_layers`` names layers without a rotation.
-        heads_normed_together: whether one norm is of all heads (`lowbit.model.config`).
-        fields: further fields, each with the only value that is supported; absent is the same.
-        needed: the same of fields that have to be there.
-        partial: whether a part of a head may be rotated under every rule (`lowbit.formats.checkpoint.rope`).
+        unrotated: whether ``no_rope_layers`` marks layers without rotation.
+        heads_normed_together: whether one norm spans all heads (`lowbit.model.config`).
+        fields: further fields, each with its only supported value, which is also the default.
+        needed: the same for fields that are required.
+        partial: whether every rule may rotate only a part of a head (`lowbit.formats.checkpoint.rope`).
         sinks: whether each query head has a sink.
-        scaled: whether the file has to say how the rotary frequencies are scaled.
-        rope_base: the base where no field gives it; None where one must.
-        divides_width: whether an absent ``head_dim`` is the width of the stream over the heads.
-        one_each: whether an absent number of key-value heads is that of the query heads.
-        tied: whether the head is the embedding where no field says it.
+        scaled: whether the file must say how the rotary frequencies are scaled.
+        rope_base: the base if no field gives it; None if one must.
+        divides_width: whether an absent ``head_dim`` means the width of the stream divided by the heads.
+        one_each: whether an absent number of key-value heads means that of the query heads.
+        tied: whether the head is the embedding if no field says so.
     """
 
     decoder: str

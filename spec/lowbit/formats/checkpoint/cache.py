@@ -60,22 +60,22 @@ KEPT = "the cache of quantised weights"
 VERSION = 1
 FOLDER = "quantized"
 SLACK = 2**9
-"""At most the bytes of a file's header for each matrix."""
+"""An upper bound on the bytes of a file's header for each matrix."""
 MOST_BYTES = 2**32
-"""Memory in which matrices are quantised."""
+"""The memory for quantising matrices."""
 COPIES = 4
-"""Of the float32 weights of a matrix that are in memory while the method that needs most quantises it."""
+"""The peak memory of quantising a matrix by the most demanding method, as a multiple of its float32 weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedCheckpoint:
-    """A quantised checkpoint: a `LayeredWeights` whose blocks are mapped from files, or made when they are asked for.
+    """A quantised checkpoint: a `LayeredWeights` whose blocks are mapped from files, which are made on first access.
 
     Attributes:
         source: the checkpoint.
         plan: how its matrices are quantised.
         folder: where the files are.
-        digest: the sum that names the folder.
+        digest: the digest that names the folder.
     """
 
     source: Checkpoint
@@ -107,7 +107,7 @@ class QuantizedCheckpoint:
         return self._read(HEAD, {HEAD: shape})[HEAD]
 
     def layer(self, number: int) -> LayerWeights:
-        """One block; made first where its file is missing or not sound.
+        """One block; its file is first made if it is missing or damaged.
 
         Raises:
             ArgumentError: there is no such block; weights that cannot be quantised in this way.
@@ -130,8 +130,8 @@ class QuantizedCheckpoint:
 
         Args:
             name: of the part.
-            walk: for a plan with a calibration text: its streams, where earlier parts have used them; else they begin
-                at the embedding.
+            walk: for a plan with a calibration text: its streams, if earlier parts have used them; else they begin at
+                the embedding.
         """
         with suppress(ArgumentError, FormatError):
             check_origin(self._own_file(name), Origin(self.digest, name))
@@ -163,7 +163,7 @@ class QuantizedCheckpoint:
         return self.folder / f"{name}.safetensors"
 
     def _own_file(self, name: str) -> Path:
-        """The same, if no other user can change what is in it while it is mapped."""
+        """The file of a part, if no other user can change its content while it is mapped."""
         path = self._file(name)
         try:
             opened_own(path).close()
@@ -186,7 +186,7 @@ class QuantizedCheckpoint:
         return {vector: getattr(layer, vector) for vector in self._vectors} | layer.linears()
 
     def _read(self, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Matrix]:
-        """A part from its file, made first where that is missing or not sound."""
+        """A part from its file, which is first made if it is missing or damaged."""
         with suppress(ArgumentError, FormatError):
             return self._checked(name, shapes)
         make_folder(self.folder)
@@ -204,10 +204,10 @@ class QuantizedCheckpoint:
 
 
 class Walk:
-    """The residual streams of a calibration text, which go through the blocks of a model as far as they are asked for.
+    """The residual streams of a calibration text, which pass through the blocks of a model on demand.
 
     Args:
-        model: its quantised blocks are read, and made where they are missing.
+        model: its quantised blocks are read, or made if they are missing.
         text: to calibrate on.
     """
 
@@ -216,7 +216,7 @@ class Walk:
         self._streams = text.streams(model.config, model.embedding)
 
     def to(self, number: int) -> Streams:
-        """In front of a block: one that no earlier call has passed."""
+        """The streams before a block that no earlier call has passed."""
         while self._number < number:
             self._streams = self._streams.through(self._number, self._model.layer(self._number))
             self._number += 1
@@ -230,14 +230,14 @@ def quantized(
     progress: Progress | None = None,
     checking: Progress | None = None,
 ) -> QuantizedCheckpoint:
-    """Quantise a checkpoint as a plan says, every part in a file of its own; existing parts are not made again.
+    """Quantise a checkpoint as a plan says, each part in its own file; existing parts are kept.
 
     Args:
         source: from `open_checkpoint`.
         plan: how its matrices are quantised.
-        folder: the folder in which that of this model is made; ``quantized`` in the cache folder by default.
+        folder: the parent of this model's folder; ``quantized`` in the cache folder by default.
         progress: called after each part.
-        checking: called while the digests of the tensors are computed, with bytes done and bytes in all.
+        checking: called while the digests of the tensors are computed, with bytes done and total bytes.
 
     Raises:
         ArgumentError: weights that cannot be quantised in this way.
@@ -248,7 +248,7 @@ def quantized(
     check_memory(f"quantising {source.file}", _needed(source.config, plan.text))
     parent = own_folder(cache_folder() / FOLDER if folder is None else folder, KEPT)
     with _in_words(parent), tempfile.TemporaryFile(dir=parent):
-        pass  # a folder that cannot be written is refused before anything is read
+        pass  # refuses an unwritable folder before anything is read
     source = source.identified(checking)
     digest = digest_of(source, plan)
     place = own_folder(parent / digest, KEPT)
@@ -274,7 +274,8 @@ def threads_for(config: LlamaConfig) -> int:
 
 
 def _needed(config: LlamaConfig, text: CalibrationText | None) -> int:
-    """At most the bytes that quantising one matrix takes; with a text, about those of one block and its inputs."""
+    """An upper bound on the bytes for quantising one matrix; with a text, about the bytes of one block and its
+    inputs."""
     if text is None:
         return COPIES * 4 * _largest(config)
     streams, inputs = 2 * 8 * config.hidden, 4 * (3 * config.hidden + config.feed_forward)

@@ -47,7 +47,7 @@ KEYS = {
     "experts": "num_local_experts",
     "top_k": "num_experts_per_tok",
 }
-"""What the numbers of `LlamaConfig` and, the last two, of its `Routing` are called in the file."""
+"""The file's names for the numbers of `LlamaConfig` and, the last two, of its `Routing`."""
 ROUTED = ("experts", "top_k")
 SHAPE = tuple(name for name in KEYS if name not in ("rope_base", "rms_epsilon", "window"))
 """The numbers of `claimed_shape`."""
@@ -58,16 +58,16 @@ SUPPORTED: dict[str, Any] = {
     "is_encoder_decoder": False,
     "add_cross_attention": False,
 }
-"""Fields that would make it another model, each with the only value that is supported; absent is the same."""
+"""Fields that would make it another model, each with its only supported value, which is also the default."""
 
 
 SORTED, SORTED_DECODER = "lowbit_ksort", "LowbitKSortForCausalLM"
-"""The ``model_type`` of a model whose key channels are sorted, which is also the field that holds the kind that it is
-otherwise; and its ``architectures``."""
+"""The ``model_type`` of a model with sorted key channels, also the name of the field that holds its original kind; and
+its ``architectures``."""
 WINDOW, LAYER_TYPES = "sliding_window", "layer_types"
 PATTERN = "sliding_window_pattern"
 MOST_LAYERS = 2**16
-"""For which a list of layers is made before the tensors are looked at."""
+"""The most layers for which a list is made before the tensors are checked."""
 UNROTATED, UNROTATED_EVERY, USUAL_UNROTATED_EVERY = "no_rope_layers", "no_rope_layer_interval", 4
 
 
@@ -91,7 +91,7 @@ def is_sorted(fields: Fields) -> bool:
 
 
 def sorted_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``config.json`` says of the kind of a model, when its key channels are sorted.
+    """The fields of ``config.json`` for the kind of a model with sorted key channels.
 
     >>> sorted_fields({"model_type": "qwen2", "hidden_size": 8})
     {'model_type': 'lowbit_ksort', 'architectures': ['LowbitKSortForCausalLM'], 'lowbit_ksort': {'model_type': 'qwen2'}}
@@ -117,12 +117,12 @@ def read_config(fields: Fields, context: int | None = None) -> LlamaConfig:
 
     Args:
         fields: of ``config.json``.
-        context: the longest text that a caller asks for; None for the usual one (`lowbit.formats.checkpoint.rope`).
+        context: the longest text that the caller requests; None for the default (`lowbit.formats.checkpoint.rope`).
 
     Raises:
         ArgumentError: a context that the model does not have.
         FormatError: another kind of model, a number that is missing or out of range, or a feature that is not
-            understood.
+            supported.
     """
     architecture = architecture_of(fields)
     keys = KEYS | dict(architecture.keys) | dict(architecture.factors)
@@ -201,9 +201,9 @@ def written_config(config: LlamaConfig) -> dict[str, Any]:
 
 
 def claimed_shape(fields: Fields) -> dict[str, int | None]:
-    """The shape of a model as its configuration gives it, whatever its kind is; None for what it does not say.
+    """The shape of a model of any kind, as in its configuration; None for missing numbers.
 
-    A model of text and pictures keeps the numbers of its decoder in ``text_config``.
+    A model of text and images keeps the numbers of its decoder in ``text_config``.
     """
     nested = fields.values.get("text_config")
     values = fields.values if not isinstance(nested, dict) else {**fields.values, **nested}
@@ -220,7 +220,7 @@ def _integer(value: object) -> int | None:
 
 
 def is_tied(fields: Fields) -> bool:
-    """Whether the head is the embedding over again."""
+    """Whether the head is tied to the embedding."""
     return fields.value("tie_word_embeddings", bool, architecture_of(fields).tied)
 
 
@@ -248,12 +248,12 @@ DIVISOR, USUAL_DIVISOR = "query_pre_attn_scalar", 256.0
 
 
 def _limit(fields: Fields, architecture: Architecture) -> float:
-    """Of a clamped gated unit."""
+    """The limit of a clamped gated unit."""
     return fields.value(LIMIT, float, USUAL_LIMIT) if architecture.activation == "clamped" else USUAL_LIMIT
 
 
 def _score_scale(fields: Fields, architecture: Architecture, head_dim: int) -> float | None:
-    """What scores are multiplied by: None for one over the root of the channels of a head."""
+    """The factor of the scores: None for one over the root of the channels of a head."""
     divisor = fields.value(DIVISOR, float, USUAL_DIVISOR) if architecture.scaled_scores else float(head_dim)
     if not divisor > 0:
         raise FormatError(fields.file, DIVISOR, divisor, "a number above 0")
@@ -261,7 +261,7 @@ def _score_scale(fields: Fields, architecture: Architecture, head_dim: int) -> f
 
 
 def _factors(fields: Fields, architecture: Architecture, hidden: int, head_dim: int) -> dict[str, Any]:
-    """What a decoder multiplies by: what follows from its kind and sizes, or what its fields say."""
+    """The factors of a decoder: from its kind and sizes, or from its fields."""
     found: dict[str, Any] = {
         "embedding_scale": math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
         "score_scale": _score_scale(fields, architecture, head_dim),
@@ -298,7 +298,7 @@ def _window(fields: Fields, architecture: Architecture) -> tuple[int | None, int
 
 
 def _check_layer_types(fields: Fields, config: LlamaConfig) -> None:
-    """Refuse a list of local and full layers that is not the one of the configuration."""
+    """Refuse a list of local and full layers that contradicts the configuration."""
     given = fields.optional(LAYER_TYPES, list)
     if given is None:
         return

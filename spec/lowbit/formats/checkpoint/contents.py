@@ -36,8 +36,8 @@ class Packing:
         matrices: by the names that their weights would have.
         coded: whether stacked experts are MXFP4 (`lowbit.formats.checkpoint.stacked`).
         method: how they were quantised; None for a checkpoint of floats.
-        identity: what decides their numbers beside the files, for digests.
-        remarks: what a user should know of how they are read, a sentence each.
+        identity: what determines their numbers besides the files, for digests.
+        remarks: what a user should know about how they are read, a sentence each.
     """
 
     matrices: Mapping[str, Packed] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def read_packing(table: Table, method: Method | None, gptq_version: Version | No
 
 
 def check_table(config: LlamaConfig, tied: bool, architecture: Architecture, table: Table, packing: Packing) -> None:
-    """Refuse a table that is not exactly the configuration's.
+    """Refuse a table that does not match the configuration exactly.
 
     Raises:
         FormatError: a tensor that is missing, unknown, or of another shape or type.
@@ -131,7 +131,7 @@ def _check_floats(table: Table, name: str, shape: Shape) -> None:
 
 
 def _check_packed(table: Table, packing: Packing, name: str, shape: Shape) -> None:
-    """Refuse a quantised matrix that is not what the configuration describes."""
+    """Refuse a quantised matrix that does not match the configuration."""
     matrix, method = packing.matrices[name], packing.method
     assert method is not None
     file = table[next(iter(matrix.tensors.values()))].shard.path.name
@@ -163,7 +163,7 @@ OF_FORMATS = {
 
 
 def _check_options(file: str, matrix: Packed, method: Method, rows: int) -> None:
-    """Refuse bits or groups that are not those of the configuration."""
+    """Refuse bits or groups that differ from the configuration."""
     options = {**OF_FORMATS.get(matrix.format, {}), **matrix.layout.options}
     bits, group_size = map(options.get, ("bits", "group_size"))
     if bits is not None and method.allowed_bits and bits not in method.allowed_bits:

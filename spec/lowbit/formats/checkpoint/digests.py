@@ -21,15 +21,15 @@ from lowbit.text import quoted
 
 CHUNK = 2**22
 TENSORS = "tensors"
-"""What these digests are kept as."""
+"""The name under which these digests are kept."""
 
 
 def with_digests(table: Table, progress: Progress | None = None) -> Table:
-    """The same table with the digest of each tensor; tensors are read side by side where no record can be used.
+    """The same table with the digest of each tensor; tensors are read in parallel if no record can be used.
 
     Args:
         table: from `lowbit.formats.checkpoint.tensors.read_table`.
-        progress: called with bytes done and bytes in all.
+        progress: called with bytes done and total bytes.
 
     Raises:
         ArgumentError: a shard cannot be read.

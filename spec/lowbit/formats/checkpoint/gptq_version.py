@@ -28,12 +28,12 @@ SAMPLES = 3
 
 @dataclass(frozen=True)
 class Zeros:
-    """What the stored zeros of some matrices say.
+    """The evidence of the stored zeros of some matrices on their version.
 
     Attributes:
         sampled: the modules of these matrices.
-        value: the number that every stored zero is; None where they differ, as with matrices of several widths.
-        version: the format that this means, without the type of its scales; empty where it means nothing.
+        value: the common value of all stored zeros; None if they differ, as with matrices of several widths.
+        version: the format that this implies, without the type of its scales; empty if it implies none.
         labelled: the format of the label, or of checkpoints without one.
         has_label: whether there is a label.
     """
@@ -46,7 +46,7 @@ class Zeros:
 
     @property
     def sentence(self) -> str:
-        """The same in words."""
+        """The evidence as a sentence."""
         many = f"{len(self.sampled)} sampled matri{'x' if len(self.sampled) == 1 else 'ces'}"
         said = f"the label says {self.labelled}" if self.has_label else f"without a label it would be {self.labelled}"
         if not self.version:
@@ -58,7 +58,7 @@ class Zeros:
 
 
 def sampled_zeros(table: Table, matrices: list[Packed], *, has_label: bool) -> Zeros | None:
-    """Read the zeros of up to `SAMPLES` GPTQ matrices, spread over the model; None where there is no such matrix.
+    """Read the zeros of up to `SAMPLES` GPTQ matrices, spread over the model; None if there is no such matrix.
 
     Args:
         table: of the checkpoint.
@@ -85,7 +85,7 @@ def sampled_zeros(table: Table, matrices: list[Packed], *, has_label: bool) -> Z
 
 
 def _version(values: set[int], bits: int) -> str:
-    """The version of a matrix whose stored zeros are these; empty where they do not show it."""
+    """The version of a matrix with these stored zeros; empty if they do not show it."""
     middle = 2 ** (bits - 1)
     if values == {middle - 1}:
         return "gptq-v1"

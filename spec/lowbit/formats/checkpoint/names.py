@@ -43,7 +43,7 @@ def matrix_names(architecture: Architecture, config: LlamaConfig, number: int) -
 
 
 def stack_prefix(architecture: Architecture, number: int) -> str | None:
-    """What the names of the stacked experts of a block begin with; None where it has none."""
+    """The prefix of the names of a block's stacked experts; None if it has none."""
     sparse = architecture.sparse
     return f"model.layers.{number}.{sparse.experts}" if sparse is not None and sparse.stacked else None
 
@@ -51,7 +51,7 @@ def stack_prefix(architecture: Architecture, number: int) -> str | None:
 def layer_shapes(
     architecture: Architecture, config: LlamaConfig, number: int, *, coded: bool = False
 ) -> dict[str, Shape]:
-    """The tensors of one block with their shapes as they are stored; stacked experts in MXFP4 where they are coded."""
+    """The tensors of one block with their stored shapes; stacked experts in MXFP4 if they are `coded`."""
     sizes, shapes = vector_sizes(config), linear_shapes(config)
     found: dict[str, Shape] = {stored: (sizes[name],) for name, stored in vector_names(architecture, number).items()}
     for stored, names in matrix_names(architecture, config, number).items():
@@ -67,7 +67,7 @@ def tensor_shapes(
     *,
     coded: bool = False,
 ) -> Iterator[tuple[str, Shape]]:
-    """Every tensor of a model with its shape as it is stored, in the order in which a token meets them.
+    """Every tensor of a model with its stored shape, in the order of use.
 
     >>> config = LlamaConfig(1, 8, 16, 2, 1, 4, 50, 32, 10000.0, 1e-5)
     >>> dict(tensor_shapes(config, tied=True))["model.layers.0.self_attn.k_proj.weight"]

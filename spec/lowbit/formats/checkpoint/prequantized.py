@@ -31,22 +31,22 @@ from lowbit.formats.checkpoint.tensors import Place, Table
 from lowbit.tensor_formats.stored import FORMATS
 
 CODES = ("qweight", "B", "weight_packed", "W_q", "blocks")
-"""The tensors that only a quantised matrix has. A ``weight`` is one where its type is none of plain weights."""
+"""The tensors that only a quantised matrix has. A ``weight`` counts if its type is not one of plain weights."""
 IN_ORDER = ("gptq", "auto-round")
-"""Methods of GPTQ's layout, whose groups lie one after another where there is no ``g_idx``."""
+"""Methods with GPTQ's layout, whose groups are consecutive if there is no ``g_idx``."""
 STATE = "weight.quant_state.bitsandbytes__"
-"""What the name of the tensor begins with in which bitsandbytes keeps the numbers of a matrix, as JSON."""
+"""The prefix of the tensor in which bitsandbytes keeps the numbers of a matrix, as JSON."""
 PLAIN = ("F16", "BF16", "F32", "F64")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the tensors of a matrix are.
+    """The meaning of the tensors of a matrix.
 
     Attributes:
-        format: a name of `lowbit.tensor_formats.stored.FORMATS`; empty where no chapter describes them.
-        weights: how many numbers they stand for.
-        sizes: rows K and columns N; None where the header does not say them.
+        format: a name of `lowbit.tensor_formats.stored.FORMATS`; empty if no chapter describes them.
+        weights: how many numbers they represent.
+        sizes: rows K and columns N; None if the header does not give them.
         options: of the format.
         matrices: how many matrices of these sizes they are.
     """
@@ -59,7 +59,7 @@ class Layout:
 
     @property
     def choices(self) -> dict[str, object]:
-        """What a backend is asked for, by the names under which it declares products; the format may be empty."""
+        """The choices of its products, by the names under which a backend declares them; the format may be empty."""
         sizes = {} if self.sizes is None else dict(zip(("rows", "columns"), self.sizes, strict=True))
         return {"format": self.format, **self.options, **sizes}
 
@@ -70,9 +70,9 @@ class Packed:
 
     Attributes:
         module: the common beginning of its tensors' names.
-        tensors: their names, by what each says beyond that.
+        tensors: their names, by the rest of each.
         nbytes: of all of them.
-        layout: what they are.
+        layout: the meaning of its tensors.
     """
 
     module: str
@@ -82,7 +82,7 @@ class Packed:
 
     @property
     def format(self) -> str:
-        """The name of its format; empty where no chapter describes it."""
+        """The name of its format; empty if no chapter describes it."""
         return self.layout.format
 
 
@@ -95,7 +95,7 @@ def _of_sizes(format: str, rows: int, columns: int, matrices: int = 1, **options
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The module of a tensor, and what its name says beyond it.
+    """The module of a tensor, and the rest of its name.
 
     >>> split_name("a.q_proj.qweight"), split_name("a.q_proj.weight.absmax"), split_name("a.gate_up_proj_blocks")
     (('a.q_proj', 'qweight'), ('a.q_proj', 'weight.absmax'), ('a.gate_up_proj', 'blocks'))
@@ -111,7 +111,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def packed_matrices(table: Table, method: Method) -> list[Packed]:
-    """The quantised matrices of a checkpoint; all other tensors are weights as they are."""
+    """The quantised matrices of a checkpoint; all other tensors are plain weights."""
     modules: dict[str, dict[str, str]] = {}
     for name in table:
         module, part = split_name(name)
@@ -156,7 +156,7 @@ def _gptq(parts: Parts, method: Method) -> Layout | None:
         rows = prod(parts["g_idx"].shape)
         bits = 32 * words // max(1, rows)
     elif method.name in IN_ORDER and method.bits and "g_idx" not in parts and parts["scales"].shape[1] == columns:
-        rows, bits = 32 * words // method.bits, method.bits  # groups lie one after another
+        rows, bits = 32 * words // method.bits, method.bits  # groups are consecutive
     else:
         return None
     version = "gptq-v2" if method.layout == "gptq_v2" else "gptq-v1"

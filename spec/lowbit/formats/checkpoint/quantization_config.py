@@ -39,7 +39,7 @@ METHODS = (
 """The methods that are read, as ``quant_method`` spells them."""
 COMPRESSED = "compressed-tensors"
 OLDER = "quantize_config.json"
-"""Where AutoGPTQ kept the configuration before ``config.json`` had a place for it."""
+"""The file in which AutoGPTQ kept the configuration before ``config.json`` had a field for it."""
 GROUPS, FIRST = "config_groups", "group_0"
 _GROUP = (GROUPS, FIRST, "weights")
 NUMBERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -58,25 +58,25 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "axis": (("quant_config", "weight_quant_params", "axis"), ("axis",)),
 }
-"""Where configurations keep their numbers."""
+"""The fields in which configurations keep their numbers."""
 MOST_BITS = 16
 ALLOWED: Mapping[str, tuple[Callable[[int], bool], str]] = {
     "bits": (lambda bits: 1 <= bits <= MOST_BITS, f"an integer from 1 to {MOST_BITS}"),
     "group_size": (lambda size: size == -1 or 1 <= size <= LARGEST_INTEGER, "a positive integer, or -1 for whole rows"),
     "axis": (lambda axis: axis in (0, 1), "0 or 1"),
 }
-"""What these may be, and how errors say it."""
+"""The allowed values, and their wording in errors."""
 LABELS = tuple(
     (key,) for key in ("checkpoint_format", "packing_format", "version", "format", "quant_algo", "bnb_4bit_quant_type")
 )
-"""Where they name the layout of their tensors."""
+"""The fields that name the layout of the tensors."""
 LAYOUTS = {
     "auto_round": "gptq_v2",
     "auto_round:gptqmodel": "gptq_v2",
     "auto_round:auto_gptq": "gptq",
     "auto_round:auto_awq": "gemm",
 }
-"""AutoRound's names for the layouts of others."""
+"""AutoRound's names for the layouts of other tools."""
 FLOATS = (
     "modules_to_not_convert",
     "ignore",
@@ -87,13 +87,13 @@ FLOATS = (
 )
 """The lists of modules that stay floats."""
 PATTERN = set("*?[]()|^$+\\:")
-"""What only an entry that is a pattern has in it."""
+"""The characters that occur only in patterns."""
 RULES = ("dynamic", "extra_config")
 """Objects of GPTQModel and AutoRound that give other bits to some matrices."""
 REFUSED = ("transform_config", "sparsity_config")
-"""Objects that ask for more than quantised matrices. Groups of matrices are refused where their formats differ."""
+"""Objects that require more than quantised matrices. Groups of matrices are refused if their formats differ."""
 IMPLIED = {"fp8": (8, None), "fbgemm_fp8": (8, None), "mxfp4": (4, 32), "NVFP4": (4, 16), "FP8": (8, None)}
-"""Bits and group size of methods or labels that say neither."""
+"""Bits and group size of methods or labels that give neither."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +101,16 @@ class Method:
     """How a checkpoint was quantised, as its configuration says.
 
     Attributes:
-        name: as it is spelled there, such as ``gptq``.
+        name: its spelling there, such as ``gptq``.
         bits: of a code; None if they are not given.
         group_size: weights with one scale, -1 for a whole row; None if it is not given.
         axis: of HQQ.
         label: its own name for the layout of its tensors; empty if it has none.
-        allowed_bits: those that its matrices may have; empty if it does not say them.
-        group_sizes: the same of `group_size`.
+        allowed_bits: the bits that its matrices may have; empty if not given.
+        group_sizes: the same for `group_size`.
         floats: modules that stay floats, or the ends of their names.
-        activations: how the tool casts activations, in words; empty where it leaves them alone.
-        unsupported: the name of a part of the configuration that asks for more than quantised matrices; else empty.
+        activations: how the tool casts activations, in words; empty if it does not.
+        unsupported: the name of a part of the configuration that requires more than quantised matrices; else empty.
         file: the name of the file that says so.
     """
 
@@ -128,7 +128,7 @@ class Method:
 
     @property
     def layout(self) -> str:
-        """The label in small letters, as the owner of the layout spells it.
+        """The label in lower case, as the owner of the layout spells it.
 
         >>> Method("auto-round", label="auto_round:auto_gptq").layout
         'gptq'
@@ -159,7 +159,7 @@ class Method:
 
 
 def method_of(folder: Path, fields: Fields) -> Method | None:
-    """The method of a checkpoint directory, from its ``config.json`` or from where AutoGPTQ kept it; None for floats.
+    """The method of a checkpoint directory, from its ``config.json`` or AutoGPTQ's own file; None for floats.
 
     Raises:
         ArgumentError: the older file cannot be read.
@@ -186,7 +186,7 @@ def read_method(fields: Fields) -> Method | None:
 
 
 def read_older(fields: Fields) -> Method:
-    """The method of a ``quantize_config.json``, which is GPTQ where it names no other."""
+    """The method of a ``quantize_config.json``, which is GPTQ unless it names another."""
     return _method(fields.file, {"quant_method": "gptq", **fields.values})
 
 
@@ -219,7 +219,7 @@ def _method(file: str, values: Mapping[str, Any]) -> Method:
 
 
 def _with_rules(file: str, values: Mapping[str, Any], number: str, own: int | None) -> tuple[int, ...]:
-    """A number of the method, and those that patterns give to some matrices; none where the method gives none."""
+    """A number of the method, and those that patterns give to some matrices; empty if the method gives none."""
     if own is None:
         return ()
     rules = [values.get(key) for key in RULES]
@@ -243,7 +243,7 @@ def _activations(values: Mapping[str, Any]) -> str:
 
 
 def _asks(value: object) -> bool:
-    """Whether an object asks for something; those of the format dense are there without a purpose."""
+    """Whether an object requires anything; those of the format ``dense`` have no effect."""
     return isinstance(value, dict) and bool(value) and value.get("format") != "dense"
 
 
@@ -256,10 +256,10 @@ def _text(value: object) -> str:
 
 
 def _number(file: str, values: Mapping[str, Any], number: str) -> int | None:
-    """One of `NUMBERS`; None where it is not given.
+    """One of `NUMBERS`; None if it is not given.
 
     Raises:
-        FormatError: what is given cannot be such a number.
+        FormatError: the value cannot be such a number.
     """
     may_be, allowed = ALLOWED[number]
     for path in NUMBERS[number]:

@@ -45,13 +45,13 @@ VALUES = ("bits", "rows", "group_size", "convention")
 
 @dataclass(frozen=True)
 class Origin:
-    """What a file is for: a digest of everything that determines its content, and the part of the model in it."""
+    """The origin of a file: a digest of everything that determines its content, and the part of the model in it."""
 
     source: str
     holds: str
 
     def texts(self) -> dict[str, str]:
-        """As it stands in the header."""
+        """Its form in the header."""
         return {"format": FORMAT, "source": self.source, "holds": self.holds}
 
 
@@ -59,13 +59,13 @@ class Origin:
 
 
 def write_quantized(path: Path, matrices: Mapping[str, Matrix | F32], origin: Origin) -> None:
-    """Write matrices and vectors; the file is there whole or not at all.
+    """Write matrices and vectors; the file appears complete or not at all.
 
     Args:
         path: where; the folder exists.
-        matrices: quantised in convention ``minimum`` with float16 scales, or float32 of any shape, which the bytes of
-            a format become.
-        origin: what it is for.
+        matrices: quantised in convention ``minimum`` with float16 scales, or float32 of any shape, into which the bytes
+            of a format are decoded.
+        origin: of the file.
 
     Raises:
         UnavailableError: it cannot be written.
@@ -93,11 +93,11 @@ def _sum_of(tensors: Mapping[str, Array]) -> str:
 
 
 def read_matrices(path: Path, origin: Origin) -> dict[str, Matrix | F32]:
-    """What such a file holds, mapped into memory and read-only; its sum is checked.
+    """The contents of such a file, mapped into memory and read-only; the digest is checked.
 
     Raises:
         ArgumentError: there is no such file.
-        FormatError: it is of another origin, or not as it was written.
+        FormatError: it is of another origin, or damaged.
     """
     table, account = check_origin(path, origin)
     tensors = _mapped(path, table)
@@ -115,11 +115,11 @@ def read_matrices(path: Path, origin: Origin) -> dict[str, Matrix | F32]:
 
 
 def check_origin(path: Path, origin: Origin) -> tuple[Table, Fields]:
-    """The tensors of such a file and its account of them, if it is of this origin; the numbers are not looked at.
+    """The tensors of such a file and their description, if it is of this origin; the numbers are not read.
 
     Raises:
         ArgumentError: there is no such file.
-        FormatError: it is of another origin, or its header is not sound.
+        FormatError: it is of another origin, or its header is damaged.
     """
     header = read_header(path, tuple(DTYPES))
     account = parsed(path.name, header.metadata.get(TEXT, "").encode())

@@ -66,10 +66,11 @@ ABOUT = "lowbit.json"
 """The file that says which call wrote a directory."""
 SHARD_BYTES = 2**30
 CHUNK = 2**22
-"""Numbers that a thread makes at a time."""
+"""How many numbers a thread draws at a time."""
 MOST_THREADS = 16
 MOST_EXPERTS = MOST_INDEX_BYTES // 2**10
-"""In all layers together: three tensors each, and seven of the layer, of 100 bytes in an index that is read."""
+"""The most experts of all layers: each has three tensors, each layer seven more, of 100 bytes in an index that can be
+read."""
 ADDING = ("self_attn.o_proj", ".w2.", "mlp.down_proj")
 """The matrices whose result is added to the stream."""
 
@@ -131,7 +132,7 @@ def write_random(
         progress: called after each shard, with bytes.
 
     Raises:
-        ArgumentError: a shape that such a directory cannot say, or a folder that holds something else.
+        ArgumentError: a shape that such a directory cannot describe, or a folder with other contents.
         UnavailableError: too little disk space, or a folder that cannot be written.
     """
     check_integer("seed", seed, 0, 2**63 - 1)
@@ -165,7 +166,7 @@ def _check_room(folder: Path, total: int) -> None:
 
 
 def _shards(config: LlamaConfig, shard_bytes: int) -> Iterator[dict[str, Shape]]:
-    """The tensors in order, cut where a shard is full."""
+    """The tensors in order, divided into shards."""
     shard, held = dict[str, Shape](), 0
     for name, shape in tensor_shapes(config, tied=False):
         shard[name] = shape
@@ -215,7 +216,7 @@ def _made(shard: dict[str, Shape], seed: int, layers: int) -> dict[str, F16]:
 
 
 def _kept(folder: Path, shards: dict[str, dict[str, Shape]], texts: dict[str, bytes]) -> set[str]:
-    """The shards that exist already; any file in the folder that this call would not write is refused."""
+    """The existing shards; refuses any file in the folder that this call would not write."""
     found = [path for path in folder.iterdir() if not path.name.startswith(PREFIX)]
     for path in sorted(found, key=lambda path: (path.name != ABOUT, path.name)):
         if path.name in shards:
@@ -229,7 +230,7 @@ def _kept(folder: Path, shards: dict[str, dict[str, Shape]], texts: dict[str, by
 
 
 def _holds(path: Path, shard: dict[str, Shape]) -> bool:
-    """Whether a file is a shard of these tensors; if it is, it was written whole."""
+    """Whether a file is a shard of these tensors, in which case it is complete."""
     try:
         return {name: place.shape for name, place in read_header(path, ("F16",)).table.items()} == shard
     except (ArgumentError, FormatError):

@@ -71,12 +71,12 @@ ROUTER = "feed_forward.router"
 
 
 def _is_kept(place: Place) -> bool:
-    """Whether a tensor takes the same bytes in memory: matrices of 16-bit floats, and all that is no float."""
+    """Whether a tensor takes the same bytes in memory: matrices of 16-bit floats, and everything but floats."""
     return place.type not in STORED or (place.type in OF_16_BITS and len(place.shape) > 1)
 
 
 def as_stored(name: str, matrix: Matrix) -> Matrix:
-    """The weights as they are."""
+    """The weights, unchanged."""
     return matrix
 
 
@@ -87,12 +87,12 @@ class Checkpoint:
     Attributes:
         folder: where it is.
         config: the shape of the model.
-        tied: whether the head is the embedding over again.
+        tied: whether the head is tied to the embedding.
         table: where each tensor lies.
-        digest: sum of ``config.json`` and of the index: the same for the same description of a model.
+        digest: digest of ``config.json`` and of the index: the same for the same description of a model.
         architecture: the kind of model.
-        packed: the matrices that are quantised already, by the names that their weights would have.
-        remarks: what a user should know of how it is read, a sentence each.
+        packed: the quantised matrices, by the names that their weights would have.
+        remarks: what a user should know about how it is read, a sentence each.
         coded: whether stacked experts are MXFP4.
     """
 
@@ -113,17 +113,17 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights in memory: matrices as they are stored, and all other floats as float32."""
+        """Bytes of its weights in memory: matrices as stored, and all other floats as float32."""
         inside = {name for each in self.packed.values() for name in each.tensors.values()}
         others = [place for name, place in self.table.items() if name not in inside]
         floats = sum(place.nbytes if _is_kept(place) else 4 * prod(place.shape) for place in others)
         return floats + sum(each.nbytes for each in self.packed.values())
 
     def identified(self, progress: Progress | None = None) -> "Checkpoint":
-        """The same checkpoint with the digest of each tensor, with which the tensor is compared whenever it is read.
+        """The same checkpoint with the digest of each tensor, against which the tensor is checked whenever it is read.
 
         Args:
-            progress: called with bytes done and bytes in all.
+            progress: called with bytes done and total bytes.
 
         Raises:
             ArgumentError, FormatError: as `with_digests`.
@@ -133,13 +133,13 @@ class Checkpoint:
         return replace(self, table=with_digests(self.table, progress))
 
     def contents(self) -> dict[str, Any]:
-        """All that determines its weights, in types that JSON has: with digests once it is `identified`."""
+        """Everything that determines its weights, in JSON types: with digests once it is `identified`."""
         tensors = {name: [place.type, place.shape, place.sha256] for name, place in self.table.items()}
         return {"tensors": tensors, "description": self.digest}
 
     @property
     def embedding(self) -> F32 | Embedding:
-        """Vocabulary × hidden; like all weights here, it is read anew each time."""
+        """Vocabulary × hidden; like all weights here, it is read on each access."""
         if self.table[EMBEDDING].type not in OF_16_BITS:
             return read_floats(self.table, EMBEDDING)
         return Embedding.of(self._halves(EMBEDDING))
@@ -154,7 +154,7 @@ class Checkpoint:
         """Hidden × vocabulary.
 
         Raises:
-            FormatError: a head that is the embedding over again, and is also stored with other numbers.
+            FormatError: a tied head that is also stored with other numbers.
         """
         if HEAD in self.packed:
             return self._stored(HEAD, self.config.hidden, self.config.vocabulary)
@@ -226,7 +226,7 @@ class Checkpoint:
         return stored_matrix.read(self.table, self.packed[name], rows, columns)
 
     def _vector(self, stored: str, name: str) -> F32:
-        """A vector as it is used: a gain with what the kind of model adds to it."""
+        """A vector as used: a gain includes the kind's offset."""
         vector, offset = read_floats(self.table, stored), self.architecture.gain_offset
         if name == "key_order":
             try:
@@ -242,18 +242,18 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint directory and check its configuration and table of tensors.
 
-    No weights are read, but a few zeros of GPTQ, by which its version shows.
+    No weights are read, except a few zeros of GPTQ, which show its version.
 
     Args:
         folder: the directory.
-        gptq_version: ``v1`` or ``v2``, whatever label and zeros of a GPTQ checkpoint say; None to go by them.
-        context: the longest text; None for the usual one (`lowbit.formats.checkpoint.rope`).
+        gptq_version: ``v1`` or ``v2``, overriding the label and zeros of a GPTQ checkpoint; None to follow them.
+        context: the longest text; None for the default (`lowbit.formats.checkpoint.rope`).
 
     Raises:
         ArgumentError: there is no such directory, or it lacks a file; a version of GPTQ that does not exist, or for
             another checkpoint; a context that the model does not have.
         FormatError: a kind of model, a method of quantisation or a feature that is not supported; a tensor that is
-            missing, unknown, or of another shape or type than the configuration asks for; a damaged file.
+            missing, unknown, or of another shape or type than in the configuration; a damaged file.
     """
     path = Path(folder)
     if not os.path.isdir(path):

@@ -52,8 +52,8 @@ class Rotary:
     Attributes:
         base: of the frequencies.
         context: the longest text.
-        scaling: of the frequencies; None where they are not scaled.
-        local_base: the base in local layers, where they have one of their own.
+        scaling: of the frequencies; None if they are not scaled.
+        local_base: the base in local layers, if they have their own.
         local_scaling: of the frequencies in these layers.
     """
 
@@ -66,15 +66,15 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Head:
-    """What a rule has to know besides its own numbers.
+    """What a rule needs besides its own numbers.
 
     Attributes:
         channels: of a head.
         base: of the frequencies.
         most: the context that the file gives.
-        original: what the file gives beside the objects as the context of the first training; None for nothing.
-        partial: whether the kind of model may rotate a part of a head under every rule.
-        part: the fraction of a head that is rotated, where the object does not give it.
+        original: the context of the first training, if the file gives it outside the objects; else None.
+        partial: whether every rule may rotate only a part of a head in this kind of model.
+        part: the fraction of a head that is rotated, if the object does not give it.
     """
 
     channels: int
@@ -93,8 +93,8 @@ def read_rotary(
     Args:
         fields: of ``config.json``.
         head_dim: channels of a head.
-        default: the base where no field gives it; None where one must.
-        context: the longest text that a caller asks for; None for the usual one.
+        default: the base if no field gives it; None if one must.
+        context: the longest text that the caller requests; None for the default.
         partial: whether the kind of model may rotate a part of a head.
 
     Raises:
@@ -137,7 +137,7 @@ def _same(file: str, key: str, given: list[float | None]) -> float | None:
 
 
 def _length(objects: list[Fields], head: Head, asked: int | None) -> int:
-    """The longest text: what a caller asks for, or what every rule has as the usual length."""
+    """The longest text: the requested one, or the default length of every rule."""
     limits = [_limits(each, _rule(each), head) for each in objects]
     if asked is None:
         return min(usual for usual, _ in limits)
@@ -146,14 +146,14 @@ def _length(objects: list[Fields], head: Head, asked: int | None) -> int:
 
 
 def _limits(fields: Fields, rule: str, head: Head) -> tuple[int, int]:
-    """The usual length and the longest under a rule."""
+    """The default and the longest length under a rule."""
     if rule == "dynamic":
         return head.most, int(min(fields.value("factor", float), 2.0**20) * head.most)
     return (min(head.most, _original(fields, head)) if rule == "longrope" else head.most), head.most
 
 
 def _original(fields: Fields, head: Head) -> int:
-    """The context of the first training, which a file gives in the object or beside it."""
+    """The context of the first training, given inside or outside the object."""
     found = _same(fields.file, ORIGINAL, [head.original, fields.optional(ORIGINAL, int)])
     return fields.value(ORIGINAL, int) if found is None else int(found)
 
@@ -165,7 +165,7 @@ CALLED = {
     **{"slow": "beta_slow", "fast": "beta_fast", "magnitude": "attention_factor", "base": BASE},
     **{"channels": PART, "pairs": PART},
 }
-"""What the arguments of the chapter `lowbit.attention.rope_scaling` are called in the file."""
+"""The file's names for the arguments of the chapter `lowbit.attention.rope_scaling`."""
 
 LISTS = ("short_factor", "long_factor")
 
@@ -219,7 +219,7 @@ RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "longrope": (_longrope, (*LISTS, "factor", "attention_factor", ORIGINAL)),
     "proportional": (lambda fields, head, length: None, ("factor",)),
 }
-"""For each rule the function that reads it for the channels that are rotated and the longest text, and the names of its
+"""For each rule, the function that reads it, given the rotated channels and the longest text, and the names of its
 numbers. *proportional* concerns the whole head and is read by `_scaling`."""
 
 ALSO_CALLED = {"su": "longrope"}
@@ -255,7 +255,7 @@ def _scaling(fields: Fields, head: Head, length: int) -> Scaling | None:
         if not head.partial:
             raise FormatError(fields.file, PART, part, "1.0 for this kind of model, unless the rule is 'proportional'")
         channels = int(part * head.channels)
-        partial_scaling(head.channels, channels)  # refuses a number of channels before the rule reads it
+        partial_scaling(head.channels, channels)  # refuses a wrong number of channels before the rule reads it
         return partial_scaling(head.channels, channels, read(fields, replace(head, channels=channels), length))
     except ArgumentError as error:
         called = CALLED.get(error.argument, error.argument)

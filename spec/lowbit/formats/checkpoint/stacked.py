@@ -36,7 +36,7 @@ def shapes(config: LlamaConfig, prefix: str, *, coded: bool) -> dict[str, Shape]
 
     Args:
         config: of the model.
-        prefix: what their names begin with.
+        prefix: of their names.
         coded: whether they are MXFP4.
     """
     experts = 0 if config.routing is None else config.routing.experts
@@ -73,7 +73,7 @@ def matrices(table: Table, prefix: str, *, coded: bool) -> Iterator[tuple[str, M
 
 
 Columns = Callable[[int, slice], Matrix]
-"""From an expert and a choice of its columns to their matrix."""
+"""Returns the matrix of an expert and a choice of its columns."""
 
 
 def _floats(table: Table, name: str) -> Columns:

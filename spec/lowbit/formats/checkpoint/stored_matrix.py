@@ -42,7 +42,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "scale": ("weight_scale", "scales"),
     "weight_scale": ("weight_scale_inv",),
 }
-"""Other names of fields in checkpoints; any name may also stand behind ``weight.``."""
+"""Other names of fields in checkpoints; any name may also follow ``weight.``."""
 BESIDE = (
     *("input_scale", "activation_scale", "input_global_scale", "weight_shape", "weight.quant_map"),
     *("k_scale", "v_scale", "q_scale"),
@@ -50,10 +50,10 @@ BESIDE = (
     *("quant_zero", "quant_scale", "channel_wise", "optimize", "round_zero", "offload_meta", "encoded_state_dict"),
     "stores_quant_config",
 )
-"""What tools store beside the fields of a matrix: scales of activations, and what the configuration says already."""
+"""What tools store besides the fields of a matrix: scales of activations, and copies of the configuration."""
 MOST_STATE_BYTES = 2**16
 OF_16_BITS: Mapping[str, str] = {"F16": "float16", "BF16": "bfloat16"}
-"""The types of floats that stay as they are, and their formats."""
+"""The types of floats that stay as stored, and their formats."""
 
 
 def floats_of_16_bits(place: Place, name: str, numbers: Array) -> Stored:
@@ -70,13 +70,13 @@ def floats_of_16_bits(place: Place, name: str, numbers: Array) -> Stored:
 
 
 def field_part(matrix: Packed, field: Field) -> str | None:
-    """What the name of a field's tensor ends in; None where the matrix has no such tensor."""
+    """The end of the name of a field's tensor; None if the matrix has no such tensor."""
     names = (field.name, f"weight.{field.name}", *ALIASES.get(field.name, ()))
     return next((name for name in names if name in matrix.tensors), None)
 
 
 def check(table: Table, matrix: Packed, rows: int, columns: int) -> None:
-    """Refuse a matrix that is not K × N, or that has tensors missing, too many, or of wrong shapes.
+    """Refuse a matrix that is not K × N, or has missing tensors, extra tensors, or wrong shapes.
 
     Raises:
         FormatError: names the file and the tensor.
@@ -113,7 +113,7 @@ def _file(table: Table, matrix: Packed) -> str:
 
 @contextmanager
 def _in_words(file: str, matrix: Packed) -> Iterator[None]:
-    """Name the file and the matrix of what its format refuses."""
+    """Add the file and the matrix to an error of its format."""
     try:
         yield
     except ArgumentError as error:
@@ -131,7 +131,7 @@ def _sizes(file: str, matrix: Packed, rows: int, columns: int) -> Sizes:
 
 
 def _is_derived(matrix: Packed, field: Field) -> bool:
-    """Whether a field without a tensor of its own is known: the order of groups, or what JSON holds."""
+    """Whether a field without its own tensor is known: the order of groups, or a field of the JSON."""
     return field.name == "g_idx" or (field.name == "nested_offset" and any(map(_is_state, matrix.tensors)))
 
 
@@ -148,7 +148,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def read(table: Table, matrix: Packed, rows: int, columns: int) -> Stored:
-    """A matrix that `check` found right, K × N.
+    """A matrix that `check` accepted, K × N.
 
     Raises:
         FormatError: a file has changed since it was opened; a number that the format does not allow.
@@ -191,7 +191,7 @@ def _derived(field: Field, sizes: Sizes, state: Fields | None) -> Array:
 
 
 def _state(table: Table, matrix: Packed, sizes: Sizes) -> Fields | None:
-    """What bitsandbytes says of a matrix as JSON, compared with its tensors; None for other methods."""
+    """The JSON that bitsandbytes stores with a matrix, checked against its tensors; None for other methods."""
     part = next(filter(_is_state, matrix.tensors), None)
     if part is None:
         return None
@@ -213,11 +213,11 @@ def _state(table: Table, matrix: Packed, sizes: Sizes) -> Fields | None:
     return state
 
 
-# **Several matrices side by side.**
+# **Several matrices in one tensor.**
 
 
 def cut(matrix: Stored, ends: list[int], packed: Packed, table: Table) -> Iterator[Stored]:
-    """The matrices of consecutive columns, each of which ends before one of these.
+    """The matrices of consecutive columns, cut before each of these ends.
 
     Args:
         matrix: from `read`.
@@ -234,7 +234,8 @@ def cut(matrix: Stored, ends: list[int], packed: Packed, table: Table) -> Iterat
 
 
 def _with_plain_scales(matrix: Stored) -> Stored:
-    """The same without double quantisation, whose blocks of scales are larger than rows: exactly the same numbers."""
+    """The same matrix without double quantisation, whose blocks of scales span rows; the numbers are exactly the
+    same."""
     if not matrix.format.endswith("-double"):
         return matrix
     tensors = matrix.by_name
@@ -254,7 +255,7 @@ def _columns(matrix: Stored, begin: int, end: int, module: str, file: str) -> St
 
 
 def _slice(size: str | int, matrix: Stored, begin: int, end: int) -> slice | None:
-    """What belongs to some columns along an axis of a field; None where their ends share a number with others."""
+    """The part of some columns along an axis of a field; None if they share a number with others at an end."""
     first, *steps = OPERATORS.split(str(size))
     if "N" not in (first, *steps[1::2]):
         return slice(None)

@@ -44,13 +44,13 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
 MOST_INDEX_BYTES = 2**24
 MOST_NAME_BYTES = 255
-"""Of a file; no system allows longer names."""
+"""The longest name of a file; no system allows longer ones."""
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 2**23
 """Of one shard; some hundred bytes for a tensor, of which a large model has some thousand a shard."""
 
 STORED: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4")}
-"""The types that weights may have, and what numpy reads each as."""
+"""The types that weights may have, and their numpy dtypes."""
 DTYPES = STORED | {"U32": np.dtype("<u4")}
 """The same with that of packed codes."""
 CODED: dict[str, np.dtype[Any]] = {
@@ -63,7 +63,7 @@ CODED: dict[str, np.dtype[Any]] = {
     "I8": np.dtype("i1"),
     "I32": np.dtype("<i4"),
 }
-"""The types of the tensors of quantised matrices, and what each becomes."""
+"""The types of the tensors of quantised matrices, and their dtypes."""
 
 WIDTHS = {
     **dict.fromkeys(("F4",), 4),
@@ -78,14 +78,14 @@ WIDTHS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies.
+    """The location of a tensor.
 
     Attributes:
         shard: the file in which it is.
         type: a key of `WIDTHS`.
         shape: as it is stored.
         offset: bytes from the start of the file.
-        sha256: digest of the tensor's bytes, with which they are compared when they are read; empty if not known.
+        sha256: digest of the tensor's bytes, checked when they are read; empty if not known.
     """
 
     shard: KnownFile
@@ -108,12 +108,12 @@ Table = Mapping[str, Place]
 
 
 def read_table(folder: Path, types: Sequence[str] = tuple(STORED)) -> Table:
-    """The tensors of all shards of a directory, of these types; index and shards have to agree.
+    """The tensors of all shards of a directory, of these types; index and shards must agree.
 
     Raises:
         ArgumentError: the directory holds no weights, or a shard cannot be read.
-        FormatError: an index that names a file outside the directory, or one that is not there; a tensor that the
-            index puts elsewhere; a shard that is not a sound safetensors file.
+        FormatError: an index that names a file outside the directory, or a missing one; a tensor that the index places
+            elsewhere; a shard that is not a sound safetensors file.
     """
     whole, index = folder / WHOLE, folder / INDEX
     if not index.exists():
@@ -143,7 +143,7 @@ def read_table(folder: Path, types: Sequence[str] = tuple(STORED)) -> Table:
 
 
 def _listed(fields: Fields) -> dict[str, str]:
-    """From each tensor to the name of its file, which has to be a plain name without a path."""
+    """The file of each tensor, which must be a plain name without a path."""
     listed: dict[str, str] = {}
     for name, file in fields.value("weight_map", dict).items():
         if not isinstance(file, str) or not _is_plain_name(file):
@@ -204,11 +204,11 @@ def read_header(path: Path, types: Sequence[str] = tuple(STORED)) -> Header:
 
 
 def _check_ranges(header: Fields, nbytes: int) -> None:
-    """Refuse tensors that share bytes or lie outside the file, by name; all else is left to the library.
+    """Refuse tensors that overlap or lie outside the file, by name; the library checks everything else.
 
     Args:
-        header: of a safetensors file, in which no tensor stands twice.
-        nbytes: of the data behind it.
+        header: of a safetensors file, without repeated tensors.
+        nbytes: of the data after it.
 
     Raises:
         FormatError: there are such tensors.
@@ -236,7 +236,7 @@ def _range(tensor: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def read_floats(table: Table, name: str, *, transposed: bool = False) -> F32:
-    """A tensor as float32, exactly; a matrix is transposed if that is asked for.
+    """A tensor as float32, exactly; a matrix is transposed on request.
 
     Raises:
         FormatError: the file is not the one whose table was read, or a number is not finite.
@@ -300,7 +300,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Array], metadata: Mapping[st
             part, plain = place / path.name, place / "plain"
             save_file(dict(tensors), part, metadata=dict(metadata))
             plain.touch()
-            part.chmod(S_IMODE(plain.stat().st_mode) & mode)  # the library's files are their owner's alone
+            part.chmod(S_IMODE(plain.stat().st_mode) & mode)  # the library makes files private to their owner
             part.replace(path)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())

@@ -52,7 +52,7 @@ SEQUENCES = {
     "decoder": "decoders",
     "post_processor": "processors",
 }
-"""The field in which the library looks for the parts of a sequence. It ignores fields that it does not know."""
+"""The field from which the library reads the parts of a sequence. It ignores unknown fields."""
 
 
 def read_tokenizer(source: Checkpoint) -> Tokenizer:
@@ -109,7 +109,7 @@ def written_tokenizer(tokenizer: Tokenizer) -> dict[str, bytes]:
 
 
 def _parts(fields: Fields, stage: str) -> list[Fields]:
-    """The parts of one stage, those inside sequences too, in order; each is checked."""
+    """The checked parts of one stage in order, including those inside sequences."""
     found: list[Fields] = []
     waiting = [part for part in [fields.optional(stage, dict)] if part is not None]
     while waiting:
@@ -156,7 +156,7 @@ def _check_model(fields: Fields) -> None:
 
 
 def _library(fields: Fields, vocabulary: int) -> tokenizers.Tokenizer:
-    """The library's tokenizer, without what puts tokens around a text or cuts it."""
+    """The library's tokenizer, without the parts that add tokens around a text or truncate it."""
     content = dict(fields.values) | {"post_processor": None, "padding": None, "truncation": None}
     content["added_tokens"] = _added(fields, vocabulary)
     with failures_told(fields.file, "content", "a tokenizer that fits together"):
@@ -169,7 +169,7 @@ def _library(fields: Fields, vocabulary: int) -> tokenizers.Tokenizer:
 
 
 def _added(fields: Fields, vocabulary: int) -> list[Any]:
-    """The added tokens for which the model has a row: the text models of Gemma 3 lack that of the token of an image."""
+    """The added tokens for which the model has a row: the text models of Gemma 3 have none for the image token."""
     given = fields.optional("added_tokens", list) or []
     return [
         token
@@ -182,7 +182,7 @@ def _added(fields: Fields, vocabulary: int) -> list[Any]:
 
 
 def _bos(parts: list[Fields], settings: Fields | None, library: tokenizers.Tokenizer) -> int | None:
-    """The token that is put before every sequence."""
+    """The token that begins every sequence."""
     templates = [part for part in parts if part.values["type"] == "TemplateProcessing"]
     begins = _first_of_template(templates[0]) if len(templates) == 1 else None
     if len(templates) > 1:
@@ -200,7 +200,7 @@ def _bos(parts: list[Fields], settings: Fields | None, library: tokenizers.Token
 
 
 def _first_of_template(template: Fields) -> str | None:
-    """The special token that a template puts first, if it puts any; it may put none elsewhere."""
+    """The special token that a template puts first, if any; it must not put one elsewhere."""
     single = template.value("single", list)
     kinds = [next(iter(item), None) if isinstance(item, dict) else None for item in single[:3]]
     if kinds == ["Sequence"]:
@@ -211,7 +211,7 @@ def _first_of_template(template: Fields) -> str | None:
 
 
 def _stop(source: Checkpoint, settings: Fields | None, library: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """The tokens that end a sequence, by the first file that says any."""
+    """The tokens that end a sequence, from the first file that names any."""
     for path in (source.folder / GENERATION, source.folder / CONFIG):
         fields = _fields_if_there(path)
         given = None if fields is None else fields.values.get("eos_token_id")
@@ -226,7 +226,7 @@ def _stop(source: Checkpoint, settings: Fields | None, library: tokenizers.Token
 
 
 def _chat_template(source: Checkpoint, settings: Fields | None) -> ChatTemplate | None:
-    """The template of conversations: a file of its own, a field, or the default of several."""
+    """The chat template: its own file, a field, or the default of several."""
     names = ("bos_token", "eos_token")
     texts = {} if settings is None else {name: _content(settings, name) for name in names}
     tokens = {name: text for name, text in texts.items() if text is not None}
@@ -247,7 +247,7 @@ def _chat_template(source: Checkpoint, settings: Fields | None) -> ChatTemplate 
 
 
 def _content(settings: Fields, key: str) -> str | None:
-    """A token that is named by its text, or by an object that holds it."""
+    """A token given by its text, or by an object that holds it."""
     if isinstance(settings.values.get(key), dict):
         return Fields(settings.file, settings.values[key]).value("content", str)
     return settings.optional(key, str)

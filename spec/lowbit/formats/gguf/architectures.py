@@ -53,13 +53,13 @@ GPT_OSS_VECTORS = {
 }
 
 ROTARY_FACTORS = "rope_freqs.weight"
-"""The factors by which the frequencies of all pairs are divided, as for Llama 3.1 (`lowbit.attention.rope_scaling`)."""
+"""The divisors of the frequencies of all pairs, as for Llama 3.1 (`lowbit.attention.rope_scaling`)."""
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 """Those of Phi-3 for texts up to the context of the first training, and for longer ones."""
 
 
 class Number(NamedTuple):
-    """The key of a number of the configuration in the metadata, and its default. Where that is 0, 0 is no number."""
+    """The metadata key of a number of the configuration, and its default. If the default is 0, 0 means no number."""
 
     key: str
     kind: type[int] | type[float]
@@ -80,7 +80,7 @@ def held_together(matrices: Mapping[str, str]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What sets one architecture apart.
+    """The properties of one architecture.
 
     Attributes:
         vectors: the vectors of a block, by their names in `lowbit.model.weights.LayerWeights`; a file has all of them.
@@ -89,18 +89,18 @@ class Architecture:
         experts: the tensors of the experts of a layer, by the parts of a gated unit; None for a dense model.
         interleaved: rows of query and key projections are stored with the channels of each rotary pair side by side.
         numbers: those that only this architecture has, by their names in `lowbit.model.config.LlamaConfig`.
-        fields: further keys, each with the only value that is supported; absent is the same.
-        alternating: whether layers alternate between local and full ones where there is a window.
-        full_every: every n-th layer is full where they alternate and no key says which.
-        unrotated_every: every n-th layer is not rotated; 0 where all are.
-        heads_normed_together: whether one norm is of all heads.
+        fields: further keys, each with its only supported value, which is also the default.
+        alternating: whether layers alternate between local and full ones if there is a window.
+        full_every: every n-th layer is full if they alternate and no key says which.
+        unrotated_every: every n-th layer is not rotated; 0 if all are.
+        heads_normed_together: whether one norm spans all heads.
         activation: of the gate.
         scaled_embedding: whether the embedding is multiplied by the root of the width of the stream.
         rotary_factors: the tensors of rotary factors that a file may hold.
         partial: whether a part of a head may be rotated.
         capped: whether there are soft caps, of scores and of logits.
-        largest: how many layers that model has whose scores are divided by the root of the width of the stream over the
-            heads; None where there is none such.
+        largest: the number of layers of the model size whose scores are divided by the root of the width of the stream
+            over the heads; None if there is none.
         sinks: whether each query head has a sink.
         whole_ramp: whether the ramp of YaRN begins and ends at whole pairs
             (`lowbit.attention.rope_scaling.yarn_scaling`).
@@ -172,7 +172,7 @@ ARCHITECTURES = {
         NORMS,
         interleaved=True,
         numbers=GRANITE_FACTORS,
-        fields={"rope.scaling.finetuned": True},  # by which llama.cpp knows a Granite without rotations
+        fields={"rope.scaling.finetuned": True},  # marks a Granite without rotations for llama.cpp
         rotary_factors=(ROTARY_FACTORS,),
     ),
     "olmo2": Architecture(

@@ -32,10 +32,10 @@ class Source(rope.Source, Protocol):
 
     @property
     def context(self) -> int | None:
-        """The longest text that a caller asks for; None for the usual one of the model."""
+        """The longest text that the caller requests; None for the model's default."""
 
     def info(self, name: str) -> TensorInfo:
-        """What the header says of a tensor."""
+        """The header's entry for a tensor."""
 
 
 def read_config(source: Source) -> LlamaConfig:
@@ -96,14 +96,14 @@ def read_config(source: Source) -> LlamaConfig:
 
 
 def _score_scale(architecture: Architecture, layers: int, heads: int, hidden: int, head_dim: int) -> float | None:
-    """What scores are multiplied by: None for one over the root of the channels of a head."""
+    """The factor of the scores: None for one over the root of the channels of a head."""
     if layers != architecture.largest or hidden // max(1, heads) in (0, head_dim):
         return None
     return float((hidden // heads) ** -0.5)
 
 
 def _cap(source: Source, key: str, architecture: Architecture) -> float | None:
-    """A soft cap; 0 is none."""
+    """A soft cap; 0 means none."""
     return (source.value(key, float, 0.0) if architecture.capped else 0.0) or None
 
 
@@ -128,9 +128,9 @@ SHAPE = {
 
 
 def claimed_shape(source: Source) -> dict[str, int | None]:
-    """The shape of a model as its metadata give it, whatever its architecture is; None for what they do not say.
+    """The shape of a model of any architecture, as in its metadata; None for missing numbers.
 
-    Layers may differ in a number, which is then a list in the metadata and None here.
+    If layers differ in a number, it is a list in the metadata and None here.
     """
     name = source.header.metadata.get("general.architecture")
     given = {part: source.header.metadata.get(f"{name}.{key}") for part, key in SHAPE.items()}
@@ -165,7 +165,7 @@ def _further_numbers(
 
 
 def _full_every(source: Source, key: str, usual: int, layers: int) -> int | None:
-    """Every which layer is full: a number, or a list that says for each layer whether it is local."""
+    """n, if every n-th layer is full; the metadata hold n, or a list that says for each layer whether it is local."""
     given = source.header.metadata.get(key, usual)
     if not isinstance(given, np.ndarray):
         return source.value(key, int, usual)
@@ -179,7 +179,7 @@ def _full_every(source: Source, key: str, usual: int, layers: int) -> int | None
 
 
 def _refuse_other_features(source: Source, name: str, architecture: Architecture, head_dim: int) -> None:
-    """Metadata that would make this another model, each with the only value that is supported."""
+    """Refuse metadata that would make this another model; each has only one supported value."""
     supported: dict[str, Value] = {
         "attention.value_length": head_dim,
         "attention.causal": True,

@@ -40,10 +40,10 @@ from lowbit.text import quoted
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 2**25
-"""Of all before the tensors' data; the largest vocabularies take 16 MB. A sparse file may claim any size."""
+"""The most bytes before the tensors' data; the largest vocabularies take 16 MB. A sparse file may claim any size."""
 LENGTH = struct.Struct("<Q")
 WINDOW = 2**20
-"""Bytes of a header that are read at once where strings follow each other."""
+"""Bytes of a header that are read at once for consecutive strings."""
 MAX_KEY_BYTES = 2**16 - 1
 MAX_NAME_BYTES = 64
 MAX_DIMENSIONS = 4
@@ -74,7 +74,7 @@ class TensorInfo:
 
     Attributes:
         name: unique in the file.
-        shape: sizes, outermost first as numpy counts; the innermost is whole blocks of its type.
+        shape: sizes, outermost first as in numpy; the innermost is whole blocks of its type.
         type: how the elements are stored.
         offset: bytes from the start of the file.
         nbytes: bytes of data.
@@ -89,7 +89,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says about itself: metadata by key, tensors by name."""
+    """The description in a GGUF file: metadata by key, tensors by name."""
 
     metadata: Mapping[str, Value]
     tensors: Mapping[str, TensorInfo]
@@ -139,7 +139,8 @@ def walk(stream: BinaryIO, size: int, file: str) -> Header:
     return Header(MappingProxyType(metadata), MappingProxyType(tensors))
 
 
-# **Tensors.** Shape and type first; whether the data lie inside the file is known once the header has ended.
+# **Tensors.** Shape and type are checked first; whether the data lie inside the file is known only at the end of the
+# header.
 
 
 def _tensor_claim(cursor: "_Cursor", number: int) -> tuple[str, tuple[int, ...], TensorType, int]:
@@ -182,12 +183,12 @@ def _check_overlap(tensors: Mapping[str, TensorInfo], file: str) -> None:
             raise FormatError(file, field, after.offset, allowed)
 
 
-# **The cursor** reads from front to back and never past what the file has.
+# **The cursor** reads from front to back and never past the end of the file.
 
 
 def _strings_of(window: bytes, count: int, found: list[str]) -> int:
-    """Add the strings with which these bytes begin, until there are `count`, or one is cut off or no UTF-8. Returns the
-    bytes that they take."""
+    """Append the strings at the start of these bytes, until there are `count`, or one is cut off or not UTF-8. Returns
+    the number of bytes read."""
     start, last = 0, len(window) - LENGTH.size
     with suppress(UnicodeDecodeError):
         while len(found) < count and start <= last:
@@ -201,7 +202,7 @@ def _strings_of(window: bytes, count: int, found: list[str]) -> int:
 
 
 class _Cursor:
-    """A position in the file, and reads that are checked against the bytes that are left for a header."""
+    """A position in the file, with reads that are checked against the bytes left for a header."""
 
     def __init__(self, stream: BinaryIO, size: int, file: str) -> None:
         self.stream, self.size, self.file, self.position = stream, size, file, 0
@@ -220,7 +221,7 @@ class _Cursor:
         return int(struct.unpack(form, self.take(struct.calcsize(form), field))[0])
 
     def length(self, field: str, least_bytes: int) -> int:
-        """A number of things that each take at least `least_bytes` of what is left."""
+        """A count of items that each take at least `least_bytes` of the remaining bytes."""
         count, most = self.number("<Q", field), (self.size - self.position) // least_bytes
         if count > most:
             raise FormatError(self.file, field, count, f"at most {most} in the bytes that are left")
@@ -258,8 +259,8 @@ class _Cursor:
         return self._numbers(kind, count, field)
 
     def _strings(self, count: int, field: str) -> list[str]:
-        """Strings, perhaps millions of them: many are taken from each read, and a name is made only for one that is
-        refused, or longer than a read."""
+        """Strings, perhaps millions: each read yields many, and a name is made only for a string that is refused or
+        longer than a read."""
         found: list[str] = []
         while len(found) < count:
             window = self.stream.read(min(WINDOW, self.size - self.position))

@@ -50,7 +50,7 @@ ROTATED = {"attn_q": "heads", "attn_k": "kv_heads"}
 SPLIT_COUNT, JOINED = "split.count", "llama-gguf-split --merge FIRST_PART NEW_FILE"
 """The key of the number of files of a split model, and how llama.cpp's tool joins them."""
 MOST_SHOWN = 3
-"""Missing tensors that a message names."""
+"""The most missing tensors that a message names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class GGUFFile:
     Attributes:
         on_disk: the file.
         header: its metadata and its table of tensors.
-        context: the longest text that a caller asks for; None for the usual one of the model.
+        context: the longest text that the caller requests; None for the model's default.
     """
 
     on_disk: KnownFile
@@ -90,7 +90,7 @@ class GGUFFile:
         return digest(self.on_disk)
 
     def value(self, key: str, kind: type[Kind], default: Kind | None = None) -> Kind:
-        """A metadata value of the expected kind; for a float an integer will do.
+        """A metadata value of the expected kind; an integer is accepted for a float.
 
         Raises:
             FormatError: it is missing and has no default, or it is of another kind.
@@ -100,7 +100,7 @@ class GGUFFile:
             raise FormatError(self.file, key, "missing", _KIND_NAMES[kind])
         if kind is float and type(value) is int:
             return kind(value)
-        if type(value) is not kind:  # a boolean is no integer here
+        if type(value) is not kind:  # a boolean is not an integer here
             raise FormatError(self.file, key, kind_of(value), _KIND_NAMES[kind])
         return value
 
@@ -125,7 +125,7 @@ class GGUFFile:
         return self.choice("general.architecture", ARCHITECTURES)
 
     def tensor(self, name: str) -> Matrix:
-        """A matrix as K × N: quantised where the file stores codes and scales, otherwise float32.
+        """A matrix as K × N: quantised if the file stores codes and scales, otherwise float32.
 
         Query and key projections come with half-split channels.
 
@@ -137,7 +137,7 @@ class GGUFFile:
         for part, heads in ROTATED.items():
             if name.endswith(f".{part}.weight") and ARCHITECTURES[self.architecture].interleaved:
                 count, head_dim = getattr(self.config, heads), self.config.head_dim
-                self._check_shape(info, 2, count * head_dim)  # before anything is made of a size that is only claimed
+                self._check_shape(info, 2, count * head_dim)  # before memory is allocated for a claimed size
                 return select_columns(weights, half_split_order(count, head_dim))
         return weights
 
@@ -152,7 +152,7 @@ class GGUFFile:
         return floats(self._bytes(info).reshape(1, -1), info, self.file).reshape(-1)
 
     def stacked(self, name: str, count: int) -> list[Matrix]:
-        """The matrices of a tensor of three dimensions, such as those of experts, each as `tensor` gives one.
+        """The matrices of a tensor of three dimensions, such as those of experts, each as from `tensor`.
 
         Raises:
             FormatError: as for `tensor`, or not three dimensions, of which the first is `count`.
@@ -183,7 +183,7 @@ class GGUFFile:
         return info.type.name, self._bytes(info).reshape(info.shape[0], -1)
 
     def info(self, name: str) -> TensorInfo:
-        """What the header says of a tensor.
+        """The header's entry for a tensor.
 
         Raises:
             FormatError: no such tensor.
@@ -219,7 +219,7 @@ def open_gguf(path: str | os.PathLike[str], context: int | None = None) -> GGUFF
 
     Args:
         path: of the file.
-        context: the longest text; None for the usual one of the model, which is checked when its `config` is read.
+        context: the longest text; None for the model's default. It is checked when its `config` is read.
 
     Raises:
         ArgumentError: there is no readable file at `path`.
@@ -276,11 +276,10 @@ def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeigh
 
 
 def check_model(source: GGUFFile) -> None:
-    """Refuse a file that has not just the tensors of its architecture, or does not fit into memory.
+    """Refuse a file without exactly the tensors of its architecture, or that does not fit into memory.
 
     Raises:
-        FormatError: a part of a split model, another architecture, a tensor that it does not have, or one that is
-            missing.
+        FormatError: a part of a split model, another architecture, an unknown tensor, or a missing one.
         UnavailableError: too little memory for the weights.
     """
     _refuse_part(source)
@@ -301,7 +300,7 @@ def _refuse_part(source: GGUFFile) -> None:
 
 
 def _model_bytes(source: GGUFFile) -> int:
-    """Memory that the weights take, and the tensor that takes most while it is decoded."""
+    """Memory for the weights and for the tensor that takes most while it is decoded."""
     tensors = source.header.tensors
     kept = sum(info.nbytes if _stays_small(info) else 4 * math.prod(info.shape) for info in tensors.values())
     return kept + max(map(_working_bytes, tensors.values()), default=0)
@@ -322,7 +321,7 @@ def _working_bytes(info: TensorInfo) -> int:
 
 
 def read_layer(source: GGUFFile, number: int) -> LayerWeights:
-    """One block of a file that `check_model` found right.
+    """One block of a file that `check_model` accepted.
 
     Raises:
         FormatError: a tensor missing, of the wrong shape, or not decodable.
@@ -355,9 +354,9 @@ def _cut(source: GGUFFile, name: str, columns: list[int]) -> list[Matrix]:
 
 
 def _check_tensors(source: GGUFFile, config: LlamaConfig) -> None:
-    """Refuse tensors that would be ignored, which would change the model: a bias, rotary factors, an expert.
+    """Refuse tensors that would be ignored, since that would change the model: a bias, rotary factors, an expert.
 
-    A file without one of the tensors that a decoder of this architecture is made of is refused as well.
+    Also refuse a file that lacks a tensor of this architecture.
     """
     name = source.architecture
     stored = [f"{part}.weight" for part in ARCHITECTURES[name].held]

@@ -59,7 +59,7 @@ def read_rotary(source: Source, name: str, architecture: Architecture, head_dim:
         name: of its architecture, under which its keys are.
         architecture: the kind of model.
         head_dim: channels of a head.
-        asked: the longest text that a caller asks for; None for the usual one.
+        asked: the longest text that the caller requests; None for the default.
 
     Raises:
         ArgumentError: a context that the model does not have.
@@ -87,7 +87,7 @@ def _has_lists(source: Source, architecture: Architecture) -> bool:
 
 
 def _scaling(source: Source, name: str, architecture: Architecture, channels: int, context: int) -> Scaling | None:
-    """The scaling of a head of as many channels as are rotated."""
+    """The scaling for the rotated channels of a head."""
     rule = source.value(f"{name}.rope.scaling.type", str, "none")
     if _has_lists(source, architecture):
         _check_rule(source, name, rule, ("none", "longrope"))
@@ -111,7 +111,7 @@ def _check_rule(source: Source, name: str, rule: str, allowed: tuple[str, ...]) 
 
 
 ONLY = {"attn_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
-"""Numbers of YaRN that change its mix or its magnitude, each with the only value that is supported."""
+"""Numbers of YaRN that change its mix or its magnitude, each with its only supported value."""
 
 
 def _yarn(source: Source, name: str, architecture: Architecture, channels: int, factor: float) -> Scaling:

@@ -48,15 +48,15 @@ GROUP_SIZE = 32
 CODE_BITS = {Q4_0: 4, Q4_1: 4, Q8_0: 8}
 CODE_ZERO = {Q4_0: 8, Q8_0: 128}
 OF_16_BITS = {TensorType.F16: "float16", TensorType.BF16: "bfloat16"}
-"""Types of floats that stay as they are, and their formats."""
+"""Types of floats that stay as stored, and their formats."""
 
 
 def matrix(data: U8, info: TensorInfo, file: str) -> Matrix:
-    """A tensor of two dimensions as K × N: affine where it is exactly that, else stored or float32.
+    """A tensor of two dimensions as K × N: affine if it is exactly that, else stored or float32.
 
     Args:
         data: uint8, the bytes of the tensor.
-        info: its place in the header.
+        info: its entry in the header.
         file: name of the file, for messages.
 
     Raises:
@@ -73,7 +73,7 @@ def matrix(data: U8, info: TensorInfo, file: str) -> Matrix:
 
 
 def format_of(info: TensorInfo) -> str | None:
-    """The format of a tensor's type; None where the specification has none for it."""
+    """The format of a tensor's type; None if the specification has none for it."""
     if info.type in OF_16_BITS:
         return OF_16_BITS[info.type]
     name = info.type.name.lower()
@@ -83,7 +83,7 @@ def format_of(info: TensorInfo) -> str | None:
 def choices_of(info: TensorInfo) -> Parameters | None:
     """The choices of a matrix, by the names under which a backend declares products with it; None for a type without.
 
-    They are known from the header. The one exception is a Q4_1 with a negative scale, which stays as it is stored.
+    They are known from the header, except for a Q4_1 with a negative scale, which stays as stored.
     """
     if info.type in CODE_BITS:
         convention = "minimum" if info.type == Q4_1 else "zero_point"
@@ -97,7 +97,7 @@ def as_stored(name: str, rows: U8, info: TensorInfo, file: str) -> Stored:
     """The bytes of a tensor as a matrix of a format.
 
     Raises:
-        FormatError: a scale or a float that is not finite, or a row that is no whole number of blocks.
+        FormatError: a scale or a float that is not finite, or a row that is not a whole number of blocks.
     """
     own = FORMATS[name].tensors[0].numpy_dtype
     try:
@@ -120,10 +120,10 @@ def floats(rows: U8, info: TensorInfo, file: str) -> F32:
 
 
 def _decoded(rows: U8, info: TensorInfo, file: str) -> F32:
-    from gguf import GGMLQuantizationType, quants  # it takes a while to import, and few files need it
+    from gguf import GGMLQuantizationType, quants  # slow to import, and few files need it
 
     try:
-        with np.errstate(all="ignore"):  # what overflows is refused by name
+        with np.errstate(all="ignore"):  # an overflow is refused by name
             weights: F32 = quants.dequantize(rows, GGMLQuantizationType(info.type))
     except NotImplementedError as error:
         kind = info.type.name
@@ -136,7 +136,7 @@ def affine_grouping(rows: U8, info: TensorInfo, file: str) -> QuantizedMatrix | 
 
     Args:
         rows: uint8, N × bytes of a row.
-        info: the tensor's place in the header.
+        info: the tensor's entry in the header.
         file: name of the file, for messages.
 
     Raises:

@@ -57,7 +57,7 @@ PerToken = npt.NDArray[np.integer | np.floating]
 NORMAL, SPECIAL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6
 PREFIX, BEGINS = "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.add_bos_token"
 NUMBERS: dict[str, dict[str, int]] = {"gpt2": {}, "llama": {"bos": 1, "eos": 2}}
-"""The tokens that files of a kind mean where they number none."""
+"""The default special tokens of each kind of file."""
 NUMBERED_ENDS = ("eos", "eot", "eom")
 """The tokens that end a sequence, in GGUF's names."""
 ENDS = (
@@ -84,13 +84,14 @@ ENDS = (
     "<｜end▁of▁sentence｜>",
     "[e~[",
 )
-"""Texts of tokens that end a sequence, numbered or not."""
+"""Texts of tokens that end a sequence, whether or not the metadata give them by number."""
 FILLING: dict[str, tuple[str, ...]] = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-"""Tokens of models that fill gaps in code, which end a sequence too: the first of these texts where none is numbered.
+"""Tokens of models that fill gaps in code, which also end a sequence: by number in the metadata, else the first of
+these texts.
 
 llama.cpp takes any one of several.
 """
@@ -101,24 +102,24 @@ NO_ENDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("<|end|>", ("<|flush|>", "<|calls|>")),
     ("</s>", ("<|tool_response>",)),
 )
-"""Texts of tokens that end no sequence in a vocabulary that has certain others."""
+"""Texts of tokens that do not end a sequence in a vocabulary with certain others."""
 LONGEST_TOKEN = 256
-"""Characters of a token that is cut in two in every way; the longest of published vocabularies are far shorter."""
+"""The most characters of a token to be split in all ways; the longest of published vocabularies are far shorter."""
 
 
 def _cut_by(pattern: str) -> PreTokenizer:
-    """Words by a pattern, whose bytes are merged."""
+    """Cuts text into words by a pattern; the bytes of each word are then merged."""
     return Sequence([Split(Regex(pattern), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 @dataclass(frozen=True)
 class Words:
-    """What the name of a pre-tokenizer stands for.
+    """The meaning of the name of a pre-tokenizer.
 
     Attributes:
-        make: the cuts.
-        ignore_merges: whether a word that is a token is that token, whatever the merges make of it.
-        begins: whether a sequence begins with a token of its own, where the file does not say.
+        make: makes the pre-tokenizer.
+        ignore_merges: whether a word that is in the vocabulary becomes that token, regardless of merges.
+        begins: whether a sequence begins with BOS if the file does not say.
     """
 
     make: Callable[[], PreTokenizer]
@@ -185,13 +186,13 @@ def ends_by_text(vocabulary: Mapping[str, int], numbered: Collection[str] = ()) 
 
 
 def _no_ends(vocabulary: Mapping[str, int]) -> set[int]:
-    """The tokens that end no sequence, since others of the vocabulary do."""
+    """The tokens that do not end a sequence because others of the vocabulary do."""
     found = (text for text, others in NO_ENDS if vocabulary.keys() >= {text, *others})
     return {vocabulary[text] for text in found}
 
 
 def _begins(source: GGUFFile, kind: str) -> bool:
-    """Whether a sequence begins with a token of its own."""
+    """Whether a sequence begins with BOS."""
     by_name = kind != "gpt2" or PRE_TOKENIZERS[source.choice("tokenizer.ggml.pre", PRE_TOKENIZERS)].begins
     return source.value(BEGINS, bool, default=by_name)
 
@@ -221,7 +222,7 @@ def _from_bytes(source: GGUFFile, vocabulary: Vocabulary, types: PerToken) -> to
 
 
 def _from_characters(source: GGUFFile, vocabulary: Vocabulary, types: PerToken) -> tokenizers.Tokenizer:
-    """Byte-pair encoding by scores, over the whole text, with bytes where a character is no token."""
+    """Byte-pair encoding by scores, over the whole text, with bytes for characters that are not tokens."""
     for byte in range(256):
         if f"<0x{byte:02X}>" not in vocabulary:
             raise FormatError(source.file, "tokenizer.ggml.tokens", f"without '<0x{byte:02X}>'", "one for each byte")
@@ -244,9 +245,10 @@ KINDS: dict[str, Callable[[GGUFFile, Vocabulary, PerToken], tokenizers.Tokenizer
 
 
 def _check_merges(file: str, merges: list[str], vocabulary: Vocabulary) -> None:
-    """Name the merge of which a part or the whole is no token.
+    """Refuse merges of which a part or the result is not a token.
 
-    The library refuses such merges in other words. To check each of them first takes as long as to make the tokenizer.
+    The library refuses them with a less specific message. Checking each one beforehand would take as long as making the
+    tokenizer.
     """
     for number, merge in enumerate(merges):
         left, _, right = merge.partition(" ")
@@ -258,7 +260,7 @@ def _check_merges(file: str, merges: list[str], vocabulary: Vocabulary) -> None:
 def _scored_merges(
     source: GGUFFile, vocabulary: Vocabulary, types: PerToken, scores: PerToken
 ) -> list[tuple[str, str]]:
-    """Every cut of every normal token into two others, best score first; of equals, the earlier token and parts."""
+    """Every split of every normal token into two others, best score first; ties by token, then parts."""
     normal = np.flatnonzero(np.asarray(types) == NORMAL)
     tokens = list(vocabulary)  # in the order of their numbers
     pieces = {tokens[number] for number in normal}
@@ -270,7 +272,7 @@ def _scored_merges(
 
 
 def _cuts(token: str, pieces: set[str], vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """The ways to cut a token into two others, by the numbers of the parts."""
+    """The ways to split a token into two others, ordered by the numbers of the parts."""
     cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
     found = [(left, right) for left, right in cuts if left in pieces and right in pieces]
     return sorted(found, key=lambda parts: (vocabulary[parts[0]], vocabulary[parts[1]]))
@@ -295,7 +297,7 @@ def _added(tokens: list[str], types: PerToken) -> list[tokenizers.AddedToken]:
 
 
 def _token_id(source: GGUFFile, name: str, count: int) -> int | None:
-    """A token that the metadata give by number, or that their kind of file means; None if there is neither."""
+    """A token that the metadata give by number, else the default of the kind of file; None if there is neither."""
     key = _key_of(name)
     if key not in source.header.metadata:
         meant = NUMBERS[source.choice("tokenizer.ggml.model", KINDS)].get(name)
@@ -307,5 +309,5 @@ def _token_id(source: GGUFFile, name: str, count: int) -> int | None:
 
 
 def _key_of(name: str) -> str:
-    """Where the metadata have the number of a token."""
+    """The metadata key of a token's number."""
     return f"tokenizer.ggml.{name}_token_id"

@@ -11,7 +11,7 @@ from enum import IntEnum
 from types import MappingProxyType
 
 DEFAULT_ALIGNMENT = 32
-"""Bytes, where ``general.alignment`` is not given."""
+"""Bytes, if ``general.alignment`` is not given."""
 
 
 class ValueType(IntEnum):
@@ -33,7 +33,7 @@ class ValueType(IntEnum):
 
 
 class TensorType(IntEnum):
-    """Types of tensors; the numbers that are missing belonged to types that no file has today."""
+    """Types of tensors; the missing numbers belonged to types that no file uses today."""
 
     F32 = 0
     F16 = 1
@@ -111,4 +111,4 @@ BLOCKS: Mapping[TensorType, tuple[int, int]] = MappingProxyType(
         TensorType.Q1_0: (128, 18),
     }
 )
-"""Of each type the elements of a block, and its bytes."""
+"""The elements and the bytes of a block of each type."""
