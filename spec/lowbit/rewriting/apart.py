@@ -53,7 +53,7 @@ class Apart:
 
     Attributes:
         executor: runs the tasks.
-        path: of the model; every machine finds it there.
+        path: of the model, the same on every machine.
         gptq_version: as `open_source` takes it.
     """
 
@@ -65,9 +65,9 @@ class Apart:
         """Quantise the blocks that are not finished.
 
         Raises:
-            ArgumentError: weights that cannot be quantised so.
+            ArgumentError: weights that cannot be quantised in this way.
             FormatError: a damaged model, or another one under the path on another machine.
-            UnavailableError: processes or machines are lost again and again.
+            UnavailableError: processes or machines fail repeatedly.
         """
         bits = (request.attention_bits, request.experts_bits)
         model = (self.path.absolute(), self.gptq_version, source.config, request.rounding, request.layout.name, bits)
@@ -88,11 +88,11 @@ class Apart:
 
 @dataclass(frozen=True)
 class Written:
-    """A part that is in the folder of the result.
+    """A part that is already in the folder of the result.
 
     Attributes:
         digest: of its file.
-        note: what the journal notes of it.
+        note: its entry in the journal.
     """
 
     digest: str
@@ -101,14 +101,14 @@ class Written:
 
 @dataclass(frozen=True)
 class OfModel:
-    """What a process has to know to quantise a part of a model.
+    """What a process needs to quantise a part of a model.
 
     Attributes:
         path: of the model.
         gptq_version: as `open_source` takes it.
-        config: the shape of the model that is meant.
+        config: the shape of the intended model.
         rounding: how weights become codes.
-        layout: the name of the layout that is written.
+        layout: the name of the output layout.
         bits: of attention, and of the other matrices.
     """
 
@@ -121,7 +121,7 @@ class OfModel:
 
     @property
     def request(self) -> Request:
-        """How; without the text of a calibration."""
+        """The request, without the calibration text."""
         return Request(self.rounding, layout_of(self.layout), *self.bits)
 
     def opened(self) -> Source:
@@ -142,7 +142,7 @@ class Task(OfModel):
     """Quantises a block.
 
     Attributes:
-        folder: of the result, as the process that was started sees it.
+        folder: of the result, by its path on the starting machine.
     """
 
     folder: Path
@@ -152,7 +152,7 @@ class Task(OfModel):
 
         Args:
             number: of the block.
-            threads: that may compute.
+            threads: the number of threads to use.
 
         Raises:
             FormatError: as `opened`.
@@ -174,7 +174,7 @@ class Group:
     Attributes:
         number: of the block.
         name: of the matrix of `lowbit.model.calibration.source_of`.
-        tensors: that hold them.
+        tensors: the tensors that hold them.
         seen: their inputs.
     """
 
@@ -184,7 +184,7 @@ class Group:
     seen: Seen
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """Its name in messages."""
         return f"{self.number}.{self.name}"
 
 
@@ -193,7 +193,7 @@ class GroupTask(OfModel):
     """Quantises the matrices of a group by GPTQ."""
 
     def __call__(self, group: Group, threads: int) -> dict[str, Packed]:
-        """The tensors by name; errors as `opened`. GPTQ's products have the threads of numpy."""
+        """The tensors by name; errors as `opened`. GPTQ's products use numpy's threads."""
         linears = _linears(self.opened(), group.number)
         return quantized_group(self.request, linears, group.name, group.tensors, group.seen)
 
@@ -207,11 +207,11 @@ def _in_order(executor: Executor, task: GroupTask, blocks: InOrder) -> None:
             waiting.extend(_groups(block, tensors))
             found = {group.name: packed for group, packed in islice(results, len(tensors))}
             blocks.commit(block, {stored: each for name in tensors for stored, each in found[name].items()})
-            del block, found  # so that the next block is not read beside this one
+            del block, found  # so that two blocks are not in memory at once
 
 
 def _groups(block: Block, tensors: Mapping[str, Tensors]) -> list[Group]:
-    """The groups of a block, those with the most inputs first, which take longest."""
+    """The groups of a block, those with the most inputs first, because they take longest."""
     seen = block.seen or Seen()
     found = [Group(block.number, name, held, seen.of(name)) for name, held in tensors.items()]
     return sorted(found, key=lambda group: group.seen.size, reverse=True)

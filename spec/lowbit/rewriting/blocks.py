@@ -33,7 +33,7 @@ from lowbit.tensor_formats.stored import FORMATS, Stored
 
 BLOCK = 32
 CENTERS: Mapping[str, int] = {"q4_0": 8, "q5_0": 16, "q8_0": 128}
-"""Of the types of levels: what is added to a level to give its code."""
+"""The number added to a level to give its code, by type."""
 
 Integers = npt.NDArray[np.int64]
 
@@ -42,7 +42,7 @@ def pack_levels(type: str, coded: CodedMatrix) -> dict[str, Array]:
     """The blocks of a type in `CENTERS`.
 
     Raises:
-        ArgumentError: a level that it does not hold; groups that are no runs of whole blocks.
+        ArgumentError: a level that it cannot hold; groups that are not runs of whole blocks.
     """
     center = CENTERS[type]
     d = _of_blocks(coded, exactly(coded.scales, "float16", "scale of a group"))
@@ -64,7 +64,8 @@ def pack_minima(coded: CodedMatrix) -> dict[str, Array]:
     """The blocks of Q4_1.
 
     Raises:
-        ArgumentError: more than 4 bits; a minimum that is no float16 number; groups that are no runs of whole blocks.
+        ArgumentError: more than 4 bits; a minimum that is not a float16 number; groups that are not runs of whole
+            blocks.
     """
     if coded.bits > 4:
         raise ArgumentError("bits", coded.bits, "at most 4, which q4_1 holds")
@@ -76,7 +77,8 @@ def pack_minima(coded: CodedMatrix) -> dict[str, Array]:
 
 
 def unpack_levels(matrix: Stored) -> CodedMatrix:
-    """Levels as codes with zeros; a scale below 0 is reflected, and levels with a scale of 0 are 0."""
+    """Levels as codes with zeros; a negative scale is made positive by reflecting the codes, and levels with a scale of
+    0 become 0."""
     fields = matrix.table.fields_of(matrix.by_name)
     if matrix.format == "q8_0":
         codes = fields["qs"].astype(np.int64) + CENTERS["q8_0"]
@@ -93,7 +95,7 @@ def unpack_levels(matrix: Stored) -> CodedMatrix:
 
 
 def _with_zeros(levels: Integers, scales: Array, bits: int, rows: int) -> CodedMatrix:
-    """Levels, N × blocks × 32, as codes; those of 5 bits in 4 where these hold them."""
+    """Levels, N × blocks × 32, as codes; 5-bit codes become 4-bit ones if possible."""
     zeros = _zeros(levels, 4 if bits == 5 else bits)
     codes = levels + zeros
     if bits == 5 and codes.min() >= 0 and codes.max() <= 15:
@@ -107,7 +109,7 @@ def _with_zeros(levels: Integers, scales: Array, bits: int, rows: int) -> CodedM
 
 
 def _zeros(levels: Integers, bits: int) -> Integers:
-    """Of each block: the middle of the codes where it will do, and else the least that leaves no code below 0."""
+    """The zero of each block: the middle of the codes if possible, else the least that leaves no code below 0."""
     middle = 2 ** (bits - 1)
     least, most = levels.min(axis=-1, keepdims=True), levels.max(axis=-1, keepdims=True)
     zeros: Integers = np.where((least >= -middle) & (most < middle), middle, np.maximum(-least, 0))
@@ -124,7 +126,7 @@ def unpack_minima(matrix: Stored) -> CodedMatrix:
 
 
 def _of_blocks(coded: CodedMatrix, numbers: Array) -> Array:
-    """A number of each group as that of each block: N × blocks.
+    """The numbers of groups, repeated for their blocks: N × blocks.
 
     Raises:
         ArgumentError: rows of a block that are in several groups.

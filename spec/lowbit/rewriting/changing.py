@@ -26,16 +26,16 @@ from lowbit.rewriting.writing import check_room, commit_ends, finish, shard_of
 from lowbit.runtime.stored import part_of
 
 VERSION = 1
-"""Of what is written; a folder that another version left is not taken up."""
+"""The version of the output; a folder left by another version is not resumed."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """How one block is changed; what is not named stays.
+    """The changes of one block; everything else stays.
 
     Attributes:
-        matrices: by the names of `LayerWeights.linears`, from float32 weights, K × N, to what takes their place.
-        vectors: by the names of `LayerWeights`, from a vector as it is stored, in its type.
+        matrices: by the names of `LayerWeights.linears`, functions from float32 weights, K × N, to their replacement.
+        vectors: by the names of `LayerWeights`, functions of a vector in its stored type.
         added: vectors that the block did not have.
     """
 
@@ -60,9 +60,9 @@ class Changed(Derived):
     """A source whose blocks are changed.
 
     Attributes:
-        change: from the number of a block, and the block, to how it is changed.
-        fields: what ``config.json`` says otherwise.
-        made: the changes of the blocks that were read.
+        change: returns the change of a block, given its number and the block.
+        fields: the fields of ``config.json`` that change.
+        made: the changes of the blocks read so far.
     """
 
     change: Callable[[int, LayerWeights], Change]
@@ -78,7 +78,7 @@ class Changed(Derived):
         change: Callable[[int, LayerWeights], Change],
         fields: Mapping[str, Any],
     ) -> "Changed":
-        """A changed source with another configuration; all else is that of the original."""
+        """A changed source with another configuration; everything else is that of the original."""
         about = (original.tied, original.tokenizer, original.remarks)
         return cls(original.name, config, architecture, *about, original, change, fields)
 
@@ -112,21 +112,21 @@ class Changed(Derived):
 def write_floats(
     source: Source, destination: Path, request: Mapping[str, Any], report: Report = silent
 ) -> dict[str, Any]:
-    """Write a source as a directory of floats, or what an interrupted process has left to do.
+    """Write a source as a directory of floats, or finish what an interrupted process began.
 
     Args:
-        source: the model as it is to be written.
+        source: the model to write.
         destination: the directory; a free name, or an empty directory.
         request: JSON that says how the source was changed.
         report: called while it works.
 
     Returns:
-        ``bytes`` of the tensors, and ``resumed``, the number of blocks that were there already.
+        ``bytes`` of the tensors, and ``resumed``, the number of blocks that already existed.
 
     Raises:
-        ArgumentError: a destination that is taken.
+        ArgumentError: a destination that exists.
         UnavailableError: too little memory or disk space.
-        FormatError: a damaged source; a result that is not what was meant.
+        FormatError: a damaged source; a result that differs from the intended one.
     """
     shapes = tensor_shapes(source.config, source.tied, source.architecture)
     call = {"version": [VERSION, version_of("lowbit")], "source": source.identity(), **request}

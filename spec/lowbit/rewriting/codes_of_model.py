@@ -19,7 +19,7 @@ from lowbit.rewriting.writing import Target
 
 @dataclass
 class Codes:
-    """What is said of the matrices of a model, one after another.
+    """The description of the matrices of a model, collected one by one.
 
     Attributes:
         bits: of each tensor of codes, by the name of its module.
@@ -27,8 +27,8 @@ class Codes:
         whole: whether every group is a whole column.
         floats: the modules that are floats.
         symmetric: whether every zero is the middle of the codes.
-        act_order: whether the groups of some are other than runs of rows.
-        nbytes: about the bytes of all codes, scales and zeros.
+        act_order: whether the groups of some are not runs of rows.
+        nbytes: the approximate bytes of all codes, scales and zeros.
         weights: the number of codes.
     """
 
@@ -42,7 +42,7 @@ class Codes:
     weights: int = 0
 
     def add(self, module: str, coded: CodedMatrix | None) -> None:
-        """Count a tensor in; None is one of floats."""
+        """Count a tensor; None stands for one of floats."""
         if coded is None:
             self.floats.append(module)
             return
@@ -55,14 +55,14 @@ class Codes:
         self.weights += coded.codes.size
 
     def description(self, layout: Layout, floats: Sequence[str]) -> Description:
-        """What the configuration says.
+        """The description for the configuration.
 
         Args:
             layout: of the directory.
             floats: the modules that stay floats in any case.
 
         Raises:
-            ArgumentError: no codes; several lengths of groups or numbers of bits, where the layout has only one.
+            ArgumentError: no codes; several group lengths or numbers of bits, if the layout has only one.
         """
         if not self.bits:
             sentence = f"the model has no codes for the layout {layout.name}; lowbit quantize makes them"
@@ -88,7 +88,7 @@ class Codes:
 
 
 def spoken_set(numbers: Counter[int] | set[int]) -> str:
-    """Numbers in words."""
+    """A set of numbers as a phrase."""
     return " and ".join(map(str, sorted(numbers)))
 
 
@@ -96,7 +96,7 @@ def codes_of(source: Source, target: Target, report: Report) -> Codes:
     """Read all codes of a model.
 
     Raises:
-        ArgumentError: a matrix in a format that is no codes with scales and zeros.
+        ArgumentError: a matrix in a format other than codes with scales and zeros.
     """
     found, layers = Codes(), source.config.layers
     for number in range(layers):
@@ -110,7 +110,7 @@ def codes_of(source: Source, target: Target, report: Report) -> Codes:
 
 @contextmanager
 def about(module: str) -> Iterator[None]:
-    """Say of which matrix an error is.
+    """Add the name of the matrix to an error.
 
     Raises:
         ArgumentError: the error of the block, with the name before it.
@@ -123,10 +123,10 @@ def about(module: str) -> Iterator[None]:
 
 
 def together(matrices: Sequence[Matrix]) -> CodedMatrix | None:
-    """Matrices of the same rows as one; None where all are floats.
+    """Matrices with the same rows as one; None if all are floats.
 
     Raises:
-        ArgumentError: matrices that are no codes in groups, or that differ in bits, groups or types.
+        ArgumentError: matrices that are not codes in groups, or that differ in bits, groups or types.
     """
     floats = [isinstance(each, np.ndarray) for each in matrices]
     if all(floats):

@@ -31,26 +31,26 @@ from lowbit.runtime.stored import part_of
 from lowbit.tensor_formats.stored import Stored
 
 VERSION = 1
-"""Of what a conversion writes; a folder that another version left is not taken up."""
+"""The version of a conversion's output; a folder left by another version is not resumed."""
 
 
 def convert(source: Source, destination: Path, layout: Layout, report: Report = silent) -> dict[str, Any]:
-    """Write a model in another layout, or what an interrupted process has left to do.
+    """Write a model in another layout, or finish what an interrupted process began.
 
     Args:
         source: the model.
-        destination: what is written; a free name, or for a directory an empty one.
-        layout: of what is written.
+        destination: of the output; a free name, or for a directory an empty one.
+        layout: of the output.
         report: called while it works.
 
     Returns:
-        ``bytes`` of the tensors, ``resumed``, the number of blocks that were there already, and of each of the
-        ``matrices`` that are codes its bits and the digest of its float32 numbers.
+        ``bytes`` of the tensors, ``resumed``, the number of blocks that already existed, and ``matrices``, the bits and
+        the digest of the float32 numbers of each matrix of codes.
 
     Raises:
-        ArgumentError: a number that the layout does not hold; a destination that is taken.
+        ArgumentError: a number that the layout cannot hold; a destination that exists.
         UnavailableError: too little memory or disk space.
-        FormatError: a damaged source; a result that is not what was meant.
+        FormatError: a damaged source; a result that differs from the intended one.
     """
     if layout.is_file and isinstance(source, File):
         raise ArgumentError("--format", layout.name, "a layout of directories: the source is a file of GGUF already")
@@ -75,7 +75,7 @@ def convert(source: Source, destination: Path, layout: Layout, report: Report = 
 
 
 def _room(source: Source, codes: Codes) -> int:
-    """About the bytes that will be written: codes as they are, and all floats as float32."""
+    """The approximate size of the output: codes unchanged, and all floats as float32."""
     config = source.config
     weights = config.layers * sum(rows * columns for rows, columns in linear_shapes(config).values())
     return codes.nbytes + 4 * (weights - codes.weights + 2 * config.vocabulary * config.hidden)
@@ -84,7 +84,7 @@ def _room(source: Source, codes: Codes) -> int:
 def _packed(
     source: Source, target: Target, number: int, linears: Mapping[str, Matrix], description: Description | None
 ) -> Iterator[tuple[str, Packed]]:
-    """The matrices of a block as the layout has them."""
+    """The matrices of a block in the layout."""
     symmetric = description is not None and description.symmetric
     for holder, names in target.holders(source, number):
         matrices = [linears[name] for name in names]
@@ -100,10 +100,10 @@ def _packed(
 
 
 def _check_exact(matrices: list[Matrix]) -> None:
-    """Refuse codes whose numbers float32 does not hold.
+    """Refuse codes whose numbers float32 cannot hold.
 
     Raises:
-        ArgumentError: gives one of them.
+        ArgumentError: names one of them.
     """
     for matrix in matrices:
         if isinstance(matrix, np.ndarray):

@@ -39,7 +39,7 @@ def words_of(source: Source) -> dict[str, Value]:
     """The metadata under ``tokenizer.``.
 
     Raises:
-        ArgumentError: rules that GGUF has no name for.
+        ArgumentError: rules for which GGUF has no name.
     """
     tokenizer = source.tokenizer
     content = json.loads(tokenizer.to_json())
@@ -81,12 +81,12 @@ def _of_characters(source: Source, content: dict[str, Any], tokens: list[str]) -
 
 
 def _scores(source: Source, merges: list[list[str]], tokens: list[str]) -> F32:
-    """Scores by which the merges come in their order: the first token that they make has 0, the next one −1.
+    """Scores that reproduce the order of the merges: the first merged token has 0, the next one −1.
 
-    Tokens that no merge makes have lower ones.
+    Tokens that no merge makes have lower scores.
 
     Raises:
-        ArgumentError: the merges of one token do not stand together, so no scores give their order.
+        ArgumentError: the merges of one token are not consecutive, so no scores reproduce their order.
     """
     made = [left + right for left, right in merges]
     order = list(dict.fromkeys(made))
@@ -109,7 +109,7 @@ def _tokens(content: dict[str, Any], rows: int) -> tuple[list[str], list[int]]:
 
 
 def _pre_tokenizer(source: Source, content: dict[str, Any]) -> str:
-    """The name that GGUF has for how words are cut.
+    """GGUF's name for the way words are cut.
 
     Raises:
         ArgumentError: it has none.
@@ -117,7 +117,7 @@ def _pre_tokenizer(source: Source, content: dict[str, Any]) -> str:
     ignored, cuts = bool(content["model"]["ignore_merges"]), _cuts(content["pre_tokenizer"])
     known = {name: _cuts(json.loads(words.make().__getstate__())) for name, words in PRE_TOKENIZERS.items()}
     fitting = [name for name, own in known.items() if own == cuts]
-    if fitting:  # of llama-bpe and smaug-bpe the one that treats merges alike
+    if fitting:  # llama-bpe or smaug-bpe, whichever treats merges in the same way
         return min(fitting, key=lambda name: PRE_TOKENIZERS[name].ignore_merges != ignored)
     sentence = f"{source.name} does not fit into a file of GGUF: it has no name for the pre-tokenizer of the model"
     raise ArgumentError("tokenizer", source.name, f"one of {', '.join(PRE_TOKENIZERS)}", sentence)
@@ -128,10 +128,10 @@ def _cuts(part: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _ends(source: Source, tokens: list[str]) -> dict[str, int]:
-    """The tokens that begin and end a sequence, but for those that end it by their text.
+    """The tokens that begin and end a sequence, except those that end it by their text.
 
     Raises:
-        ArgumentError: more of them than GGUF has names for.
+        ArgumentError: more tokens than GGUF has names for.
     """
     tokenizer: Tokenizer = source.tokenizer
     named = {} if tokenizer.chat is None else tokenizer.chat.tokens

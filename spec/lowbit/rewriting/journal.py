@@ -41,13 +41,13 @@ RECORD, SUFFIX = "journal.json", ".rewriting"
 
 @dataclass
 class Journal:
-    """A directory or file that is being written.
+    """The journal of a directory or file that is being written.
 
     Attributes:
         folder: where its parts are.
-        destination: what the result will be called.
-        call: what is written; JSON.
-        parts: of each finished part, by the name of its file, its digest and what was noted of it.
+        destination: the final name of the result.
+        call: everything that determines the output; JSON.
+        parts: the digest and the note of each finished part, by the name of its file.
     """
 
     folder: Path
@@ -61,11 +61,11 @@ class Journal:
         return sum((self.folder / file).stat().st_size for file in self.parts)
 
     def note_of(self, file: str) -> Any:
-        """What was noted of a finished part; None if it is not finished."""
+        """The note of a finished part; None if it is not finished."""
         return self.parts[file]["note"] if file in self.parts else None
 
     def commit(self, file: str, tensors: Mapping[str, Array], note: Any) -> None:
-        """Write a part, and note that it is finished.
+        """Write a part, and record that it is finished.
 
         Args:
             file: its name, that of a safetensors file.
@@ -79,11 +79,11 @@ class Journal:
             self.note_part(file, write_part(self.folder / file, tensors), note)
 
     def note_part(self, file: str, digest: str, note: Any) -> None:
-        """Note that a part is finished which `write_part` has written, perhaps in another process.
+        """Record that a part written by `write_part`, perhaps in another process, is finished.
 
         Args:
             file: its name.
-            digest: what `write_part` gave.
+            digest: from `write_part`.
             note: JSON that `note_of` gives back.
 
         Raises:
@@ -94,7 +94,7 @@ class Journal:
             write_record(self.folder / RECORD, self.call, self.parts)
 
     def discard(self, file: str) -> None:
-        """Remove a part that is not needed any longer, if it is there.
+        """Remove a part that is no longer needed, if it exists.
 
         Raises:
             UnavailableError: as `commit`.
@@ -114,24 +114,24 @@ class Journal:
             write_whole(self.folder / file, content)
 
     def finish(self, result: Path, files: Collection[str]) -> None:
-        """Give the result its name.
+        """Give the result its final name.
 
         Args:
-            result: the folder, or a file in it, which then is all that remains of it.
+            result: the folder, or a file in it; in that case the rest of the folder is removed.
             files: the parts that belong to the folder; all others are removed.
 
         Raises:
-            UnavailableError: as `commit`; something has got the name meanwhile.
+            UnavailableError: as `commit`; the name has been taken meanwhile.
         """
         for file in set(self.parts) - set(files):
             self.discard(file)
         with self.told():
-            sweep(self.folder)  # of processes that were lost while they wrote
+            sweep(self.folder)  # left by processes that died while writing
             if result == self.folder:
                 for path in sorted(self.folder.iterdir()):
                     _synchronise(path)
                 self.folder.chmod(0o777 & ~_umask())
-                (self.folder / RECORD).unlink()  # last, because without it the parts are made again
+                (self.folder / RECORD).unlink()  # last, because without it the parts would be made again
                 _synchronise(self.folder)
                 os.rename(self.folder, self.destination)
             else:
@@ -143,7 +143,7 @@ class Journal:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Turn what the system raises while the block writes into an error of the destination.
+        """Turn system errors of the block's writing into an error of the destination.
 
         Raises:
             UnavailableError: the disk is full, or cannot be written.
@@ -171,14 +171,15 @@ def write_part(path: Path, tensors: Mapping[str, Array]) -> str:
 
 
 def check_destination(destination: Path, *, is_file: bool = False) -> None:
-    """Refuse a destination that is taken, or in a folder that does not exist.
+    """Refuse a destination that exists, or in a folder that does not exist.
 
     Args:
         destination: the name.
-        is_file: whether a file gets it; it is then free where nothing is there.
+        is_file: whether the result is a file, for which nothing may exist there.
 
     Raises:
-        ArgumentError: something is there, other than an empty directory for a directory; or there is no such folder.
+        ArgumentError: something exists there, other than an empty directory for a directory; or the folder does not
+            exist.
     """
     if not destination.absolute().parent.is_dir():
         raise ArgumentError("--out", quoted(str(destination)), "a name in a folder that exists")
@@ -193,17 +194,17 @@ def check_destination(destination: Path, *, is_file: bool = False) -> None:
 def journal(destination: Path, call: Mapping[str, Any], *, is_file: bool = False) -> Iterator[Journal]:
     """The folder of an interrupted process for the same call, or a new one.
 
-    A folder in which no part is finished is removed at the end of the block, unless it was given its name. So is any
-    folder where the block refuses an argument or the source: the same command would be refused again, and after the
-    source has been mended, it is another one, for which no part of the folder would be taken up.
+    A folder without a finished part is removed at the end of the block, unless it got its final name. So is any folder
+    if the block refuses an argument or the source: the same command would fail again, and a corrected source is a
+    different one, for which no part would be resumed.
 
     Args:
-        destination: what the result is called in the end.
-        call: all that determines what is written; JSON.
+        destination: the final name of the result.
+        call: everything that determines the output; JSON.
         is_file: whether a file gets the name.
 
     Raises:
-        ArgumentError: the destination is taken.
+        ArgumentError: the destination exists.
         UnavailableError: its folder cannot be written.
     """
     check_destination(destination, is_file=is_file)
@@ -239,7 +240,7 @@ def journal(destination: Path, call: Mapping[str, Any], *, is_file: bool = False
 
 @contextmanager
 def _removed_if_refused(folder: Path) -> Iterator[None]:
-    """Remove a folder where the block raises what the same command would raise again."""
+    """Remove a folder if the block raises an error that the same command would raise again."""
     try:
         yield
     except (ArgumentError, FormatError):
@@ -248,7 +249,7 @@ def _removed_if_refused(folder: Path) -> Iterator[None]:
 
 
 def _left(destination: Path) -> Iterator[tuple[Path, int]]:
-    """The folders that processes which have ended left for a destination, each locked by an open descriptor."""
+    """The folders for a destination left by ended processes, each locked by an open descriptor."""
     own = f".{destination.name[:50]}."
     for path in sorted(destination.parent.iterdir()):
         name = path.name
@@ -276,7 +277,7 @@ def _is_free(descriptor: int) -> bool:
 
 
 def _parts(folder: Path, call: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The finished parts of a folder, if it is for this call; files that are none are removed."""
+    """The finished parts of a folder, if it is for this call; other files are removed."""
     try:
         told = read_record(folder / RECORD, call) or {}
         parts = {file: told[file] for file in told if _is_whole(folder / file, told[file]["sha256"])}
@@ -299,7 +300,7 @@ def _digest(path: Path) -> str:
 
 
 def _placed(file: Path, name: Path) -> None:
-    """Give a file a name that is free; nothing that got it meanwhile is replaced."""
+    """Give a file a free name, without replacing a file that takes the name meanwhile."""
     try:
         os.link(file, name)
     except FileExistsError:

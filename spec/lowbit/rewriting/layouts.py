@@ -39,14 +39,13 @@ from lowbit.tensor_formats.stored import FORMATS, Stored
 
 @dataclass(frozen=True)
 class Description:
-    """What the configuration of a directory says of its matrices.
+    """The description of the matrices in the configuration of a directory.
 
     Attributes:
         bits: those of the most weights.
         group_size: rows of a group.
         symmetric: whether every zero is the middle of the codes.
-        act_order: whether groups may be other than runs of rows.
-        floats: the modules that stay floats.
+        act_order: whether groups may differ from runs of rows. floats: the modules that stay floats.
         other_bits: the bits of matrices that have others, by patterns (regular expressions) of their modules.
     """
 
@@ -67,16 +66,15 @@ class Layout:
     """A layout of a directory or file.
 
     Attributes:
-        name: as ``--format`` has it.
-        formats: those that may hold a matrix, by the type of its scales, its bits, and whether all matrices are
-            symmetric; the first that does is used.
+        name: as in ``--format``. formats: those that may hold a matrix, by the type of its scales, its bits, and
+            whether all matrices are symmetric; the first that does is used.
         config: the ``quantization_config``; None for a layout without one.
-        bits: those that it has.
+        bits: the supported ones.
         has_order: whether groups may be other than runs of rows.
         has_real_zeros: whether zeros may be any float16 number.
         mixes_bits: whether matrices may have different bits.
         is_file: whether it is one file, of GGUF.
-        files: further files, by name, each as what makes its content.
+        files: further files, by name, each with the function that makes its content.
     """
 
     name: str
@@ -97,7 +95,7 @@ class Layout:
             symmetric: whether the zeros of all matrices of the model are the middle of the codes.
 
         Raises:
-            ArgumentError: none does; the error is that of the last.
+            ArgumentError: no format holds it; the error is that of the last one.
         """
         formats = self.formats(coded.scales.dtype.name, coded.bits, symmetric)
         for format in formats[:-1]:
@@ -203,7 +201,7 @@ def _hqq(told: Description) -> dict[str, Any]:
 
 
 def state_of_hqq(matrix: Stored) -> Iterator[tuple[str, Array]]:
-    """What hqq's loader asks for beside codes, scales and zeros, each number and text as an array.
+    """What hqq's loader requires besides codes, scales and zeros, each number and text as an array.
 
     Source: hqq ``core/quantize.py`` (HQQLinear.state_dict) and ``core/utils.py`` (encode_safetensor_type).
     """
@@ -265,8 +263,7 @@ def layout_of(name: str, *, of_codes: bool = True) -> Layout:
     """A layout by name.
 
     Args:
-        name: as ``--format`` has it.
-        of_codes: whether it has to hold codes.
+        name: as in ``--format``. of_codes: whether it must hold codes.
 
     Raises:
         ArgumentError: there is none of this name.

@@ -44,10 +44,10 @@ class Rounding:
         symmetric: whether every zero is the middle of the codes.
         act_order: whether GPTQ takes the most important inputs first.
         damping: of GPTQ's Hessian.
-        block_size: GPTQ's block in whole groups, whose ranges do not see its errors; None for a group.
-        recipe: of HQQ, one of `RECIPES`; others than ``ruled`` need real zeros.
+        block_size: GPTQ's block in whole groups, whose ranges ignore the errors in the block; None for one group.
+        recipe: of HQQ, one of `RECIPES`; those other than ``ruled`` need real zeros.
         real_zeros: whether zeros may be any float16 number.
-        has_minima: whether groups have minima in place of zeros (rtn and gptq).
+        has_minima: whether groups have minima instead of zeros (rtn and gptq).
     """
 
     method: Method
@@ -66,7 +66,7 @@ class Rounding:
         return Grid(self.group_size, self.symmetric, "minimum" if self.has_minima else "zero_point")
 
     def of_inputs(self, hessian: F64) -> gptq_blocks.Inputs:
-        """What GPTQ has to know of the inputs of a matrix.
+        """What GPTQ needs to know about the inputs of a matrix.
 
         Raises:
             ArgumentError: a Hessian that, damped, is not positive definite or not finite.
@@ -84,8 +84,8 @@ class Rounding:
         Args:
             weights: float32, K × N, finite.
             bits: 2, 3, 4 or 8.
-            inputs: for ``gptq``; where it is None, as for an expert that no token of the calibration was sent to, the
-                matrix is rounded to the nearest.
+            inputs: for ``gptq``; if None, as for an expert that no calibration token chose, the matrix is rounded to
+                nearest.
 
         Raises:
             ArgumentError: weights that the method cannot quantise, such as a range beyond float16.
@@ -120,7 +120,7 @@ def to_nearest(weights: F32, bits: int, grid: Grid) -> CodedMatrix:
 def by_hqq(weights: F32, bits: int, group_size: int, *, real_zeros: bool) -> CodedMatrix:
     """Codes with the zeros that HQQ's solver finds, along axis 1.
 
-    The solver takes groups in any order: here in that in which they lie in the matrix, so nothing is transposed.
+    The solver takes groups in any order: here in their order in the matrix, so nothing is transposed.
     """
     rows, columns = weights.shape
     check_finite("weights", weights)

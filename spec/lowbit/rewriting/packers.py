@@ -29,11 +29,11 @@ Arrays = dict[str, Array]
 
 @dataclass(frozen=True)
 class Packer:
-    """How a format holds a coded matrix.
+    """How a format stores a coded matrix.
 
     Attributes:
         pack: the arrays of the format by name.
-        unpack: the way back, from a stored matrix.
+        unpack: the inverse, from a stored matrix.
         options: the options of the format, by the names that they have in the matrix.
     """
 
@@ -50,7 +50,7 @@ def stored_of(coded: CodedMatrix, format: str) -> Stored:
         format: a name in `PACKERS`.
 
     Raises:
-        ArgumentError: numbers that the format does not hold.
+        ArgumentError: numbers that the format cannot hold.
     """
     packer = PACKERS[format]
     rows, columns = coded.codes.shape

@@ -31,7 +31,7 @@ Method = Literal["mean", "first", "random"]
 METHODS: tuple[Method, ...] = get_args(Method)
 PARTS = ("key", "value")
 CACHE_TYPE_BYTES = 2
-"""Of a number of the cache in float16."""
+"""The bytes of a number of the cache in float16."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Pooling:
     seed: int = 0
 
     def check(self, source: Source) -> None:
-        """Refuse a model whose heads cannot be pooled so, by its configuration.
+        """Refuse a model whose configuration does not allow this pooling.
 
         Raises:
             ArgumentError: names the option.

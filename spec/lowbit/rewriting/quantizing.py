@@ -45,7 +45,7 @@ from lowbit.runtime.stored import part_of
 from lowbit.system.threads import side_by_side, usable_processors
 
 VERSION = 2
-"""Of what a request writes; a folder that another version left is not taken up."""
+"""The version of a request's output; a folder left by another version is not resumed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Request:
 
     Attributes:
         rounding: how weights become codes.
-        layout: of what is written.
+        layout: of the output.
         attention_bits: of the matrices of attention.
         experts_bits: of the feed-forward matrices: those of the experts, or of dense blocks.
         tokens: of the calibration text, for ``gptq``; else empty.
@@ -73,7 +73,7 @@ class Request:
         return self.experts_bits if name.startswith("feed_forward.") else self.attention_bits
 
     def check(self) -> None:
-        """Refuse choices that do not go together, whatever the model is.
+        """Refuse choices that conflict for any model.
 
         Raises:
             ArgumentError: names the option.
@@ -110,7 +110,7 @@ class Request:
         return self.attention_bits == self.experts_bits
 
     def check_model(self, source: Source) -> None:
-        """Refuse a model that has a matrix which the layout cannot hold.
+        """Refuse a model with a matrix that the layout cannot hold.
 
         Raises:
             ArgumentError: names the matrix.
@@ -130,7 +130,7 @@ class Request:
             raise ArgumentError("--calibration", given, "at least one token with --method gptq, and none without it")
 
     def description(self, source: Source) -> Description:
-        """What the configuration says."""
+        """The description for the configuration."""
         return Description(
             bits=self.experts_bits,
             group_size=self.rounding.group_size,
@@ -141,7 +141,7 @@ class Request:
         )
 
     def call(self, source: Source) -> dict[str, Any]:
-        """All that determines what is written, as JSON."""
+        """Everything that determines the output, as JSON."""
         return {
             "command": "quantize",
             "version": [VERSION, version_of("lowbit")],
@@ -172,24 +172,22 @@ def quantize(
     report: Report = silent,
     blocks: Callable[[Source, Target, Request, Journal, Report], None] | None = None,
 ) -> dict[str, Any]:
-    """Quantise a model, or what an interrupted process has left to do.
+    """Quantise a model, or finish what an interrupted process began.
 
     Args:
         source: the model.
-        destination: what is written; a free name, or for a directory an empty one.
-        request: how.
+        destination: of the output; a free name, or for a directory an empty one. request: how to quantise.
         report: called while it works.
-        blocks: commits the parts of the blocks that are not finished; by default one after another in this process.
+        blocks: commits the parts of unfinished blocks; by default one after another in this process.
 
     Returns:
-        ``bytes`` of the tensors, ``resumed``, the number of blocks that were there already, and of each of the
-        ``matrices`` its bits, its relative error and whether it was calibrated.
+        ``bytes`` of the tensors, ``resumed``, the number of blocks that already existed, and ``matrices``, the bits,
+        the relative error and the calibration of each.
 
     Raises:
-        ArgumentError: a request that does not fit the model; a destination that is taken; weights that cannot be
-            quantised so.
-        UnavailableError: too little memory or disk space.
-        FormatError: a damaged source; a result that is not what was meant.
+        ArgumentError: a request that does not fit the model; a destination that exists; weights that cannot be
+            quantised in this way. UnavailableError: too little memory or disk space.
+        FormatError: a damaged source; a result that differs from the intended one.
     """
     request.check()
     request.check_model(source)
@@ -209,14 +207,14 @@ def quantize(
 def writing(
     source: Source, destination: Path, target: Target, call: Mapping[str, Any], needed: int
 ) -> Iterator[Journal]:
-    """The journal of a result, where the destination is free and the disk has room for it.
+    """The journal of a result, if the destination is free and the disk has room for it.
 
     Args:
         source: the model.
         destination: what is written.
         target: how.
-        call: all that determines what is written; JSON.
-        needed: about the bytes of all parts.
+        call: everything that determines the output; JSON.
+        needed: the approximate bytes of all parts.
 
     Raises:
         ArgumentError: the destination is taken.
@@ -224,18 +222,18 @@ def writing(
     """
     is_file = target.layout.is_file
     with journal(destination, call, is_file=is_file) as parts:
-        whole = 2 * needed if is_file else needed  # a file is put together from its parts
+        whole = 2 * needed if is_file else needed  # a file is assembled from its parts
         check_room(destination, whole - parts.nbytes)
         yield parts
 
 
 def part_report(report: Report, what: str) -> Report:
-    """Reports of one thing, whatever part of it is named."""
+    """Reports of one task, without the names of its parts."""
     return lambda _, done, total: report(what, done, total)
 
 
 def room(source: Source, request: Request) -> int:
-    """About the bytes that will be written: codes with scales and zeros of 32 bits a group, and floats at most."""
+    """An upper estimate of the output's bytes: codes, 32 bits a group for scale and zero, and floats."""
     config, size = source.config, request.rounding.group_size
     shapes = {name: shape for name, shape in linear_shapes(config).items() if name != ROUTER}
     codes = sum(k * n * (request.bits_of(name) / 8 + 4 / size) for name, (k, n) in shapes.items())
@@ -245,7 +243,7 @@ def room(source: Source, request: Request) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A block that is to be quantised.
+    """A block to quantise.
 
     Attributes:
         number: of the block.
@@ -260,10 +258,10 @@ class Block:
 
 @dataclass(eq=False)
 class InOrder:
-    """The blocks that are not finished, in their order.
+    """The unfinished blocks in order.
 
-    With a calibration text a block is read only when the one before it is committed, since it is calibrated on what the
-    quantised blocks before it give.
+    With a calibration text a block is read only after the previous one is committed, since it is calibrated on the
+    outputs of the quantised blocks before it.
 
     Attributes:
         source: the model.
@@ -289,7 +287,7 @@ class InOrder:
         self.report("", layers, layers)
 
     def commit(self, block: Block, packed: Mapping[str, Packed]) -> None:
-        """Write the part of a block, and what the next one is calibrated on; `packed` as `quantized_layer` gives it."""
+        """Write the part of a block, and the calibration inputs of the next; `packed` is from `quantized_layer`."""
         number = block.number
         if self._streams is not None and number + 1 < self.source.config.layers:
             self._streams = self._streams.through(number, _with_codes(block.layer, packed))
@@ -306,14 +304,14 @@ class InOrder:
         return Block(number, layer, self._streams.seen(number, layer))
 
     def _begun(self, number: int) -> Streams:
-        """The streams in front of a block: of the embedding, or as an earlier process kept them."""
+        """The streams before a block: from the embedding, or as kept by an earlier process."""
         if number == 0:
             return Streams.of(self.source.config, self.source.rows(), self.request.tokens, self.request.window)
         return Streams(self.source.config, read_windows(self.parts.folder / _state(number)))
 
 
 def _check_streams(parts: Journal, layers: int) -> None:
-    """Begin anew where the streams in front of the first block that is left are not there, or damaged."""
+    """Start over if the streams before the first unfinished block are missing or damaged."""
     shards = shards_of(layers)[:-1]
     first = next((number for number, file in enumerate(shards) if file not in parts.parts), 0)
     if first > 0 and _state(first) not in parts.parts:
@@ -325,11 +323,11 @@ def _quantize_layers(source: Source, target: Target, request: Request, parts: Jo
     blocks = InOrder(source, target, request, parts, report)
     for block in blocks:
         blocks.commit(block, quantized_layer(source, target, request, block))
-        del block  # so that the next one is not read beside it
+        del block  # so that two blocks are not in memory at once
 
 
 def _state(number: int) -> str:
-    """The file of the residual streams in front of a block."""
+    """The file of the residual streams before a block."""
     return f"streams-{number:05}.safetensors"
 
 
@@ -345,14 +343,14 @@ Tensors = tuple[tuple[str, tuple[str, ...]], ...]
 def quantized_layer(
     source: Source, target: Target, request: Request, block: Block, threads: int | None = None
 ) -> dict[str, Packed]:
-    """The matrices of a block, quantised; those with the same inputs one after another, others side by side.
+    """The matrices of a block, quantised; those with the same inputs one after another, others in parallel.
 
     Args:
         source: the model.
         target: what is written.
         request: how.
         block: with its inputs, for ``gptq``.
-        threads: that may compute; None for one on each usable processor.
+        threads: the number to use; None for one per usable processor.
     """
     linears, seen = block.layer.linears(), block.seen
 
@@ -385,7 +383,7 @@ def quantized_group(
         seen: the inputs, for ``gptq``.
 
     Raises:
-        ArgumentError: weights that cannot be quantised so; names the matrix.
+        ArgumentError: weights that cannot be quantised in this way; names the matrix.
     """
     hessian = None if seen is None else seen.hessian(name)
     inputs = None if hessian is None else request.rounding.of_inputs(hessian)
@@ -403,7 +401,7 @@ def quantized_group(
 
 @contextmanager
 def _about(matrix: str) -> Iterator[None]:
-    """Say of which matrix an error is.
+    """Add the name of the matrix to an error.
 
     Raises:
         ArgumentError: the error of the block, with the name before it.

@@ -64,7 +64,7 @@ class Sorting:
     window: int = 512
 
     def check(self, source: Source) -> None:
-        """Refuse a model whose channels cannot be sorted so, by its configuration.
+        """Refuse a model whose configuration does not allow this sorting.
 
         Raises:
             ArgumentError: names the option.
@@ -85,7 +85,7 @@ class Sorting:
 
 
 def weight_sizes(config: LlamaConfig, layer: LayerWeights, key: Key) -> F64:
-    """The sizes of the channels of all key heads by the weights: float64, G × d_h.
+    """The sizes of the channels of all key heads from the weights: float64, G × d_h.
 
     Args:
         config: of the model.
@@ -146,7 +146,7 @@ class Orders:
         self._seen = self._calibrated() if request.tokens else None
 
     def __call__(self, number: int, layer: LayerWeights) -> LayerOrders:
-        """Those of a block; blocks are asked for in their order, and with calibration some may be left out."""
+        """Those of a block; blocks must be requested in order; with calibration, some may be skipped."""
         config = self._source.config
         if self._seen is None:
             return orders_of(config, layer, weight_sizes(config, layer, self._request.key))
@@ -159,7 +159,7 @@ class Orders:
         return orders_of(config, layer, np.stack(list(map(sizes_over_queries, keys, queries))))
 
     def _calibrated(self) -> Iterator[tuple[int, Seen]]:
-        """The number and the inputs of each block; the sorted model has the same ones but for rounding."""
+        """The number and the inputs of each block; those of the sorted model are equal up to rounding."""
         source, request = self._source, self._request
         streams = Streams.of(source.config, source.rows(), request.tokens, request.window)
         for number in range(source.config.layers):
@@ -184,7 +184,7 @@ def sorted_source(source: Source, request: Sorting) -> Changed:
 
 
 def sorted_by(config: LlamaConfig, orders: LayerOrders) -> Change:
-    """How a block is changed by its orders."""
+    """The change of a block by its orders."""
     queries, keys = orders.query_columns, orders.key_columns
     together = config.heads_normed_together
     gains = (queries, keys) if together else (orders.orders[0], orders.orders[0])

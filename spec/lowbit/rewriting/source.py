@@ -50,7 +50,7 @@ COPIED = (
     *(checkpoint_tokenizer.FILE, checkpoint_tokenizer.SETTINGS, checkpoint_tokenizer.GENERATION),
     *(checkpoint_tokenizer.TEMPLATE, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
 )
-"""The small files of a directory that go along."""
+"""The small files of a directory that are copied."""
 ENDS = {EMBEDDING: "embedding", NORM: "norm", HEAD: "head"}
 """The tensors around the blocks, and their names in `LlamaWeights`."""
 SMALL = (FLOATS["float16"].dtype, FLOATS["bfloat16"].dtype)
@@ -64,9 +64,9 @@ class Source(ABC):
         name: of the file or directory.
         config: its shape.
         architecture: its kind, as directories have it.
-        tied: whether the head is the embedding over again.
+        tied: whether the head is tied to the embedding.
         tokenizer: text to tokens and back.
-        remarks: what a user should know of how it is read, a sentence each.
+        remarks: what a user should know about how it is read, a sentence each.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Source(ABC):
 
     @abstractmethod
     def layer(self, number: int) -> LayerWeights:
-        """One block; its floats are float32, whatever type they are stored in."""
+        """One block; its floats are float32, regardless of their stored type."""
 
     @abstractmethod
     def vectors(self, number: int) -> Mapping[str, Array]:
@@ -86,10 +86,10 @@ class Source(ABC):
 
     @abstractmethod
     def ends(self) -> Iterator[tuple[str, Array]]:
-        """Embedding, last norm and, if it has one of its own, the head, N × K; by the names of their tensors."""
+        """Embedding, last norm and, if untied, the head, N × K; by the names of their tensors."""
 
     def numbers_of_ends(self) -> Iterator[tuple[str, F32]]:
-        """The same as they are used, float32, by their names in `LlamaWeights`; the head is K × N."""
+        """The same as used by a decoder, float32, by their names in `LlamaWeights`; the head is K × N."""
         for name, tensor in self.ends():
             numbers = tensor.astype(np.float32)
             if name == NORM:
@@ -97,7 +97,7 @@ class Source(ABC):
             yield ENDS[name], np.ascontiguousarray(numbers.T) if name == HEAD else numbers
 
     def blocks(self, name: str) -> tuple[str, U8] | None:
-        """Embedding or head as a file of GGUF holds it, by its name there: type and N × bytes. A directory has None."""
+        """Embedding or head as stored in a GGUF file, by its name there: type and N × bytes; None for a directory."""
         return None
 
     @abstractmethod
@@ -105,20 +105,20 @@ class Source(ABC):
         """The embedding as a decoder reads it."""
 
     def check_directory(self) -> None:  # noqa: B027 - one of a directory has a config.json already
-        """Refuse a model of which a ``config.json`` cannot say all.
+        """Refuse a model that a ``config.json`` cannot describe completely.
 
         Raises:
-            ArgumentError: names what it cannot say.
+            ArgumentError: names what it cannot describe.
         """
 
     @property
     def kind(self) -> str:
-        """The ``model_type`` of its architecture; a sorted one stands in no table."""
+        """The ``model_type`` of its architecture; a sorted model's is in no table."""
         return next((name for name, each in ARCHITECTURES.items() if each is self.architecture), SORTED)
 
     @abstractmethod
     def described(self) -> dict[str, Any]:
-        """The ``config.json``, without what it says of quantised matrices."""
+        """The ``config.json``, without its description of quantised matrices."""
 
     @abstractmethod
     def files(self) -> dict[str, bytes]:
@@ -126,15 +126,15 @@ class Source(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """A digest of which files these are, in hexadecimal digits; it changes when they do."""
+        """A digest that identifies the files, in hexadecimal digits; it changes when they do."""
 
 
 @dataclass(frozen=True, eq=False)
 class Derived(Source):
-    """A source that is made from another one, whose files it has.
+    """A source derived from another one, with the same files.
 
     Attributes:
-        original: what it is made from.
+        original: the other source.
     """
 
     original: Source
@@ -150,7 +150,7 @@ class Derived(Source):
 
 
 def smallest(numbers: F32) -> Array:
-    """The same numbers in float16 or bfloat16 where one of them holds them exactly.
+    """The same numbers in float16 or bfloat16 if one of them holds them exactly.
 
     >>> smallest(np.array([0.5], np.float32)).dtype, smallest(np.array([1e30], np.float32)).dtype
     (dtype('float16'), dtype('float32'))

@@ -26,7 +26,7 @@ from lowbit.rewriting.source import Source, smallest
 from lowbit.rewriting.writing import ROUTER, Packed, Target, commit_layer, floats_of, shards_of
 
 DTYPE, OTHER_DTYPE = "torch_dtype", "dtype"
-"""The field of the type in which a tool computes, and its newer name."""
+"""The field of a tool's compute type, and its newer name."""
 
 
 class ToDirectory(Target):
@@ -94,7 +94,7 @@ def commit_floats(journal: Journal, source: Source, number: int, layer: LayerWei
 
     Args:
         journal: of the directory.
-        source: the model, as it is to be written.
+        source: the model to write.
         number: of the block.
         layer: the block.
     """

@@ -55,10 +55,10 @@ KINDS = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "smollm3", "granite", "olmo2", "phi3")},
     **{"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"},
 }
-"""The architecture of GGUF of each ``model_type``."""
+"""The GGUF architecture of each ``model_type``."""
 TYPES = {FLOATS["float16"].dtype: "F16", FLOATS["bfloat16"].dtype: "BF16", np.dtype(np.float32): "F32"}
 FILE = "model.gguf"
-"""The file in the folder of the journal, until it gets its name."""
+"""The name of the file in the journal's folder, before it gets its final name."""
 EMBEDDING, NORM, HEAD = "token_embd.weight", "output_norm.weight", "output.weight"
 VERSION, OF_FILE = "general.quantization_version", ("general.file_type", "general.alignment")
 """The key of the next number; and keys that say of a file what may be otherwise in the next one."""
@@ -82,7 +82,7 @@ class ToGGUF(Target):
         except FormatError as error:
             raise _loses(source, str(error)) from error
         held = self.as_held(source)
-        if factors_of(source):  # a tensor, which `finish` compares
+        if factors_of(source):  # a tensor, compared by `finish`
             read = replace(read, rope_scaling=held.rope_scaling)
         if lost := differing(read, held):
             raise _loses(source, f"GGUF has no place for {', '.join(lost)}")
@@ -143,19 +143,19 @@ def _loses(source: Source, what: str) -> ArgumentError:
 
 
 def architecture_of(source: Source) -> Architecture:
-    """The kind of model, as GGUF has it."""
+    """The kind of model, as in GGUF."""
     return ARCHITECTURES[source.gguf.architecture if isinstance(source, File) else KINDS[source.kind]]
 
 
 def _claimed(config: LlamaConfig) -> dict[str, TensorInfo]:
-    """As much of a table of tensors as the reader looks at for the shape of a model."""
+    """The part of a tensor table that the reader needs for the shape of a model."""
     shapes = {EMBEDDING: (config.vocabulary, config.hidden)}
     shapes |= {f"blk.{number}.attn_output.weight": (config.hidden, config.hidden) for number in range(config.layers)}
     return {name: TensorInfo(name, shape, TensorType.F32, 0, 0) for name, shape in shapes.items()}
 
 
 def factors_of(source: Source) -> dict[str, F32]:
-    """The tensors of rotary factors: those of a file, or those of a kind of model that has one list for all texts."""
+    """The tensors of rotary factors: those of a file, or those of a kind of model with one list for all texts."""
     if isinstance(source, File):
         names = ARCHITECTURES[source.gguf.architecture].rotary_factors
         return {name: source.gguf.vector(name) for name in names if name in source.gguf.header.tensors}
@@ -243,7 +243,7 @@ def _write(path: Path, values: Mapping[str, Value], parts: list[Path]) -> None:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-    with path.open("ab") as stream:  # the package's own way does not see every error of a full disk
+    with path.open("ab") as stream:  # the package's own writer misses some errors of a full disk
         for _, rows in _tensors(parts):
             stream.write(bytes(-stream.tell() % DEFAULT_ALIGNMENT))
             stream.write(rows.data)
@@ -293,7 +293,7 @@ def metadata(source: Source) -> dict[str, Value]:
 
 
 def in_float32(number: Any) -> Any:
-    """A float rounded to float32; anything else as it is."""
+    """A float rounded to float32; anything else unchanged."""
     return float(np.float32(number)) if isinstance(number, float) else number
 
 

@@ -39,14 +39,14 @@ ROUTER = "feed_forward.router"
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A tensor of matrices, ready to be written.
+    """A tensor of matrices, ready to write.
 
     Attributes:
         names: of the matrices that are its columns, side by side, as in `LayerWeights.linears`.
         ends: the last column of each, plus one.
-        numbers: float32, K × N: what is meant.
-        written: the same in a format of the layout; the numbers themselves where they stay floats.
-        notes: what else is noted of each matrix.
+        numbers: float32, K × N: the intended numbers.
+        written: the same in a format of the layout; the numbers themselves if they stay floats.
+        notes: further notes on each matrix.
     """
 
     names: tuple[str, ...]
@@ -77,7 +77,7 @@ class Loaded(Protocol):
 
 
 class Target(ABC):
-    """What a model is written into.
+    """The kind of output into which a model is written.
 
     Args:
         layout: its own.
@@ -91,7 +91,7 @@ class Target(ABC):
         """Refuse a model that it cannot describe.
 
         Raises:
-            ArgumentError: names what it cannot say.
+            ArgumentError: names what it cannot describe.
         """
 
     @abstractmethod
@@ -108,7 +108,7 @@ class Target(ABC):
 
     @abstractmethod
     def complete(self, journal: Journal, source: Source, description: Description | None) -> Path:
-        """Write what is missing; returns the file or folder that will get the name."""
+        """Write the rest; returns the file or folder that will get the final name."""
 
     @abstractmethod
     def opened(self, path: Path) -> tuple[Loaded, Tokenizer]:
@@ -116,11 +116,11 @@ class Target(ABC):
 
     @abstractmethod
     def as_held(self, source: Source) -> LlamaConfig:
-        """The shape of a model in the types in which the target holds its numbers."""
+        """The shape of a model, with numbers in the types that the target stores."""
 
 
 def shard_of(number: int, layers: int) -> str:
-    """The file of a block, or with the number of blocks that of what lies around them.
+    """The file of a block, or, for the number of blocks, that of embedding, norm and head.
 
     >>> shard_of(0, 2)
     'model-00001-of-00003.safetensors'
@@ -150,11 +150,11 @@ def check_room(destination: Path, needed: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A part of what is written.
+    """A part of the output.
 
     Attributes:
         tensors: by their names in the file.
-        note: what the journal notes of it.
+        note: its entry in the journal.
     """
 
     tensors: Floats
@@ -170,7 +170,7 @@ def part_of_layer(
         target: what is written.
         source: the model.
         number: of the block.
-        layer: the block as it is read, for its vectors and its router.
+        layer: the block as read, for its vectors and its router.
         packed: its matrices.
     """
     notes: dict[str, Any] = {
@@ -186,7 +186,7 @@ def part_of_layer(
 def commit_layer(
     journal: Journal, target: Target, source: Source, number: int, layer: LayerWeights, packed: Mapping[str, Packed]
 ) -> None:
-    """Write the part of a block; the arguments are those of `part_of_layer`, and the journal of what is written."""
+    """Write the part of a block; the arguments are the journal of the output and those of `part_of_layer`."""
     part = part_of_layer(target, source, number, layer, packed)
     journal.commit(shard_of(number, source.config.layers), part.tensors, part.note)
 
@@ -201,7 +201,7 @@ def floats_of(target: Target, source: Source, number: int, layer: LayerWeights) 
 
 
 def columns_together(matrices: Sequence[F32]) -> tuple[F32, tuple[int, ...]]:
-    """Matrices of the same rows as one, and the end of the columns of each."""
+    """Matrices with the same rows as one, and the end of the columns of each."""
     ends = tuple(int(end) for end in np.cumsum([each.shape[1] for each in matrices]))
     return matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=1), ends
 
@@ -212,7 +212,7 @@ def _vectors(config: LlamaConfig, layer: LayerWeights) -> dict[str, F32]:
 
 
 def commit_ends(journal: Journal, target: Target, source: Source) -> None:
-    """Write the part of what lies around the blocks, if it is not there."""
+    """Write the part of embedding, norm and head, if it is missing."""
     file = shard_of(source.config.layers, source.config.layers)
     if journal.note_of(file) is None:
         notes = {name: {"digest": digest(numbers)} for name, numbers in source.numbers_of_ends()}
@@ -231,20 +231,20 @@ def _part(tensors: Floats, notes: Mapping[str, Any]) -> Part:
 def finish(
     journal: Journal, target: Target, source: Source, description: Description | None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Write what is missing, load the result, compare it with what was meant, and give it its name.
+    """Write the rest, load the result, compare it with the intended numbers, and give it its final name.
 
     Args:
         journal: in which every part is finished.
         target: what is written.
         source: the model.
-        description: of its codes; None where there are none.
+        description: of its codes; None if there are none.
         progress: called after each block that was compared.
 
     Returns:
         The notes of all matrices by name, and ``bytes``, those of all tensors.
 
     Raises:
-        FormatError: what is loaded is not what was meant.
+        FormatError: the loaded result differs from the intended one.
         UnavailableError: the disk is full.
     """
     files = shards_of(source.config.layers)
