@@ -23,12 +23,12 @@ from lowbit.errors import UnavailableError, on_one_line, words_of
 from lowbit.text import quoted
 
 MOST_LIST_BYTES = 2**20
-ABSENT = (FileNotFoundError, NotADirectoryError, KeyError)  # the last one of an archive
+ABSENT = (FileNotFoundError, NotADirectoryError, KeyError)  # the last one is for archives
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the lists of the installed packages hold.
+    """The contents of the lists of the installed packages.
 
     Attributes:
         entries: of one group, sorted by name.
@@ -45,7 +45,7 @@ def entries(group: str) -> list[EntryPoint]:
 
 
 def read(group: str) -> Found:
-    """The same, and which lists could not be read."""
+    """The same, with the lists that could not be read."""
     found: set[EntryPoint] = set()
     broken = []
     for name, distribution in _first_of_each_name():
@@ -64,7 +64,7 @@ class _Checked(Distribution):
         self._distribution = distribution
 
     def read_text(self, filename: str) -> str | None:
-        """The text of a file beside the metadata; None if there is none."""
+        """The text of a file next to the metadata; None if there is none."""
         folder = getattr(self._distribution, "_path", None)
         if folder is None:  # found by a finder other than Python's own
             return self._distribution.read_text(filename)
@@ -121,7 +121,7 @@ def _words(error: Exception) -> str:
 
 
 def _first_of_each_name() -> Iterator[tuple[str, Distribution]]:
-    """The installed distributions; of several with one name, the first on the path, which is the one in use."""
+    """The installed distributions; of several with one name, the first on the path, which Python uses."""
     seen = set()
     places = [place for place in sys.path if os.path.isdir(place or ".") or os.path.isfile(place)]  # no pipes
     for distribution in distributions(path=places):
@@ -132,7 +132,7 @@ def _first_of_each_name() -> Iterator[tuple[str, Distribution]]:
 
 
 def _name(distribution: Distribution) -> str:
-    """Its name, normalised; from the name of its folder, since the metadata may be as broken as the list."""
+    """Its normalised name, from the name of its folder, since the metadata may be as broken as the list."""
     folder = getattr(distribution, "_path", None)
     if folder is None:
         name = str(distribution.name)
@@ -154,7 +154,7 @@ def single(found: Sequence[EntryPoint], what: str) -> EntryPoint:
 
 
 def loaded(entry: EntryPoint, what: str, use: Callable[[Any], object] = lambda found: found) -> object:
-    """What an entry names, imported.
+    """The imported object of an entry.
 
     Args:
         entry: from `entries`.
@@ -168,6 +168,6 @@ def loaded(entry: EntryPoint, what: str, use: Callable[[Any], object] = lambda f
         return use(entry.load())
     except (KeyboardInterrupt, MemoryError):
         raise
-    except BaseException as error:  # a module that ends the process, as scripts do, ends only its own command
+    except BaseException as error:  # a module that exits, as scripts do, ends only its own command
         reason = f"{entry.value} fails with {words_of(error)}"
         raise UnavailableError(what, reason, "repair or reinstall its package") from error

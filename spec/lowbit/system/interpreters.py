@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 
 SAFE_PATH = "PYTHONSAFEPATH"
-OWN_VALUE = "yes"  # Python accepts any value; users write 1, so this one is known to be of lowbit
+OWN_VALUE = "yes"  # Python accepts any value; users write 1, so this one identifies lowbit
 
 
 def python_command(*words: str) -> list[str]:
@@ -30,14 +30,14 @@ def python_command(*words: str) -> list[str]:
 
 
 def python_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables for such a child: `base` (this process's own by default), and the one that protects its children.
+    """The variables for such a child: `base` (by default this process's own), plus the one that protects its children.
 
     >>> python_environment({"LANG": "C"})
     {'PYTHONSAFEPATH': 'yes', 'LANG': 'C'}
     """
     own = dict(os.environ if base is None else base)
     if not own.get(SAFE_PATH):
-        own.pop(SAFE_PATH, None)  # Python takes an empty value for an absent one
+        own.pop(SAFE_PATH, None)  # Python treats an empty value as absent
     return {SAFE_PATH: OWN_VALUE} | own
 
 

@@ -13,31 +13,31 @@ from threading import current_thread, main_thread
 from types import FrameType
 
 Progress = Callable[[int, int], None]
-"""Called with how much is done and how much there is in all."""
+"""Called with the work done and the total work."""
 
 
 class Interrupts:
-    """Whether an interrupt has come.
+    """The state of interrupts.
 
     Attributes:
-        waiting: one has come, and `KeyboardInterrupt` has not been raised for it yet.
+        waiting: an interrupt has arrived, and `KeyboardInterrupt` has not been raised for it yet.
     """
 
     def __init__(self) -> None:
         self.waiting = False
 
     def check(self) -> None:
-        """Raise an interrupt that has come; called where the records are complete.
+        """Raise a pending interrupt; called where the records are complete.
 
         Raises:
-            KeyboardInterrupt: one has come.
+            KeyboardInterrupt: one is pending.
         """
         if self.waiting:
             self.waiting = False
             raise KeyboardInterrupt
 
     def checked(self, progress: Progress | None) -> Progress:
-        """A progress that also checks, for work that reports where the records are complete."""
+        """A progress callback that also checks, for work that reports where the records are complete."""
 
         def report(done: int, total: int) -> None:
             if progress is not None:
@@ -49,7 +49,7 @@ class Interrupts:
 
 @contextmanager
 def deferred() -> Iterator[Interrupts]:
-    """Note interrupts while the block runs; one that has not been raised by its end is raised there."""
+    """Record interrupts while the block runs; one still pending at its end is raised there."""
     interrupts = Interrupts()
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or current_thread() is not main_thread():

@@ -23,9 +23,10 @@ Kind = TypeVar("Kind", bool, int, float, str, dict[str, Any], list[Any])
 
 MOST_CONFIG_BYTES = 2**20
 MOST_VALUES = 2**23
-"""Of one text; each takes about a hundred bytes of memory, however short it is. Tokenizers have two million."""
+"""The most values of one text; each takes about a hundred bytes of memory, however short it is. Tokenizers have two
+million."""
 LARGEST_INTEGER = 2**53
-"""Larger integers are read differently by different readers of JSON."""
+"""JSON readers disagree on larger integers."""
 
 KINDS: dict[type, str] = {
     bool: "a boolean",
@@ -50,7 +51,7 @@ class Fields:
     values: Mapping[str, Any]
 
     def value(self, key: str, kind: type[Kind], default: Kind | None = None) -> Kind:
-        """A field of the expected kind; for a float an integer will do.
+        """A field of the expected kind; an integer is accepted for a float.
 
         Raises:
             FormatError: it is absent and has no default, or it is of another kind.
@@ -66,7 +67,7 @@ class Fields:
         return value
 
     def optional(self, key: str, kind: type[Kind]) -> Kind | None:
-        """The same, or None where it is absent or null."""
+        """The same, or None if it is absent or null."""
         return None if self.values.get(key) is None else self.value(key, kind)
 
 
@@ -87,11 +88,11 @@ def read_bytes(path: Path, most_bytes: int, argument: str = "model") -> bytes:
         ArgumentError: there is no readable file at `path`.
         FormatError: it is larger than `most_bytes`.
     """
-    if not path.is_file():  # a pipe would wait for somebody to write to it
+    if not path.is_file():  # opening a pipe would wait for a writer
         raise ArgumentError(argument, quoted(str(path.parent)), f"a directory that holds {path.name}")
     try:
         with path.open("rb") as stream:
-            data = stream.read(1 + min(most_bytes, os.fstat(stream.fileno()).st_size))  # which is allocated at once
+            data = stream.read(1 + min(most_bytes, os.fstat(stream.fileno()).st_size))  # allocated at once
     except OSError as error:
         raise ArgumentError(argument, f"{quoted(str(path))} ({error.strerror})", "a file that can be read") from error
     if len(data) > most_bytes:
@@ -105,8 +106,7 @@ def parsed(file: str, data: bytes) -> Fields:
     >>> parsed("config.json", b'{"layers": 2, "window": null}').optional("window", int)
 
     Raises:
-        FormatError: not JSON in UTF-8, too many values, a key twice in one object, NaN or infinity, or not an object
-            at all.
+        FormatError: not JSON in UTF-8, too many values, a repeated key in an object, NaN or infinity, or not an object.
     """
     values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if values > MOST_VALUES:
@@ -117,7 +117,7 @@ def parsed(file: str, data: bytes) -> Fields:
 
     try:
         found = json.loads(data.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:  # of which wrong UTF-8 is one, and a number of too many digits
+    except (ValueError, RecursionError) as error:  # including wrong UTF-8 and numbers of too many digits
         raise FormatError(file, "content", quoted(str(error)), "JSON in UTF-8") from error
     if not isinstance(found, dict):
         raise FormatError(file, "content", described(found), "an object")

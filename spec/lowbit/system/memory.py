@@ -20,7 +20,7 @@ KIB, MIB = 2**10, 2**20
 
 
 def check_memory(what: str, needed: int) -> None:
-    """Refuse an allocation that cannot fit, before any of it is made.
+    """Refuse an allocation that cannot fit, before it is made.
 
     Args:
         what: the use of the memory, for the message.
@@ -54,7 +54,7 @@ def _mebibytes(size: int) -> str:
 
 
 def available_bytes() -> int | None:
-    """Bytes that this process can still have; None where the system does not say."""
+    """Bytes that this process can still allocate; None if the system does not say."""
     found = [*_of_machine(), *_of_address_space()]
     found += _of_control_groups(enough=min(found, default=None))
     return max(0, min(found)) if found else None
@@ -67,10 +67,10 @@ def _of_machine() -> Iterator[int]:
 
 
 def _of_control_groups(enough: int | None) -> Iterator[int]:
-    """The rest of the limit of each control group, with the pages of files that it can drop.
+    """The unused part of the limit of each control group, including file pages that it can drop.
 
     Args:
-        enough: of a group that leaves more than this, those pages are not counted, since that takes long.
+        enough: file pages are not counted for a group with more than this unused, since counting is slow.
     """
     with suppress(OSError):
         for line in os.fsdecode((PROC / "self/cgroup").read_bytes()).split("\n")[:-1]:  # names are bytes
@@ -84,7 +84,7 @@ def _of_control_groups(enough: int | None) -> Iterator[int]:
             own = base / path.strip("/")
             for folder in (own, *own.parents):
                 if folder.is_relative_to(base):
-                    with suppress(OSError, ValueError):  # not there, or "max"
+                    with suppress(OSError, ValueError):  # missing, or "max"
                         left = int((folder / limit).read_text()) - int((folder / usage).read_text())
                         yield left if enough is not None and left > enough else left + _droppable(folder)
 
@@ -95,7 +95,7 @@ def _droppable(folder: Path) -> int:
 
 
 def _of_address_space() -> Iterator[int]:
-    """The rest of the limit on the address space; nothing where there is no limit."""
+    """The unused part of the limit on the address space; nothing if there is no limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         with suppress(OSError, ValueError):

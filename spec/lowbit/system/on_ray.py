@@ -22,7 +22,7 @@ from lowbit.system.threads import worker_environment
 
 SECONDS_TO_ANSWER = 20
 AHEAD = 2
-"""Tasks under way for each that can run at a time: what waits is there when a machine gets free."""
+"""Submitted tasks per task that can run at once, so that a free machine finds work waiting."""
 
 
 class OnRay(Executor):
@@ -39,7 +39,7 @@ class OnRay(Executor):
         self._address, self._ray = address, _imported()
 
     def run(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
-        with redirect_stdout(sys.stderr):  # Ray prints that a machine was lost, and standard output holds only answers
+        with redirect_stdout(sys.stderr):  # Ray prints about lost machines; standard output is for answers
             try:
                 self._connect()
                 yield from self._done(work, items)
@@ -74,7 +74,7 @@ class OnRay(Executor):
         """
         try:
             host, _, port = self._address.removeprefix("ray://").rpartition(":")
-            if host and port.isdecimal():  # Ray itself tries for minutes
+            if host and port.isdecimal():  # Ray itself retries for minutes
                 socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()
             self._ray.init(self._address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
@@ -83,7 +83,7 @@ class OnRay(Executor):
             raise UnavailableError("the cluster", reason, remedy) from error
 
     def _divided(self, tasks: int) -> tuple[int, int]:
-        """The processors that a task gets, and how many tasks can run at a time."""
+        """The processors per task, and the number of tasks that can run at once."""
         counts = [int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"]]
         counts = [count for count in counts if count]
         if not counts:
@@ -102,7 +102,7 @@ class OnRay(Executor):
             errors.OutOfMemoryError,
         ) as lost:
             raise lost_too_often("a machine", item) from lost
-        except errors.RaySystemError as failed:  # a package that the work needs is not there, for example
+        except errors.RaySystemError as failed:  # for example, a required package is missing
             reason = f"a machine of it could not begin the work: {str(failed).strip().splitlines()[-1]}"
             remedy = "install the same packages there, and start Ray with the same PYTHONPATH"
             raise UnavailableError("the cluster", reason, remedy) from failed
@@ -112,7 +112,7 @@ class OnRay(Executor):
 
 
 def _called(work: Work[Item, Result], item: Item, threads: int, asked: str) -> tuple[Result | None, LowbitError | None]:
-    """On a machine of the cluster: the result, or what lowbit raised."""
+    """Runs on a machine of the cluster; returns the result or lowbit's error."""
     try:
         if (own := version("lowbit")) != asked:
             reason = f"a machine of it has lowbit {own}, and this one has {asked}"

@@ -19,11 +19,11 @@ RESUME = "run the same command again to resume"
 ALLOWED = "a free name, or the file that the same command has kept"
 
 Parts = dict[str, Any]
-"""What was noted of each finished part, by its name; JSON."""
+"""The note of each finished part, by its name; JSON."""
 
 
 def write_record(file: Path, call: Mapping[str, Any], parts: Parts) -> None:
-    """Write a record, whole or not at all.
+    """Write a record, completely or not at all.
 
     Raises:
         OSError: it cannot be written.
@@ -32,11 +32,11 @@ def write_record(file: Path, call: Mapping[str, Any], parts: Parts) -> None:
 
 
 def read_record(file: Path, call: Mapping[str, Any]) -> Parts | None:
-    """The finished parts of a job; None where the record is of another one.
+    """The finished parts of a job; None if the record is of another job.
 
     Raises:
         ArgumentError: there is no readable file.
-        FormatError: it is no record.
+        FormatError: it is not a record.
     """
     record = parsed(file.name, read_bytes(file, MOST_BYTES))
     found: Parts = record.value("parts", dict)
@@ -51,14 +51,14 @@ class Kept:
     """
 
     def __init__(self, file: Path | None, call: Mapping[str, Any]) -> None:
-        """Take up what the same job has left in the file.
+        """Load the results that the same job left in the file.
 
         Args:
             file: given as ``--keep``; None to keep results in memory alone.
-            call: all that determines the results; JSON.
+            call: everything that determines the results; JSON.
 
         Raises:
-            ArgumentError: the file is in no folder, or is something else than a record of this job.
+            ArgumentError: the file's folder does not exist, or the file is not a record of this job.
         """
         self._file, self._call = file, call
         self.results = Parts() if file is None else _earlier(file, call)

@@ -38,12 +38,12 @@ def workplace(folder: Path) -> Iterator[Path]:
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except FileNotFoundError:
-                continue  # it was taken for abandoned before it was opened
+                continue  # another process removed it as abandoned before it was opened
             try:
                 with suppress(OSError):  # a file system without locks
                     fcntl.flock(descriptor, fcntl.LOCK_EX)
                 if not _is(path, descriptor):
-                    continue  # it was taken for abandoned before it was locked
+                    continue  # another process removed it as abandoned before it was locked
                 yield path
                 return
             finally:
@@ -51,7 +51,7 @@ def workplace(folder: Path) -> Iterator[Path]:
 
 
 def abandoned(folder: Path) -> Iterator[Path]:
-    """The workplaces of a folder whose processes have ended, one after another; each is removed after it was used."""
+    """The workplaces of a folder whose processes have ended, one after another; each is removed after use."""
     for path in sorted(folder.glob(f"{PREFIX}*")):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -60,14 +60,14 @@ def abandoned(folder: Path) -> Iterator[Path]:
         try:
             if _belongs_to_nobody(descriptor) and _is(path, descriptor):
                 yield path
-                with suppress(RecursionError):  # of folders a thousand deep, which lowbit has not made; they stay
+                with suppress(RecursionError):  # nesting a thousand deep, not made by lowbit; it stays
                     shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(descriptor)
 
 
 def sweep(folder: Path) -> None:
-    """Remove the workplaces of a folder whose processes have ended, and temporary files of a day ago or before."""
+    """Remove the workplaces of a folder whose processes have ended, and temporary files at least a day old."""
     for _ in abandoned(folder):
         pass
     for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
@@ -77,7 +77,7 @@ def sweep(folder: Path) -> None:
 
 
 def _belongs_to_nobody(descriptor: int) -> bool:
-    """Lock a workplace; whether it was not locked before."""
+    """Try to lock a workplace; whether that succeeded."""
     try:
         fcntl.flock(descriptor, LOCK_NOW)
     except BlockingIOError:

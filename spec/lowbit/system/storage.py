@@ -39,8 +39,8 @@ from lowbit.system.scratch import TEMPORARY_SUFFIX, sweep, workplace
 CACHE_VARIABLE = "LOWBIT_CACHE"
 CODE = "the cache of compiled code"
 SHARED = stat.S_IWGRP | stat.S_IWOTH  # the permission bits that let other users write
-OWN_MODE = 0o644  # of a file that `opened_own` opens, less the bits of the umask
-NO_HOME = Path("/nonexistent/lowbit")  # a user without a home folder keeps nothing, and is told so when writing fails
+OWN_MODE = 0o644  # of files for `opened_own`, less the bits of the umask
+NO_HOME = Path("/nonexistent/lowbit")  # for a user without a home folder; writing then fails with an error
 
 
 def cache_folder() -> Path:
@@ -49,13 +49,13 @@ def cache_folder() -> Path:
         return Path(named).absolute()
     try:
         usual = Path(user_cache_dir("lowbit", appauthor=False))
-    except RuntimeError:  # of later versions; earlier ones answer with "~"
+    except RuntimeError:  # in later versions; earlier ones return "~"
         return NO_HOME
     return NO_HOME if usual.parts[0] == "~" else usual.absolute()
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder of the cache, and those above it that are missing, with mode 0700 whatever the umask.
+    """Create a folder of the cache, and its missing parents, with mode 0700 regardless of the umask.
 
     Raises:
         OSError: it cannot be created, or a file is in its place.
@@ -82,7 +82,7 @@ def written(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     Raises:
         OSError: the folder does not exist or cannot be written, the disk is full, or the path is a device or a pipe.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):  # a folder is refused when the file is renamed
+    if path.exists() and not (path.is_file() or path.is_dir()):  # renaming onto a folder fails later
         raise OSError(errno.EINVAL, "not a plain file", str(path))
     temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -98,7 +98,7 @@ def written(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file, all of it or nothing; arguments and errors as `written`."""
+    """Write a file, completely or not at all; arguments and errors as `written`."""
     with written(path, mode) as stream:
         stream.write(content)
 
@@ -107,7 +107,7 @@ def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def code_folder(name: str) -> Path:
-    """The folder `name` of the cache, for files that are run: an `own_folder`.
+    """The folder `name` of the cache, for executable files: an `own_folder`.
 
     Raises:
         UnavailableError: it cannot be created, or another user can write to it or replace it.
@@ -118,11 +118,11 @@ def code_folder(name: str) -> Path:
 def own_folder(folder: Path, what: str) -> Path:
     """A folder in which no other user can write; created with mode 0700 if it does not exist.
 
-    Symbolic links are resolved, so that what is checked is what is used.
+    Symbolic links are resolved, so that the checked folder is the one used.
 
     Args:
         folder: where.
-        what: the kind of files that are kept there, for errors.
+        what: the kind of files kept there, for errors.
 
     Raises:
         UnavailableError: it cannot be created, or another user can write to it or replace it.
@@ -139,9 +139,10 @@ def own_folder(folder: Path, what: str) -> Path:
 
 
 def _check_ours(place: Path, what: str, remedy: str, *, sticky_allowed: bool) -> None:
-    """Make sure that no other user can replace what is in a folder.
+    """Ensure that no other user can replace the contents of a folder.
 
-    Others may add entries to one with a sticky bit, where that is allowed, as they cannot replace those of this user.
+    If `sticky_allowed`, others may add entries to a folder with a sticky bit, because they cannot replace those of this
+    user.
     """
     found = place.stat()
     if found.st_uid not in (0, os.geteuid()):
@@ -159,7 +160,7 @@ def kept_code(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
     Args:
         folder: from `code_folder`.
         name: of the file; it holds a digest of everything that determines the content.
-        make: writes the file to the path that it is given, in a new folder of its own.
+        make: writes the file to a given path, in a new folder of its own.
 
     Raises:
         OSError: the folder cannot be written.
@@ -167,14 +168,14 @@ def kept_code(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
     """
     path, record = folder / name, record_of(folder / name)
     for taken in (path, record):
-        if taken.is_dir() and not taken.is_symlink():  # it could not be replaced by what takes minutes to make
+        if taken.is_dir() and not taken.is_symlink():  # a folder could not be replaced after minutes of work
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(taken))
     if not _matches(path, record):
         sweep(folder)
         with workplace(folder) as place:
             made, noted = place / name, place / "digest"
             make(made)
-            made.chmod(0o700)  # a compiler leaves what the umask allows, which may be writeable for a group
+            made.chmod(0o700)  # compilers follow the umask, which may let a group write
             content = made.read_bytes()
             write_whole(noted, _noted(len(content), hashlib.sha256(content).hexdigest()), OWN_MODE)
             os.replace(made, path)
@@ -188,7 +189,7 @@ def record_of(path: Path) -> Path:
 
 
 def _matches(path: Path, record: Path) -> bool:
-    """Whether a kept file is a plain file of this user with the size and digest that were noted when it was made."""
+    """Whether a kept file is a plain file of this user with the size and digest recorded when it was made."""
     try:
         with opened_own(path) as stream, opened_own(record) as noted:
             size, told = os.fstat(stream.fileno()).st_size, noted.read(100)
@@ -200,7 +201,7 @@ def _matches(path: Path, record: Path) -> bool:
 
 
 def _noted(size: int, digest: str) -> bytes:
-    """What is written beside a kept file."""
+    """The content of the record of a kept file."""
     return f"{size} {digest}".encode()
 
 

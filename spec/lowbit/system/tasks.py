@@ -32,29 +32,29 @@ from lowbit.text import quoted
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Work = Callable[[Item, int], Result]
-"""Of an item and a number of threads; it is sent to other processes, so it is a function of a module or the like."""
+"""Takes an item and a number of threads. It is sent to other processes, so it must be picklable, such as a function of
+a module."""
 
 Results = Generator[tuple[Item, Result], None, None]
-"""Items with their results; to close it begins no further task."""
+"""Items with their results; closing it starts no further task."""
 
 MOST_LOSSES = 3
-"""Processes or machines in a row that are lost before anything finishes."""
+"""The most consecutive losses of processes or machines without a finished task."""
 
 
 class Executor(ABC):
-    """Where tasks run."""
+    """An executor of tasks."""
 
     @abstractmethod
     def run(self, work: Work[Item, Result], items: Sequence[Item]) -> Results[Item, Result]:
-        """Each item with the result of the work on it, as they finish.
+        """Each item with its result, as they finish.
 
         Args:
-            work: what is done; it can be pickled.
-            items: they can be pickled. They are taken out of a ``deque`` as they begin, and a caller that has a result
-                may append what it has made possible.
+            work: the function to call; picklable. items: picklable. Items of a ``deque`` are removed as they start, and
+                a caller that has a result may append further items.
 
         Raises:
-            UnavailableError: processes or machines are lost again and again, or there are none.
+            UnavailableError: processes or machines fail repeatedly, or there are none.
             Exception: whatever the work raises.
         """
 
@@ -86,13 +86,13 @@ class Processes(Executor):
     def _until_lost(
         self, work: Work[Item, Result], waiting: deque[Item], running: dict[Future[Result], Item]
     ) -> Results[Item, Result]:
-        """Results, until all are there or a process is lost; what is left in `running` then has none."""
+        """Results, until all are complete or a process is lost; the items left in `running` then have none."""
         threads = max(1, usable_processors() // self._processes)
         environment = (worker_environment(threads),)
         pool = ProcessPoolExecutor(self._processes, get_context("spawn"), _begun, environment)
         try:
             while waiting or running:
-                while waiting and len(running) <= self._processes:  # one more, so that no process waits for the caller
+                while waiting and len(running) <= self._processes:  # one extra, so that no process waits for the caller
                     running[pool.submit(work, waiting[0], threads)] = waiting[0]
                     waiting.popleft()
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -119,18 +119,18 @@ def check_there(path: Path) -> None:
 
 
 def lost_too_often(what: str, item: object) -> UnavailableError:
-    """The error of a job whose tasks are lost.
+    """The error for a job whose tasks are lost.
 
     Args:
-        what: is lost: a process or a machine.
-        item: that was worked on.
+        what: a process or a machine.
+        item: the current item.
     """
     reason = f"{what} that works on part {item} ended {MOST_LOSSES} times without a result, perhaps for lack of memory"
     return UnavailableError("the result", reason, "use fewer processes at a time")
 
 
 def _begun(environment: dict[str, str]) -> None:
-    """In a process of its own: end with the process that began it, and at an interrupt without a traceback."""
+    """Set up a worker process: it ends with its parent, and without a traceback at an interrupt."""
     os.environ |= environment
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     Thread(target=_end_with_parent, daemon=True).start()

@@ -27,14 +27,14 @@ def usable_processors() -> int:
 BLAS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """The variables that limit the threads of numpy's products."""
 OPENMP = "OMP_NUM_THREADS"
-"""The variable that limits those of backends, and of numpy's products where none of `BLAS` does."""
+"""The variable that limits those of backends, and of numpy's products if none of `BLAS` does."""
 
 
 def worker_environment(threads: int) -> dict[str, str]:
     """The variables of a process that does a part of this process's work.
 
-    numpy's float32 products round in an order that depends on the number of their threads. So a worker has as many for
-    them as this process, and its results are those that this process would have.
+    The order of roundings in numpy's float32 products depends on the number of threads. So a worker uses as many for
+    them as this process, and its results are the same.
 
     Args:
         threads: of backends.
@@ -47,13 +47,13 @@ def worker_environment(threads: int) -> dict[str, str]:
 def side_by_side(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
     """The results of some work on each of the items, in their order.
 
-    Where the work on an item fails, no further item is begun, and the error is raised when those that were begun have
-    ended; of several errors it is that of the earliest item. The same holds for an interrupt.
+    If the work on an item fails, no further item is started, and the error is raised when the running ones have ended;
+    of several errors, that of the earliest item. The same holds for an interrupt.
 
     Args:
         work: called with one item, on any thread.
         items: what to work on.
-        threads: the most items at a time; with one, the work is done on the caller's own thread.
+        threads: the most items at a time; with one, the work runs on the caller's thread.
     """
     if threads <= 1:
         return [work(item) for item in items]
