@@ -27,7 +27,7 @@ from lowbit.text import one_line
 UNREAD, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 GONE = "the current folder no longer exists; change to another one"
 WIDTHS = range(10, 1001)  # columns in which a table can be read
-NO_THREAD = "can't start new thread"  # Python's words, in an error that has no class of its own
+NO_THREAD = "can't start new thread"  # Python's message, in an error without its own class
 
 app = typer.Typer(
     cls=Commands,
@@ -69,7 +69,7 @@ def answered(run: Callable[[], object]) -> None:
                 run()
         finally:
             _written_out()
-    except BrokenPipeError:  # the reader has gone, as with `| head`; typer ends in the same way
+    except BrokenPipeError:  # the reader has closed the pipe, as with `| head`; typer exits in the same way
         sys.exit(UNREAD)
     except (LowbitError, OSError) as error:  # such as a full disk
         _fail(GONE if isinstance(error, FileNotFoundError) and _is_gone() else str(error))
@@ -81,7 +81,7 @@ def answered(run: Callable[[], object]) -> None:
         if str(error) != NO_THREAD:
             raise
         _fail("out of memory or of threads: no thread could be started; raise the limits that `ulimit -a` shows")
-    except SystemExit as end:  # typer ends every command so, an interrupted one with a status of its own
+    except SystemExit as end:  # typer ends every command so, an interrupted one with its own status
         if end.code == INTERRUPTED:
             print("lowbit: interrupted", file=sys.stderr)
         raise
@@ -90,14 +90,14 @@ def answered(run: Callable[[], object]) -> None:
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object, **__: object
 ) -> None:
-    """A warning in a line, as all remarks are; the place in the code is for warnings of other packages."""
+    """Print a warning on one line, like all remarks; the place in the code is shown for warnings of other packages."""
     place = "" if category.__module__.startswith("lowbit") or category is UserWarning else f" ({filename}:{lineno})"
     with suppress(OSError):
         print(f"lowbit: {one_line(str(message))}{place}", file=sys.stderr, flush=True)
 
 
 def _check_width() -> None:
-    """Drop widths that no terminal has: in 0 columns an answer is empty, and a huge width fills the memory."""
+    """Drop widths that no terminal has: with 0 columns an answer is empty, and a huge width fills the memory."""
     for name in ("COLUMNS", "TERMINAL_WIDTH"):  # of rich, and of typer, which fails if it is not a number
         given = os.environ.get(name, "")
         if not (given.isascii() and given.isdecimal() and int(given[:9]) in WIDTHS):
@@ -114,11 +114,11 @@ def _is_gone() -> bool:
 
 
 def _written_out() -> None:
-    """Write the rest of the answer now: Python would do so at its end, and fail with a traceback."""
+    """Flush the rest of the answer now: Python would do so at exit, and fail with a traceback."""
     try:
         sys.stdout.flush()
     except OSError:
-        with open(os.devnull, "wb") as nowhere:  # otherwise Python would try to write the rest again
+        with open(os.devnull, "wb") as nowhere:  # otherwise Python would try to flush the rest again
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise
 

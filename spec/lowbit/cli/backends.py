@@ -40,7 +40,7 @@ def backends(
 
 
 def chosen(names: list[str] | None) -> list[str]:
-    """The backends of these names, each once; of no names, all that are installed.
+    """The backends of these names, each once; without names, all that are installed.
 
     Raises:
         ArgumentError: a name that no installed package offers.
@@ -52,7 +52,7 @@ def chosen(names: list[str] | None) -> list[str]:
 
 
 def descriptions(names: list[str]) -> dict[str, Description]:
-    """What backends say of themselves; what they print goes to standard error, as standard output holds the answer."""
+    """The backends' own descriptions; their output goes to standard error, because standard output holds the answer."""
     found = {}
     for name, description, printed in ask(names):
         found[name] = description

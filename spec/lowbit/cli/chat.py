@@ -99,10 +99,10 @@ def chat(
 
 
 def _typed() -> Iterator[str]:
-    """The messages on standard input: its lines, but for empty ones.
+    """The messages on standard input: its non-empty lines.
 
     Raises:
-        ArgumentError: bytes that are no text.
+        ArgumentError: bytes that are not text.
     """
     while True:
         if sys.stdin.isatty():

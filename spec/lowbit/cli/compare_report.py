@@ -74,7 +74,7 @@ def _error(estimate: dict[str, Any], form: str) -> str:
 
 
 def _cell(number: float | None, form: str = ".4f") -> str:
-    """A number for a column, in scientific notation where it would be too long; None is one beyond float64."""
+    """A number for a column, in scientific notation if it would be too long; None stands for one beyond float64."""
     if number is None:
         return BEYOND
     said = f"{number:{form}}"
@@ -88,14 +88,14 @@ def is_beyond(answer: dict[str, Any]) -> bool:
 
 
 def counted(answer: dict[str, Any]) -> str:
-    """What was scored, in words."""
+    """The number of scored tokens, in words."""
     windows = len(answer["windows"])
     many = f"{windows} window{'s' * (windows > 1)} of {answer['window']}"
     return f"{answer['scored']} of the first {answer['tokens']} tokens of {answer['text']} scored, {many}"
 
 
 def write_report(answer: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Write the page, and the plot where matplotlib is installed; where they are, by what they are."""
+    """Write the page, and the plot if matplotlib is installed; returns their paths by kind."""
     return write_files(answer, folder / PAGE, page, folder / PLOT, draw)
 
 

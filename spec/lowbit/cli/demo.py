@@ -54,13 +54,13 @@ GROUP_SIZES = (64, 128)
 WIDTHS = (4, 3, 2)
 WINDOW = 256
 TEXT_TOKENS = 1024
-BY_LAYER = Options(by_layer=True)  # by the products that have been certified, also where a backend could run it whole
+BY_LAYER = Options(by_layer=True)  # use the certified products, even if a backend could run whole models
 WITH_ATTENTION = Options(
     by_layer=True, step=("attention.attend",)
 )  # also certified; the formulas need most of the time
 FULL_MODEL = 135e6  # weights of the model for which `SECONDS` holds
 SECONDS = {"profile": 8.0, "certify": 11.0, "generate": 8.0, "requantise": 2.0, "measure": 8.0}
-"""About what a step takes for one backend, model or width, on two processors that do nothing else."""
+"""The approximate seconds of a step for one backend, model or width, on two otherwise idle processors."""
 
 
 def demo(
@@ -142,12 +142,12 @@ class Steps:
 
 
 def preferred(names: Sequence[str]) -> str:
-    """The first of these backends in the default order; where none is in it, the first of them."""
+    """The first of these backends in the default order; if none is in it, the first of them."""
     return next((name for name in registry.DEFAULT_ORDER if name in names), names[0])
 
 
 def show_first_text(console: Console, loaded: StoredModel, name: str, prompt: str, tokens: int) -> None:
-    """What one backend generates with the model as stored."""
+    """Show what one backend generates with the model as stored."""
     with registry.load(name) as backend:
         _, steps, _ = generated(loaded.weights, backend, BY_LAYER, loaded.tokenizer.encode(prompt), tokens)
     show_text(console, prompt, loaded.tokenizer.decode(step.token for step in steps))
@@ -171,8 +171,8 @@ def requantized(weights: LlamaWeights, bits: int, group_size: int) -> Variant:
         return Variant(name, planned(weights, Plan.uniform(bits, group_size), progress))
 
 
-# **Perplexity** of each width, on the same tokens, by the fastest certified backend. Attention runs on it too, where it
-# declares that: the formulas would need most of the time.
+# **Perplexity** of each width, on the same tokens, by the fastest certified backend. Attention also runs on it if it
+# declares attention: the formulas would take most of the time.
 
 
 def fastest(generated: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
@@ -214,7 +214,7 @@ def perplexities(
 
 
 def show_perplexities(console: Console, rows: Sequence[Mapping[str, Any]], how: str) -> None:
-    """The table of perplexities; `how` they were measured comes first."""
+    """Print the table of perplexities, after `how` they were measured."""
     console.print(f"[bold]Perplexity[/] on {escape(one_line(how))}")
     table = Table("weights")
     table.add_column("MB", justify="right")
@@ -229,7 +229,7 @@ def show_perplexities(console: Console, rows: Sequence[Mapping[str, Any]], how: 
 
 
 def show_summary(console: Console, answer: Mapping[str, Any]) -> None:
-    """The results in a few lines, and where the files are."""
+    """Print the results in a few lines, and the paths of the files."""
     speeds = _speeds(answer["generation"])
     first, last = answer["perplexity"][0], answer["perplexity"][-1]
     lines = verdict_lines(answer)

@@ -28,9 +28,9 @@ from lowbit.text import one_line
 PROFILE = "lowbit-1.1/qgemv-4"  # of the first step
 PRODUCTS = ("affine.quantize", "affine.dequantize", "linear.qgemv", "linear.qgemm")
 CASES = "The cases are a few of each clause, and all that this model's own shapes and weights make."
-LOADING = "backend"  # what the suite calls the operation of the case of loading the backend
-SPECIFICATION = "reference"  # the backend that is the specification itself
-BASELINE = (SPECIFICATION, "numpy")  # the first of them that takes part is the one with which others are compared
+LOADING = "backend"  # the suite's name for the operation of loading the backend
+SPECIFICATION = "reference"  # the backend of the specification itself
+BASELINE = (SPECIFICATION, "numpy")  # others are compared with the first of them that takes part
 
 
 def usable_backends(console: Console, weights: LlamaWeights) -> list[str]:
@@ -77,13 +77,13 @@ def certified_for_profile(names: Sequence[str], console: Console) -> dict[str, i
 
 
 def operations_of(config: LlamaConfig) -> tuple[str, ...]:
-    """What the demo runs a model with."""
+    """The operations with which the demo runs a model."""
     return *PRODUCTS, *needed(config)
 
 
 def certify(name: str, model: Path, config: LlamaConfig, html: Path | None = None) -> dict[str, Any]:
-    """The report of the suite on the operations that a model needs: a few cases of each clause, and all cases that the
-    model's own matrices make.
+    """The report of the suite on the operations that a model needs: a few cases of each clause, and all cases from the
+    model's own matrices.
 
     Args:
         name: of the backend.

@@ -28,7 +28,7 @@ from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.runtime import LanguageModel, Options, StoredModel, load
 from lowbit.text import cleaned, one_line, quoted
 
-HEAD_COLUMNS = 32  # of the head's product, those that the specification computes too
+HEAD_COLUMNS = 32  # the columns of the head's product that the specification also computes
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What one backend generated.
+    """The continuation by one backend.
 
     Attributes:
         backend: its name.
         text: the continuation.
-        tokens_per_second: without the first token, whose time is that of reading the prompt.
+        tokens_per_second: without the first token, whose time includes reading the prompt.
         read_bytes: bytes of prepared weights that it reads for each token.
         agreement: how the tokens compare with the first backend's, and the head with the specification, in words.
     """
@@ -61,7 +61,7 @@ class Continuation:
 def continuations(
     variant: Variant, backends: Sequence[str], loaded: StoredModel, prompt: str, count: int, options: Options
 ) -> list[Continuation]:
-    """What each backend generates; one that does not declare this quantisation is left out.
+    """The continuation by each backend that declares this quantisation.
 
     Args:
         variant: the weights.

@@ -42,7 +42,7 @@ def made_folder(folder: Path) -> Path:
     """The folder for the files, created if it does not exist.
 
     Raises:
-        ArgumentError: it cannot be created, or is no folder.
+        ArgumentError: it cannot be created, or is not a folder.
     """
     try:
         folder.mkdir(exist_ok=True)
@@ -102,7 +102,7 @@ def draw_perplexities(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.plot([row["bytes"] / 1e6 for row in rows[1:]], [row["perplexity"] for row in rows[1:]], "o-")
     axes.plot([rows[0]["bytes"] / 1e6], [rows[0]["perplexity"]], "s")
     for row in rows:
-        as_stored = row is rows[0]  # often close to the point of the most bits, so its label is below
+        as_stored = row is rows[0]  # often close to the point with the most bits, so its label is below
         axes.annotate(
             f"{row['weights'].partition(',')[0].removeprefix('re-quantised: ')}: {rounded(row['perplexity'])}",
             (row["bytes"] / 1e6, row["perplexity"]),
@@ -119,7 +119,7 @@ def draw_perplexities(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def rounded(perplexity: float) -> str:
-    """A perplexity for a label: one decimal, or none where it is large.
+    """A perplexity for a label: one decimal, or none if it is large.
 
     >>> rounded(30.63), rounded(590229.52)
     ('30.6', '590,230')
@@ -198,14 +198,14 @@ def table(columns: Sequence[str], rows: Iterable[list[str]], *, texts: int) -> s
 
 
 def write_report(answer: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Write the page, and the plot where matplotlib is installed; where they are, by what they are."""
+    """Write the page, and the plot if matplotlib is installed; returns their paths by kind."""
     return write_files(answer, folder / PAGE, page, folder / PLOT, draw)
 
 
 def write_files(
     answer: dict[str, Any], report: Path, page: Callable[..., str], plot: Path, draw: Callable[..., None]
 ) -> dict[str, str]:
-    """Write a page to `report`, and a plot to `plot` where matplotlib is installed; where they are, by these names."""
+    """Write a page to `report`, and a plot to `plot` if matplotlib is installed; returns their paths by these names."""
     files = {"report": str(report)}
     if can_draw():
         draw(answer, plot)

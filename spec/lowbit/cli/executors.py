@@ -25,12 +25,12 @@ KeepOption = Annotated[
 
 
 def executor_of(processes: int | None, cluster: str | None, keep: Path | None = None) -> Executor | None:
-    """Where parts of the work are done; None for this process.
+    """The executor for parts of the work; None for this process.
 
     Args:
         processes: of ``--processes``.
         cluster: of ``--cluster``.
-        keep: of ``--keep``; results of parts that are kept come from another process, one where none is asked for.
+        keep: of ``--keep``; kept results come from other processes, by default one.
 
     Raises:
         ArgumentError: both are given, or a number of processes below 1.

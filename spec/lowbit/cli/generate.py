@@ -143,7 +143,7 @@ def generate(
 
 @contextmanager
 def _collected(count: int) -> Iterator[Show]:
-    """Show how many of `count` tokens are there."""
+    """Show how many of `count` tokens have been generated."""
     with progress_bar("generating") as progress:
         yield lambda piece, tokens: progress(tokens, count)
 
@@ -156,7 +156,7 @@ def _print_piece(piece: str, tokens: int) -> None:
 def _text_of(
     steps: Iterable[Step], tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], show: Show
 ) -> tuple[list[int], str]:
-    """The tokens of all steps and their text, of which each piece is shown as soon as it is known."""
+    """The tokens of all steps and their text; each piece of text is shown as soon as it is known."""
     answer: list[int] = []
     text: list[str] = []
 

@@ -40,7 +40,7 @@ from lowbit.text import one_line, shortened
 
 WIDTH = 80
 LABEL, TYPE, BACKEND = 12, 16, 20
-"""Columns of a label, of a storage type, and of the name of a backend."""
+"""The widths of a label, a storage type, and the name of a backend, in columns."""
 NATIVE, DEQUANTISED, FLOAT32, UNKNOWN, REFUSED = "native", "dequantised", "float32", "unknown", "refused"
 MEANINGS = {
     NATIVE: "multiplied as it is stored",
@@ -49,7 +49,7 @@ MEANINGS = {
     UNKNOWN: "in no format of lowbit",
     REFUSED: "the backend has no --contract integer",
 }
-"""What a backend does with matrices, in a word and in more."""
+"""How a backend treats matrices, in a word and in a phrase."""
 SHORT = {FLOATS: FLOAT32, UNDESCRIBED: UNKNOWN, NO_INTEGERS: REFUSED}
 """Reasons that have a word of their own."""
 SHAPE = {
@@ -85,7 +85,7 @@ def inspect(
     if as_json:
         print(json.dumps({"path": str(path), **described(found), "backends": _described(found, descriptions(asked))}))
         return
-    print("\n".join(told(found)), flush=True)  # backends take seconds
+    print("\n".join(told(found)), flush=True)  # querying backends takes seconds
     print("\n".join(_told_backends(found, descriptions(asked))))
 
 
@@ -138,7 +138,7 @@ def _described_method(quantisation: Quantisation) -> dict[str, object]:
 
 
 def _described(found: Inspection, answers: Mapping[str, Description]) -> dict[str, object]:
-    """What each backend does, for a JSON answer."""
+    """How each backend treats the matrices, for a JSON answer."""
     rows = _products(found, answers)
     answer: dict[str, object] = {}
     for name, description in answers.items():
@@ -162,7 +162,7 @@ def _described(found: Inspection, answers: Mapping[str, Description]) -> dict[st
 
 
 def _products(found: Inspection, answers: Mapping[str, Description]) -> dict[str, list[Products]]:
-    """What each usable backend does with the matrices. Where lowbit does not run the model, the kernels count alone."""
+    """How each usable backend treats the matrices. If lowbit does not run the model, only the kernels count."""
     return {
         name: products(
             each["operations"], found.matrices, prepares_stored=each["prepares_stored"] or bool(found.problem)
@@ -221,7 +221,7 @@ def _told_method(quantisation: Quantisation) -> list[str]:
 
 
 def next_step(found: Inspection) -> str | None:
-    """What to do with a model that lowbit does not run; None where it runs, or where nothing is known to help."""
+    """What to do with a model that lowbit does not run; None if it runs, or if nothing is known to help."""
     if not found.problem:
         return None
     if found.remedy:
@@ -240,7 +240,7 @@ def next_step(found: Inspection) -> str | None:
 
 
 def _format_of(matrices: Matrices) -> str:
-    """The format of matrices; empty for floats and what no chapter describes."""
+    """The format of matrices; empty for floats and for bytes that no chapter describes."""
     if matrices.choices is None or matrices.choices.get("format") in dense.NAMES:
         return ""
     return str(matrices.choices.get("format", matrices.type.lower()))  # GGUF's affine groupings are formats as well
@@ -281,7 +281,7 @@ def _told_backends(found: Inspection, answers: Mapping[str, Description]) -> Ite
 
 
 def _cell(found: Products, contract: Contract) -> str:
-    """What a backend does with the matrices of a type, in two words."""
+    """How a backend treats the matrices of a type, in two words."""
     native, reasons = found.native[contract], found.lacking[contract]
     if not reasons:
         return NATIVE

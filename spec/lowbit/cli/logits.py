@@ -73,7 +73,7 @@ def logits(
             scores = ready.logits(ids, progress).astype(np.float64)
         account = ready.account()
     probabilities = softmax(scores)
-    order = np.argsort(-scores, kind="stable")[:top]  # of equals, the lowest token first
+    order = np.argsort(-scores, kind="stable")[:top]  # ties by lowest token
     rows = [
         {
             "token": int(token),

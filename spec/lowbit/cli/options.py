@@ -34,7 +34,7 @@ DEFAULT_GROUP_SIZE = 64
 DEFAULT_TOKENS, DEFAULT_WINDOW = 4096, 512
 """Of a calibration text."""
 CALIBRATION_TEXT = "lcet10"
-"""What commands that run a model calibrate on; not the text whose perplexity they measure by default."""
+"""The calibration text of commands that run a model; not the text whose perplexity they measure by default."""
 
 ModelOption = Annotated[
     Path | None,
@@ -205,7 +205,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 
 def file_of(path: Path | None, default: str) -> Path:
-    """The file that was given, or the default from `lowbit.formats.fetch.TABLE`, which is fetched if need be.
+    """The given file, or the default from `lowbit.formats.fetch.TABLE`, which is fetched if necessary.
 
     Raises:
         UnavailableError: it cannot be fetched; the message says which file to put where.
@@ -218,7 +218,7 @@ def file_of(path: Path | None, default: str) -> Path:
 
 @contextmanager
 def loaded_backend(backend: str | None, model: Path | None) -> Iterator[Backend]:
-    """The backend of a command. The default model, if no other was given, is checked meanwhile.
+    """The backend of a command. Meanwhile the default model is checked, if no other was given.
 
     Raises:
         LowbitError: as `registry.load`.
@@ -231,7 +231,7 @@ def loaded_backend(backend: str | None, model: Path | None) -> Iterator[Backend]
 
 @contextmanager
 def called(argument: str, option: str) -> Iterator[None]:
-    """An error that names this argument of the library names the option that gave it."""
+    """Make errors that name this argument of the library name the option instead."""
     try:
         yield
     except ArgumentError as error:
@@ -243,7 +243,7 @@ def called(argument: str, option: str) -> Iterator[None]:
 def opened(
     path: Path | None, gptq_version: str | None = None, context: int | None = None, *, identified: bool = False
 ) -> StoredModel:
-    """The model that was given, or the default; `identified` as for `open_model`. Its remarks are printed.
+    """The given model, or the default; `identified` as for `open_model`. Prints its remarks.
 
     Raises:
         LowbitError: it cannot be fetched or read.
@@ -264,11 +264,11 @@ def asked_version(gptq_version: str | None) -> Version | None:
     return None if gptq_version is None else check_choice("--gptq-version", gptq_version, VERSIONS)
 
 
-# **What they ask for.**
+# **Settings of a run.**
 
 
 def check_needless(given: Mapping[str, object], holds: bool, condition: str) -> None:
-    """Refuse options that were given although their condition, such as ``--method gptq``, does not hold."""
+    """Refuse given options whose condition, such as ``--method gptq``, does not hold."""
     for option, value in given.items():
         if value is not None and not holds:
             raise ArgumentError(option, value, f"only with {condition}", f"{option} applies only to {condition}")
@@ -281,13 +281,13 @@ def chosen(
     experts_group_size: int | None = None,
     method: str | None = None,
 ) -> Plan | None:
-    """The plan of the options on bits, groups and method; None is the weights as they are stored.
+    """The plan of the options on bits, groups and method; None means the weights as stored.
 
     >>> str(chosen(4, 64, experts_bits=2))
     'experts to 2 bits, groups of 64; attention to 4 bits, groups of 64'
 
     Raises:
-        ArgumentError: a wrong number or method, or one that means nothing because the bits are not given.
+        ArgumentError: a wrong number or method, or one that has no effect because the bits are not given.
     """
     needed = {
         "--group-size": (group_size, bits is None, "--bits"),
@@ -316,7 +316,7 @@ def chosen(
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """The options of calibration, which apply to GPTQ alone.
+    """The options of calibration, which apply only to GPTQ.
 
     Attributes:
         plan: how the model is quantised, still without a text.
@@ -343,7 +343,7 @@ class CalibrationOptions:
         return self.plan is not None and self.plan.needs_text
 
     def added(self, options: Options, model: StoredModel) -> Options:
-        """The options with the tokens of the text, where it is needed.
+        """The options with the tokens of the text, if it is needed.
 
         Raises:
             LowbitError: the text cannot be read or fetched.
@@ -376,7 +376,7 @@ def first_tokens(
 def sampling_of(
     temperature: float | None, top_k: int | None, top_p: float | None, min_p: float | None, seed: int | None
 ) -> Sampling:
-    """How tokens are chosen, as the options of drawing ask; greedily where none is given.
+    """How tokens are chosen, from the sampling options; greedily if none is given.
 
     >>> sampling_of(None, None, None, None, None) is GREEDY
     True
@@ -411,7 +411,7 @@ def stops_of(given: list[str] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """The options of a backend that runs whole models, and one that others have too, `keys`; None for what was not
+    """The options of a backend that runs whole models, and `keys`, which other backends also have; None if not
     given."""
 
     memory: str | None = None
@@ -422,7 +422,7 @@ class DeviceOptions:
     cold_experts: str | None = None
 
     def settings(self, backend: Backend) -> DeviceSettings | None:
-        """What they ask of a backend; None where the backend does not run whole models.
+        """The settings for a backend; None if the backend does not run whole models.
 
         Raises:
             ArgumentError: a wrong option, or one for whole models on another backend.
@@ -458,7 +458,7 @@ def _check_backend(option: str, name: str) -> None:
 def options_for(
     backend: Backend, plan: Plan | None, device: DeviceOptions, contract: str = "float32", step: str = "auto"
 ) -> Options:
-    """How a model is run, as the command line asks.
+    """How a model is run, from the command line.
 
     Raises:
         ArgumentError: an option that does not apply to this backend, or a contract or step that does not exist.

@@ -17,7 +17,7 @@ LABEL_WIDTH = 40
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of one thing: call what is yielded with how much is done and how much there is in all."""
+    """Show the progress of one task: call the yielded function with the work done and the total work."""
     with changing_bar() as report:
         report(what, 0, 1)
         yield lambda done, total: report(what, done, total)
@@ -25,10 +25,10 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def changing_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show one thing after another, in a line of at most 80 columns that is erased at the end.
+    """Show one task after another, in a line of at most 80 columns that is erased at the end.
 
-    It appears with the first report: it draws on a thread of its own, and some backends must start before there is one.
-    Where standard error is not a terminal, each new thing is a line of its own.
+    It appears with the first report: it draws on its own thread, and some backends must start before there is one. If
+    standard error is not a terminal, each new task gets its own line.
     """
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -166,7 +166,7 @@ def quantize(
 
 
 class Calibration:
-    """The options of calibration, of which none applies to a method other than GPTQ.
+    """The options of calibration, which apply only to GPTQ.
 
     Raises:
         ArgumentError: one that does not apply, or a wrong number.
@@ -211,7 +211,7 @@ def calibration_of(
 
 
 def opened_source(path: Path, gptq_version: str | None) -> Source:
-    """The model that is rewritten; remarks on how it is read are printed.
+    """The model to rewrite; prints remarks on how it is read.
 
     Raises:
         LowbitError: it cannot be read, or a directory cannot describe it.
@@ -224,7 +224,7 @@ def opened_source(path: Path, gptq_version: str | None) -> Source:
 
 @contextmanager
 def interrupts_told(out: Path) -> Iterator[None]:
-    """Say how to resume, where the block is interrupted."""
+    """Say how to resume if the block is interrupted."""
     try:
         yield
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from lowbit.runtime import LanguageModel, Options, StoredModel, load
 
 
 def with_room(options: Options, context: int) -> Options:
-    """The options of a device that makes room for `context` tokens; those of others stay as they are."""
+    """The options, with room for `context` tokens on a device; other options stay unchanged."""
     if options.device is None:
         return options
     return replace(options, device=replace(options.device, context=context))

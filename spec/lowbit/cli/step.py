@@ -46,14 +46,14 @@ def described(step: Step) -> dict[str, object]:
 
 
 def _setting(given: Setting) -> object:
-    """A setting for JSON, which has no infinity: the factor of a pair that is not rotated is null."""
+    """A setting for JSON, which has no infinity: the factor of an unrotated pair becomes null."""
     if not isinstance(given, Scaling):
         return given
     return asdict(given) | {"factors": [factor if math.isfinite(factor) else None for factor in given.factors]}
 
 
 def told(name: str, step: Step) -> list[str]:
-    """A step for people: a line for each operation, and the width of what it writes.
+    """A step for people: a line for each operation, and the width of its result.
 
     >>> from lowbit.model.config import LlamaConfig
     >>> from lowbit.model.step import block
