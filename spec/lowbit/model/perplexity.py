@@ -61,9 +61,8 @@ class Protocol:
 
     Attributes:
         window: W, the default number of tokens of a window.
-        bos: where the BOS token goes: ``windows``, before every window and not counted in W;
-            ``text``, once before the text; ``replaces``, before the text, and in place of the first token of every
-            window.
+        bos: where the BOS token goes: ``windows``, before every window and not counted in W; ``text``, once before the
+            text; ``replaces``, before the text, and in place of the first token of every window.
         scored: ``all`` that have a token before them in their window; ``half``, those after the first ⌊W/2⌋ + 1.
         stride: from the start of a window to that of the next, less than W; a token is scored in the first window that
             contains it. None for W.

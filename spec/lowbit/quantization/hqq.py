@@ -283,8 +283,8 @@ def as_minimum(matrix: HqqMatrix) -> QuantizedMatrix:
         matrix: K × N, axis 1.
 
     Raises:
-        ArgumentError: not an `HqqMatrix`; axis 0, whose scales cannot be factored out of the sums of equation 2;
-            a product that overflows.
+        ArgumentError: not an `HqqMatrix`; axis 0, whose scales cannot be factored out of the sums of equation 2; a
+            product that overflows.
 
     Source: QIGen equation 2; errata H.
     """

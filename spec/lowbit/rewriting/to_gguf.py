@@ -226,7 +226,7 @@ def _tensors(parts: list[Path]) -> Iterator[tuple[str, Array]]:
     """The tensors of the parts, one at a time, by their labels."""
     for part in parts:
         with safe_open(part, "numpy") as held:
-            for label in held.keys():  # noqa: SIM118 - no mapping, it only has this method
+            for label in held.keys():  # noqa: SIM118 - not a mapping, it only has this method
                 yield label, held.get_tensor(label)
 
 

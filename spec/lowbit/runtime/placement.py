@@ -36,8 +36,8 @@ class Account:
     """An account of a run.
 
     Attributes:
-        fields: for programs, in JSON types: model, backend and plan; then contract, steps and matrices of a
-            backend that runs one layer at a time, or settings and device of one that runs whole models.
+        fields: for programs, in JSON types: model, backend and plan; then contract, steps and matrices of a backend
+            that runs one layer at a time, or settings and device of one that runs whole models.
         sentence: the same for people.
     """
 

@@ -72,7 +72,7 @@ def read_tokenizer(source: Checkpoint) -> Tokenizer:
 
 
 def byte_tokenizer() -> bytes:
-    """A ``tokenizer.json`` of 256 tokens without merges: the token of a byte is the byte."""
+    """A ``tokenizer.json`` of 256 tokens without merges: the token of a byte is its value."""
     stand_ins = {byte: chr(byte) for byte in (*range(33, 127), *range(161, 173), *range(174, 256))}
     others = (byte for byte in range(256) if byte not in stand_ins)
     stand_ins |= {byte: chr(256 + number) for number, byte in enumerate(others)}  # a printable character for each byte

@@ -108,7 +108,7 @@ LONGEST_TOKEN = 256
 
 
 def _cut_by(pattern: str) -> PreTokenizer:
-    """Cuts text into words by a pattern; the bytes of each word are then merged."""
+    """A pre-tokenizer that cuts text into words by a pattern; the bytes of each word are then merged."""
     return Sequence([Split(Regex(pattern), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
