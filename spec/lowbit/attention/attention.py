@@ -70,8 +70,7 @@ def attend(
 ) -> F64:
     r"""Grouped-query attention of the last T of S tokens over all S.
 
-    The first of two tokens attends only to itself; the second, whose query favours neither key, attends equally to
-    both:
+    The first of two tokens attends only to itself; the second, whose query favours neither key, to both equally:
 
     >>> queries = np.zeros((2, 1, 2))
     >>> keys, values = np.ones((1, 2, 2)), np.array([[[1.0, 0.0], [3.0, 0.0]]])

@@ -95,8 +95,7 @@ class KiviCache:
     def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         """Append T tokens and return the keys and the values of all tokens so far.
 
-        A key that is alone in its group stays as it is; the second completes the group, whose scale is a third of its
-        range:
+        A key alone in its group is kept as it is; the second completes the group, whose scale is a third of its range:
 
         >>> opened = KiviCache(kv_heads=1, head_dim=2, bits=2, group_size=2, residual=2)
         >>> for channel in (0.25, 3.25):

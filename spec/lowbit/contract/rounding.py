@@ -75,6 +75,7 @@ LARGEST_GAMMA = 0.1
 
 Roundings = Callable[[int, int], int]
 """``roundings(rows, group_size)``: the largest number of roundings that any term undergoes on its way into the result.
+
 For an operation without groups both are the length of its sum."""
 
 

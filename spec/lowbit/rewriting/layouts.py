@@ -45,7 +45,8 @@ class Description:
         bits: those of the most weights.
         group_size: rows of a group.
         symmetric: whether every zero is the middle of the codes.
-        act_order: whether groups may differ from runs of rows. floats: the modules that stay floats.
+        act_order: whether groups may differ from runs of rows.
+        floats: the modules that stay floats.
         other_bits: the bits of matrices that have others, by patterns (regular expressions) of their modules.
     """
 
@@ -66,8 +67,9 @@ class Layout:
     """A layout of a directory or file.
 
     Attributes:
-        name: as in ``--format``. formats: those that may hold a matrix, by the type of its scales, its bits, and
-            whether all matrices are symmetric; the first that does is used.
+        name: as in ``--format``.
+        formats: those that may hold a matrix, by the type of its scales, its bits, and whether all matrices are
+            symmetric; the first that does is used.
         config: the ``quantization_config``; None for a layout without one.
         bits: the supported ones.
         has_order: whether groups may be other than runs of rows.
@@ -263,7 +265,8 @@ def layout_of(name: str, *, of_codes: bool = True) -> Layout:
     """A layout by name.
 
     Args:
-        name: as in ``--format``. of_codes: whether it must hold codes.
+        name: as in ``--format``.
+        of_codes: whether it must hold codes.
 
     Raises:
         ArgumentError: there is none of this name.

@@ -176,7 +176,8 @@ def quantize(
 
     Args:
         source: the model.
-        destination: of the output; a free name, or for a directory an empty one. request: how to quantise.
+        destination: of the output; a free name, or for a directory an empty one.
+        request: how to quantise.
         report: called while it works.
         blocks: commits the parts of unfinished blocks; by default one after another in this process.
 
@@ -186,7 +187,8 @@ def quantize(
 
     Raises:
         ArgumentError: a request that does not fit the model; a destination that exists; weights that cannot be
-            quantised in this way. UnavailableError: too little memory or disk space.
+            quantised in this way.
+        UnavailableError: too little memory or disk space.
         FormatError: a damaged source; a result that differs from the intended one.
     """
     request.check()

@@ -50,8 +50,9 @@ class Executor(ABC):
         """Each item with its result, as they finish.
 
         Args:
-            work: the function to call; picklable. items: picklable. Items of a ``deque`` are removed as they start, and
-                a caller that has a result may append further items.
+            work: the function to call; picklable.
+            items: picklable. Items of a ``deque`` are removed as they start, and a caller that has a result may append
+                further items.
 
         Raises:
             UnavailableError: processes or machines fail repeatedly, or there are none.
