@@ -134,14 +134,16 @@ def bench(
     types, options, batches = (format, activations, result), options_of(option or []), batches_of(batch or [1])
     if op in PRODUCTS:
         if context:
-            raise ArgumentError("--context", context[0], f"leaving it out, since {op} is a product with a matrix")
+            sentence = f"--context is not possible: {op} is a product with a matrix"
+            raise ArgumentError("--context", context[0], "none", sentence)
         problems = products_of(op, types, options, shape or [], preset, batches)
     else:
         problems = others_of(op, types, options, shape or [], preset, batches, context or [CONTEXT])
     limits = [*limits_by_default(problems[0], limit or []), *(limit or [])]
     claimed = Claimed(op, types, limits, arrays, device)
     if not function and (limit or arrays != "numpy" or device != "cpu"):
-        raise ArgumentError("--limit, --arrays and --device", "given", "only with a --function")
+        given = "--limit, --arrays and --device"
+        raise ArgumentError(given, "given", "only with --function", f"{given} describe a --function; give one")
     functions = functions_of(function or [], claimed)
     named = [*targets_of(names or [], library or [], command or []), *functions]
     folder = folder_of(out)
@@ -301,10 +303,11 @@ def products_of(
     if preset is not None:
         check_choice("--preset", preset, tuple(PRESETS))
         if shapes:
-            raise ArgumentError("--preset", repr(preset), "leaving it out, since --shape is given")
+            sentence = "--preset and --shape exclude each other; give one of them"
+            raise ArgumentError("--preset", repr(preset), "none", sentence)
     chosen = PRESETS[preset] if preset is not None else [shape_of(each) for each in shapes] or PRESETS["llama-7b"][1:2]
     if op not in OWN and not types[0]:
-        raise ArgumentError("--format", "not given", f"the format of the matrix, since --op is {op}")
+        raise ArgumentError("--format", "not given", "a format", f"--op {op} needs --format, the format of the matrix")
     every = [problem(op, each, batch, *types, options) for each in chosen for batch in batches]
     return list(dict.fromkeys(every))
 
@@ -324,7 +327,8 @@ def others_of(
         ArgumentError: one of them is wrong.
     """
     if shapes:
-        raise ArgumentError("--shape", shapes[0], f"leaving it out: {op} has the sizes of a model, --preset")
+        sentence = f"--shape is not possible: {op} has the sizes of a model; choose one with --preset"
+        raise ArgumentError("--shape", shapes[0], "none", sentence)
     for context in contexts:
         check_integer("--context", context, 1, 2**20)
     sizes = [(context, batch) for batch in batches for context in contexts]

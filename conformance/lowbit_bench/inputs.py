@@ -125,7 +125,8 @@ def problem(
     sizes = (("rows", rows), ("columns", columns), ("batch", batch))
     if operation in OWN:
         if format:
-            raise ArgumentError("--format", format, f"leaving it out, since {operation} has the specification's own")
+            sentence = f"--format is not possible: {operation} has the specification's own format"
+            raise ArgumentError("--format", format, "none", sentence)
         check_choice("--activations", activations or "float32", ("float32",))
         check_choice("--result", result or "float32", ("float32",))
         return Problem(operation, sizes, "", own_options(rows, given), "float32", "float32")

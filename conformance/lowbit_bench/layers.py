@@ -177,7 +177,7 @@ def other_problem(
     sizes = tuple((name, known[name]) for name in names)
     if operation not in WITH_FORMAT:
         if format:
-            raise ArgumentError("--format", format, f"leaving it out, since {operation} has none")
+            raise ArgumentError("--format", format, "none", f"--format is not possible: {operation} has no format")
         check_known(given, (), operation)
         check_choice("--result", result, (activations,))
         return Problem(operation, sizes, "", (), activations, activations)

@@ -120,13 +120,14 @@ def claim_of(
     """
     check_operation(f"{before}operation", operation)
     if "format" in LIMITS.get(operation, ()) and "format" not in limits:
-        text = f"the format of the matrix that the function of {operation} takes: {spoken(list(FORMATS))}"
-        raise ArgumentError(f"{before}format", "not given", text)
+        known = spoken(list(FORMATS))
+        sentence = f"{operation} needs {before}format, the format of the matrix that the function takes: {known}"
+        raise ArgumentError(f"{before}format", "not given", known, sentence)
     given = limits.get("format", ())
     for each in given if isinstance(given, (tuple, list, set, frozenset)) else (given,):
         check_choice(f"{before}format", each, tuple(FORMATS))
     if arithmetic is not None and OPERATIONS[operation].promise is Promise.EXACT:
-        raise ArgumentError("arithmetic", "given", f"None, since {operation} is exact")
+        raise ArgumentError("arithmetic", "given", "None", f"arithmetic must be None, since {operation} is exact")
     return Claim(operation, with_result(limits), arithmetic, check_choice(f"{before}arrays", arrays, ARRAYS), device)
 
 

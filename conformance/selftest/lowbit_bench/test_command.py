@@ -147,9 +147,9 @@ def test_what_is_not_declared_is_said_and_nothing_else() -> None:
     [
         (["--shape", "12"], "--shape is '12'; allowed: KxN"),
         (["--op", "kvcache.bpf"], "--op is 'kvcache.bpf'"),
-        (["--op", "linear.gemv"], "--format is not given"),
+        (["--op", "linear.gemv"], "--op linear.gemv needs --format"),
         (["--op", "linear.gemv", "--format", "q4_k", "--shape", "64x64"], "rows is 64; allowed: a multiple of 256"),
-        (["--preset", "sweep", "--shape", "8x8"], "--preset is 'sweep'"),
+        (["--preset", "sweep", "--shape", "8x8"], "--preset and --shape exclude each other"),
         (["--option", "bits=many"], "--option is 'bits=many'"),
         (["--batch", "2"], "--batch is 2; allowed: 1, since linear.qgemv multiplies one vector"),
         (["--rounds", "0"], "--rounds is 0"),
@@ -167,7 +167,7 @@ def test_what_is_not_declared_is_said_and_nothing_else() -> None:
         (["--shape", "99999999x99999999"], "--shape is 99999999x99999999; allowed: at most"),
         (["--out", ""], "--out is ''"),
         (["--out", "/dev/null/results"], "--out is '/dev/null/results'"),
-        (["--limit", "bits=4"], "--limit, --arrays and --device is given; allowed: only with a --function"),
+        (["--limit", "bits=4"], "--limit, --arrays and --device describe a --function; give one"),
         (["--deadline", "0"], "--deadline"),
     ],
 )

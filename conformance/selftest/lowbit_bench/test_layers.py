@@ -103,7 +103,7 @@ def test_products_and_these_are_all_operations() -> None:
     ("operation", "changed", "said"),
     [
         ("packing.unpack", {"activations": "float16"}, "--activations is 'float16'; allowed: float32"),
-        ("blocks.rms_norm", {"format": "q8_0"}, "--format is q8_0; allowed: leaving it out"),
+        ("blocks.rms_norm", {"format": "q8_0"}, "--format is not possible: blocks.rms_norm has no format"),
         ("blocks.rms_norm", {"model": "tiny"}, "--preset is 'tiny'; allowed: "),
         ("formats.quantize", {"format": "q4_k"}, "--format is 'q4_k'; allowed: "),
         ("formats.dequantize", {"format": ""}, "--format is ''; allowed: "),
@@ -121,8 +121,11 @@ def test_wrong_arguments_are_refused(operation: str, changed: dict[str, str], sa
 def test_the_command_takes_contexts_and_no_shapes() -> None:
     """`--context` belongs to attention, `--shape` to products."""
     for words, said in (
-        (["--op", "attention.attend", "--shape", "64x64"], "--shape is 64x64; allowed: leaving it out"),
-        (["--context", "64"], "--context is 64; allowed: leaving it out"),
+        (
+            ["--op", "attention.attend", "--shape", "64x64"],
+            "--shape is not possible: attention.attend has the sizes of a model",
+        ),
+        (["--context", "64"], "--context is not possible: "),
         (["--op", "attention.attend", "--context", "0"], "--context is 0"),
     ):
         done = CliRunner().invoke(app, ["bench", "numpy", *words])

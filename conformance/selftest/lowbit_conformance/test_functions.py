@@ -209,9 +209,9 @@ def test_a_moved_case_runs_again_by_its_id() -> None:
 
 def test_a_format_is_named() -> None:
     """The arrays of a stored matrix mean nothing without: one sentence before anything is run."""
-    with pytest.raises(ArgumentError, match=r"^format is not given; allowed: the format of the matrix .*: awq-gemm, "):
+    with pytest.raises(ArgumentError, match=r"^.* needs format, the format of the matrix .*: awq-gemm, "):
         lowbit.certify(right, "linear.gemv", activations="float32")
-    with pytest.raises(ArgumentError, match=r"^--format is not given; allowed: the format of the matrix .* or "):
+    with pytest.raises(ArgumentError, match=r"^.* needs --format, the format of the matrix .* or "):
         function_target("mine:gemv", "linear.gemv", {"activations": "float32"}, [], "numpy", "cpu")
 
 
