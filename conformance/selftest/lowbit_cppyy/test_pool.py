@@ -21,10 +21,13 @@ HEADERS = Path(str(files("lowbit_cppyy"))) / "cpp"
 THREAD = ("-fsanitize=thread",)
 MEMORY = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 NO_FUTEX = "-DLOWBIT_NO_FUTEX"
+OPENS = "open(true, static_cast<int>(workers));"
+GATHERS = "gather(workers, std::max<std::chrono::nanoseconds>(patience, least_patience));"
+COUNTS = "const int size = 1 + static_cast<int>(came_.fetch_or(too_late, std::memory_order_acq_rel));"
 CHANGES = {
     "leaves silently": ("fetch_sub(1, std::memory_order_acq_rel)", "fetch_sub(1, std::memory_order_relaxed)"),
     "leaves shares undone": ("} while (take_over(thread));", "} while (false);"),
-    "waits for nobody": ("gather(workers, ", "gather(0, "),
+    "waits for nobody": (f"{OPENS}\n    {GATHERS}\n    {COUNTS}", f"{COUNTS}\n    {OPENS}"),
     "watches for 300 µs": ("worker_patience{25}", "worker_patience{300}"),
 }
 Program = Callable[..., Callable[[], subprocess.CompletedProcess[str]]]
@@ -83,7 +86,7 @@ def test_the_checks_notice_a_pool_that_does_not_do_its_work(program: Program) ->
 
 
 def test_the_checks_notice_a_caller_that_begins_alone(program: Program) -> None:
-    """And with a caller that does not wait for workers which are late."""
+    """And with a caller that waits for no worker: it counts them before it opens the call."""
     assert "not so: who waits gets all workers" in program("pool_stress", change="waits for nobody")().stderr
 
 
