@@ -24,28 +24,28 @@ from lowbit_cppyy.codegen.exponential import constant
 from lowbit_cppyy.codegen.isa import InstructionSet
 
 CHANNELS = 16
-"""Running sums of a score."""
+"""The number of running sums of a score."""
 
 UNROLLED = 16
-"""Up to this many sixteens of channels the loop over them is unrolled."""
+"""The loop over groups of 16 channels is unrolled up to this many groups."""
 
 TILE_REGISTERS = 4
-"""The most registers of channels that are mixed at once."""
+"""The largest number of registers of channels that are mixed at once."""
 
 
 def sixteens(head_dim: int) -> int:
-    """The number of sixteens of channels of a head; the last may be short."""
+    """The number of groups of 16 channels of a head; the last may be short."""
     return -(-head_dim // CHANNELS)
 
 
 def tile_channels(head_dim: int, lanes: int) -> int:
-    """Channels that are mixed at once: the most of which all channels are a whole multiple."""
+    """The number of channels mixed at once: the largest that divides the number of all channels."""
     most = TILE_REGISTERS * lanes // CHANNELS
     return CHANNELS * next(n for n in range(most, 0, -1) if sixteens(head_dim) % n == 0)
 
 
 def scores(head_dim: int, table: InstructionSet) -> ProgramKernel:
-    """Scores of ``groups`` times L tokens; the query is followed by the factor of every score.
+    """Scores of ``groups`` times L tokens; the common factor of the scores follows the query.
 
     Args:
         head_dim: d_h.
@@ -97,7 +97,7 @@ def _product(acc: str, start: int, *, first: bool = False) -> Iterator[Step]:
 
 
 def mixed(head_dim: int, table: InstructionSet) -> ProgramKernel:
-    """A tile of channels of ``groups`` times two tokens, each times its probability at x, added to those at y.
+    """A tile of channels of ``groups`` times two tokens: each is multiplied by its probability at x and added to y.
 
     Args:
         head_dim: d_h.
@@ -107,7 +107,7 @@ def mixed(head_dim: int, table: InstructionSet) -> ProgramKernel:
 
 
 def weighted(stride: int, columns: int, table: InstructionSet) -> ProgramKernel:
-    """``y += x W`` for rows of W that begin `stride` elements apart, of which some columns are taken."""
+    """``y += x W`` for some columns of W, whose rows begin `stride` elements apart."""
     starts = range(0, columns, table.lanes)
     sums = {start: (f"even_{start // table.lanes}", f"odd_{start // table.lanes}") for start in starts}
     both: list[Step] = [scalar("p0", 0), scalar("p1", 1)]

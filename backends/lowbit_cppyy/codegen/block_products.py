@@ -23,7 +23,7 @@ BYTES_OF_128 = 0x80808080
 
 
 def fits(columns: int, block: int, lanes: int) -> bool:
-    """Whether there is a kernel: L blocks are whole rows, a row is whole registers, a block is a power of two.
+    """Whether there is a kernel: L blocks fill whole rows, a row fills whole registers, and a block is a power of two.
 
     >>> fits(64, 32, lanes=16), fits(64, 64, lanes=8), fits(96, 32, lanes=8), fits(64, 20, lanes=8)
     (True, True, False, False)
@@ -33,7 +33,7 @@ def fits(columns: int, block: int, lanes: int) -> bool:
 
 
 def block_products(columns: int, block: int, table: InstructionSet) -> ProgramKernel:
-    """The integers of ``groups`` times L blocks.
+    """The integer dot products of ``groups`` times L blocks.
 
     Args:
         columns: n, elements of a row.

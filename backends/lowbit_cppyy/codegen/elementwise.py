@@ -21,12 +21,12 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import function
 
 CHUNK = 64
-"""Elements of an iteration; `lowbit::chunk` in C++."""
+"""Elements per iteration; `lowbit::chunk` in C++."""
 
 
 @dataclass(frozen=True)
 class ProgramKernel:
-    """A kernel that is given by its program.
+    """A kernel defined by its program.
 
     Attributes:
         title: its name without the instruction set.
@@ -42,7 +42,7 @@ class ProgramKernel:
 
     @property
     def name(self) -> str:
-        """By the grammar above."""
+        """The name, by the grammar above."""
         return f"{self.title}_{self.table.name}"
 
     @property
@@ -60,7 +60,7 @@ def elementwise(lanes: int, before: tuple[Step, ...], body: Body, moved: Mapping
 
     Args:
         lanes: L.
-        before: steps that are done once, such as loading constants.
+        before: steps that run once, such as loading constants.
         body: see `Body`.
         moved: how far each pointer moves in an iteration.
     """
@@ -69,7 +69,7 @@ def elementwise(lanes: int, before: tuple[Step, ...], body: Body, moved: Mapping
 
 
 def reduced(lanes: int, word: str, operands: Callable[[str], tuple[str, ...]]) -> Program:
-    """Fold all elements into the `CHUNK` numbers at y by a word: into sums, or the largest.
+    """Fold all elements into the `CHUNK` numbers at y by one word: into sums or maxima.
 
     Args:
         lanes: L.
@@ -143,7 +143,7 @@ def _gated(offset: int) -> Iterator[Step]:
 
 
 def _gelu_gated(offset: int) -> Iterator[Step]:
-    """gelu(a) is a σ(w) with w = a (c₁ + c₃ a²). Where a² overflows, w is infinite, as far as σ can tell."""
+    """gelu(a) is a σ(w) with w = a (c₁ + c₃ a²). Where a² overflows, w is infinite, which gives the same σ(w)."""
     yield load("a", "w", offset)
     yield load("b", "s", offset)
     yield Instruction("multiply", "v", ("a", "a"))
@@ -153,8 +153,8 @@ def _gelu_gated(offset: int) -> Iterator[Step]:
 
 
 def _clamped_gated(offset: int) -> Iterator[Step]:
-    """a is at most the limit, and b within it on both sides. The least of two numbers is minus the greatest of their
-    negatives, and of a NaN and a limit the NaN is taken, which stands last."""
+    """Clamp a to at most the limit, and b to the limit on both sides. The minimum of two numbers is minus the maximum
+    of their negatives. The number is the second operand, so the maximum of a limit and a NaN is the NaN."""
     yield load("a", "w", offset)
     yield from _at_most("a")
     yield load("b", "s", offset)
@@ -172,8 +172,8 @@ def _at_most(register: str) -> Iterator[Step]:
 
 
 def _capped(offset: int) -> Iterator[Step]:
-    """c tanh(a / c) with the sign of a, where tanh(z) is −t / (t + 2) for t = e^−2z − 1 and z of at least 0: t has the
-    relative error of a small z too."""
+    """c tanh(a / c) with the sign of a, where tanh(z) is −t / (t + 2) for t = e^−2z − 1 and z ≥ 0. The relative error
+    of t is small for small z too."""
     yield load("a", "w", offset)
     yield Instruction("as_int", "n", ("a",))
     yield Instruction("and", "a_sign", ("n", "sign"))
@@ -191,9 +191,9 @@ def _capped(offset: int) -> Iterator[Step]:
 
 
 def _activated(logit: str, offset: int) -> Iterator[Step]:
-    """a σ(w) b, where a register holds w, which has the sign of a. With t = e^−|w|, a σ(w) is a / (1 + t) for a ≥ 0 and
-    a·t / (1 + t) below. As t is at most 1, the numerator is the greater of a and a·t. For a NaN the second is taken,
-    which is a NaN too; for −∞ it is ∞·0."""
+    """a σ(w) b, for w in a register; w has the sign of a. With t = e^−|w|, a σ(w) is a / (1 + t) for a ≥ 0, and below
+    a·t / (1 + t). As t is at most 1, the numerator is the maximum of a and a·t. For a NaN the maximum takes the second,
+    which is a NaN too; for −∞ that is ∞·0."""
     yield Instruction("as_int", "n", (logit,))
     yield Instruction("or", "n", ("n", "sign"))
     yield Instruction("as_float", "t", ("n",))
@@ -270,7 +270,7 @@ PASSES: Mapping[str, tuple[str, Callable[[int], Program]]] = MappingProxyType(
         ),
     }
 )
-"""For each pass what it computes, and its program for registers of L lanes."""
+"""What each pass computes, and its program for registers of L lanes."""
 
 
 def pass_kernel(name: str, table: InstructionSet) -> ProgramKernel:

@@ -49,7 +49,7 @@ COEFFICIENTS = (
     0.1666652113199234,
     0.4999999403953552,
 )
-"""Of f^6 down to f^2: the polynomial 1 + f + … with the least relative error."""
+"""The coefficients of f^6 down to f^2 in the polynomial 1 + f + … with the least relative error."""
 
 
 def constant(register: str, value: float) -> Instruction:
@@ -68,11 +68,12 @@ CONSTANTS: tuple[Step, ...] = (
     *(constant(f"c_{6 - n}", value) for n, value in enumerate(COEFFICIENTS)),
     Instruction("broadcast_int", "bias", (127,)),
 )
-"""Steps that `exponential` requires before it; ``one`` is 1."""
+"""Steps that must precede `exponential`; ``one`` is 1."""
 
 
 def exponential(x: str, to: str) -> Iterator[Step]:
-    """Write e^x to a register, for x of at most 0; 0 for −∞ and NaN. Overwrites ``e``, ``k``, ``n``, ``p``, ``v``."""
+    """Write e^x to a register, for x ≤ 0; the result is 0 for −∞ and NaN. Overwrites ``e``, ``k``, ``n``, ``p``,
+    ``v``."""
     yield Instruction("maximum", "e", (x, "least"))
     yield from _reduced()
     yield Instruction("fmadd", "p", ("p", "e", "one"))
@@ -81,8 +82,8 @@ def exponential(x: str, to: str) -> Iterator[Step]:
 
 
 def exponential_less_1(x: str, to: str) -> Iterator[Step]:
-    """Write e^x − 1 to a register, for x of at most 0; −1 for −∞, and NaN for NaN. Requires a register ``minus_one``
-    too, which is −1, and overwrites what `exponential` does."""
+    """Write e^x − 1 to a register, for x ≤ 0; the result is −1 for −∞, and NaN for NaN. Also requires −1 in the
+    register ``minus_one``. Overwrites the same registers as `exponential`."""
     yield Instruction("maximum", "e", ("least", x))
     yield from _reduced()
     yield Instruction("multiply", "p", ("p", "e"))
@@ -92,7 +93,7 @@ def exponential_less_1(x: str, to: str) -> Iterator[Step]:
 
 
 def _reduced() -> Iterator[Step]:
-    """From x in ``e``: f in ``e``, r in ``p``, and k in the low bits of ``v``."""
+    """Reduce x in ``e`` to f in ``e``, r in ``p``, and k in the low bits of ``v``."""
     yield Instruction("fmadd", "v", ("e", "log2_e", "integers"))
     yield Instruction("add", "k", ("v", "minus_integers"))
     yield Instruction("fmadd", "e", ("k", "minus_high", "e"))
@@ -103,7 +104,7 @@ def _reduced() -> Iterator[Step]:
 
 
 def _power_of_2() -> Iterator[Step]:
-    """2^k in ``k``, from ``v``."""
+    """Compute 2^k in ``k`` from ``v``."""
     yield Instruction("as_int", "n", ("v",))
     yield Instruction("add_int", "n", ("n", "bias"))
     yield Instruction("slli", "n", ("n", 23))

@@ -18,19 +18,19 @@ from lowbit_cppyy.codegen.isa_plain import PLAIN_TYPES, PLAIN_WORDS
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """One table.
+    """The table of one instruction set.
 
     Attributes:
-        name: its name, in the names of kernels and in ``LOWBIT_CPPYY_ISA``.
+        name: as used in the names of kernels and in ``LOWBIT_CPPYY_ISA``.
         lanes: L, 32-bit numbers in a register.
         registers: η, the number of vector registers.
         fused: whether `fmadd` rounds once; otherwise it rounds the product and the sum.
         byte_dots: whether `dot4` is one instruction; otherwise it takes several.
-        requires: features that the processor must have, by archspec's names.
+        requires: processor features that it needs, by archspec's names.
         headers: C++ headers to include.
         types: C++ for the register types `vint` (unsigned) and `vfloat`.
         attribute: put before each function, so that a compiler that targets another processor accepts it.
-        words: for each word of `lowbit.kernels.vector.VOCABULARY` that a kernel uses, the body of its C++ function.
+        words: the body of the C++ function of each word of `lowbit.kernels.vector.VOCABULARY` that a kernel uses.
     """
 
     name: str
@@ -46,7 +46,7 @@ class InstructionSet:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options by which a compiler may use these instructions in all functions, as `attribute` allows in one.
+        """The options that allow a compiler to use these instructions in all functions; `attribute` allows it in one.
 
         >>> AVX2.options
         ('-mavx2', '-mfma', '-mf16c')
@@ -119,7 +119,7 @@ AVX2 = InstructionSet(
 
 
 def _widened(body: str) -> str:
-    """A word of AVX2 in the instructions for 512 bits, which have the same names but for the width."""
+    """A word of AVX2 in 512-bit instructions, whose names differ only in the width."""
     return body.replace("256", "512")
 
 
@@ -190,4 +190,4 @@ NEONDOT = replace(
 TABLES: Mapping[str, InstructionSet] = MappingProxyType(
     {table.name: table for table in (AVX512VNNI, AVX512, AVXVNNI, AVX2, NEONDOT, NEON, PLAIN)}
 )
-"""Every table by its name; of each processor's the fastest first."""
+"""Every table by its name; the fastest one of each architecture comes first."""

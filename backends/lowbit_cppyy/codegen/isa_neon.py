@@ -42,7 +42,7 @@ inline __attribute__((always_inline)) float32x4_t chosen(vfloat a, uint32x4_t la
 
 
 def _halves(expression: str) -> str:
-    """A word from what it is for one half: ``a``, ``b`` and ``c`` become ``a.lo`` and so on."""
+    """A word for both halves, from its text for one half: ``a``, ``b`` and ``c`` become ``a.lo`` and so on."""
     made = []
     for half in ("lo", "hi"):
         text = expression
@@ -69,7 +69,7 @@ NEON_WORDS = {
     "add": _halves("vaddq_f32({a}, {b})"),
     "multiply": _halves("vmulq_f32({a}, {b})"),
     "divide": _halves("vdivq_f32({a}, {b})"),
-    # The second operand where one is no number or both are zeros; NEON's own maximum differs.
+    # The second operand if either is a NaN or both are zeros; NEON's own maximum differs.
     "maximum": _halves("vbslq_f32(vcgtq_f32({a}, {b}), {a}, {b})"),
     "add_neighbours": "return {vpaddq_f32(a.lo, a.hi), vpaddq_f32(b.lo, b.hi)};",
     "permute": "return {chosen(a, b.lo), chosen(a, b.hi)};",
@@ -86,7 +86,7 @@ NEON_WORDS = {
     "add_pairs": _halves("vreinterpretq_u32_u16(vaddq_u16(vreinterpretq_u16_u32({a}), vreinterpretq_u16_u32({b})))"),
     "dot2": _halves("vaddq_u32({a}, products_of_16({b}, {c}))"),
     "srai": _halves(f"vreinterpretq_u32_s32(vshlq_s32({_SIGNED}, vdupq_n_s32(-i)))"),
-    # A place from 16 on gives 0 here, one with its highest bit set gives 0 there.
+    # An index of 16 or more gives 0 here; in the vocabulary, one whose highest bit is set gives 0.
     "lookup_bytes": _halves(
         "vreinterpretq_u32_u8(vqtbl1q_u8(vreinterpretq_u8_u32({a}), "
         "vandq_u8(vreinterpretq_u8_u32({b}), vdupq_n_u8(0x8F))))"
@@ -105,4 +105,4 @@ NEON_DOT4 = _halves(
     "vreinterpretq_s8_u32(veorq_u32({b}, vdupq_n_u32(0x80808080))), vreinterpretq_s8_u32({c})), "
     "vshlq_n_s32(vdotq_s32(vdupq_n_s32(0), vdupq_n_s8(64), vreinterpretq_s8_u32({c})), 1)))"
 )
-"""The instruction takes signed bytes: b − 128, and 128 times the sum of c, as twice 64 times, is added."""
+"""The instruction takes signed bytes, so it gets b − 128. Then 128 times the sum of c is added, as twice 64 times."""

@@ -29,8 +29,8 @@ _NEIGHBOURS = f"__builtin_shufflevector(a, b, {_EVEN}) + __builtin_shufflevector
 PLAIN_WORDS = {
     "load_int": "vint d; std::memcpy(&d, a, sizeof d); return d;",
     "load_float": "vfloat d; std::memcpy(&d, a, sizeof d); return d;",
-    # The bias of exponents changes from 15 to 127. The largest exponent, of infinities and NaN, changes by as much
-    # again. Numbers below the least normal one are multiples of 2^-24.
+    # The bias of exponents changes from 15 to 127. The largest exponent, that of infinities and NaN, changes by as much
+    # again. Subnormal numbers are multiples of 2^-24.
     "load_half": "vhalves d; std::memcpy(&d, a, sizeof d); const vint h = __builtin_convertvector(d, vint); "
     "const vint e = h & 0x7FFFu; const vint sign = (h & 0x8000u) << 16; "
     "const vint large = (vint)((vsigned)e > 0x7BFF) & (112u << 23); const vint small = (vint)((vsigned)e < 0x400); "

@@ -54,7 +54,7 @@ class Kernel:
 
     @property
     def columns(self) -> int:
-        """Columns that one call computes."""
+        """The number of columns that one call computes."""
         return self.recipe.registers * self.table.lanes
 
     @property
@@ -75,7 +75,7 @@ class Kernel:
 
 
 def kernel_source(kernel: Compilable) -> str:
-    """The C++ of a kernel, complete with the functions that it calls; no compiler is needed to see it.
+    """The C++ of a kernel with the functions that it calls. No compiler is needed.
 
     >>> from lowbit_cppyy.codegen.isa import TABLES
     >>> recipe = Recipe(4, "float16", "zero_point", "shift")

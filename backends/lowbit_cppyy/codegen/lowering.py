@@ -14,8 +14,8 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 _FUNCTION = {"and": "and_", "or": "or_"}  # keywords of C++; the other words are names of functions
 _REGISTER = {"int": "vint", "float": "vfloat", "none": "void"}
 
-# A table whose `fmadd` rounds twice says so to the compiler, which might fuse it otherwise. LOWBIT_ONCE is the hint of
-# x86 for what is read once; `lowbit_cppyy.runtime.prefetching` chooses it for this processor.
+# A table whose `fmadd` rounds twice tells the compiler, which might otherwise fuse it. LOWBIT_ONCE is the x86 hint for
+# data that is read once; `lowbit_cppyy.runtime.prefetching` chooses it for this processor.
 _MACROS = """\
 #ifndef LOWBIT_INLINE
 #define LOWBIT_INLINE inline __attribute__((always_inline))
@@ -34,11 +34,11 @@ LOWBIT_INLINE std::uint32_t bits(float a) { std::uint32_t d; std::memcpy(&d, &a,
 """
 
 _FLOATS = ("x", "y")
-"""Pointers to float; `w`, `s` and `z` point to 32-bit elements."""
+"""The pointers to float; `w`, `s` and `z` point to 32-bit elements."""
 
 
 class Compilable(Protocol):
-    """A kernel for a compiler: a function of this name in the namespace of its table."""
+    """A kernel that can be compiled: a function of this name in the namespace of its table."""
 
     @property
     def name(self) -> str: ...
@@ -98,7 +98,7 @@ def function(program: Program, table: InstructionSet, name: str, summary: str) -
 
 
 def _sizes(steps: tuple[Step, ...]) -> set[str]:
-    """The names of the sizes that the loops of a program count to."""
+    """The names of the sizes that bound the loops of a program."""
     names: set[str] = set()
     for step in steps:
         if isinstance(step, Loop):

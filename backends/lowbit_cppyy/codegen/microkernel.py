@@ -51,7 +51,7 @@ def micro_kernel(recipe: Recipe, lanes: int) -> Program:
 
 
 def _code_table(recipe: Recipe) -> Iterator[Step]:
-    """Load the numbers 0 to 15, which stand in front of x, into a register."""
+    """Load the numbers 0 to 15, which precede x in memory, into a register."""
     if recipe.method == "table":
         yield Instruction("load_float", "table", (Address("x"),))
         yield Advance("x", TABLE)

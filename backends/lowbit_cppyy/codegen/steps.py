@@ -12,18 +12,18 @@ from lowbit_cppyy.layout.panels import LINE, row_elements
 from lowbit_cppyy.recipe import Recipe, Tile
 
 TABLE = 16
-"""Elements of a table: of the sixteen sums of method `sums`, or of the sixteen codes of method `table`."""
+"""Elements of a table: the sixteen sums of method `sums`, or the sixteen codes of method `table`."""
 
 
 def added_to_results(tile: Tile, lanes: int, body: Iterable[Step]) -> list[Step]:
-    """Steps that add to the registers ``y_{r}_{j}``, between those that load and that store them."""
+    """Steps that add to the registers ``y_{r}_{j}``, preceded by their loads and followed by their stores."""
     addresses = {f"y_{r}_{j}": Address("y", r * tile.panel + j * lanes) for r, j in tile.places}
     loads = [Instruction("load_float", register, (address,)) for register, address in addresses.items()]
     return [*loads, *body, *(Instruction("store", "", (address, name)) for name, address in addresses.items())]
 
 
 def combined(tile: Tile) -> Iterator[Step]:
-    """The chains of each sum ``acc_{r}_{j}``, added up in the first: four and four, then the sums of these."""
+    """Add the chains of each sum ``acc_{r}_{j}`` into the first: in fours, then the sums of these."""
     fours = [(own - own % 4, own) for own in range(tile.chains) if own % 4]
     for to, own in (*fours, *((0, own) for own in range(4, tile.chains, 4))):
         for r, j in tile.places:
@@ -31,7 +31,7 @@ def combined(tile: Tile) -> Iterator[Step]:
 
 
 def zero(register: str) -> Instruction:
-    """``register = 0``, as every sum begins."""
+    """``register = 0``, the start of every sum."""
     return Instruction("broadcast_float", register, (0.0,))
 
 
@@ -39,14 +39,14 @@ def advance(elements: int) -> Iterator[Step]:
     """Move the three pointers into the stream of weights.
 
     They differ by a constant: the position of the tile's columns in a row of words, of scales and of zeros. An element
-    of those rows holds one column, one or two, and one to four.
+    of a row of words holds one column, of scales one or two, of zeros one to four.
     """
     for pointer in ("w", "s", "z"):
         yield Advance(pointer, elements)
 
 
 def x_elements(recipe: Recipe) -> int:
-    """Elements of x for one unit and one row."""
+    """The number of elements of x for one unit and one row."""
     if recipe.method == "sums":
         return 8 * recipe.unit_words * TABLE
     return recipe.unit_codes // 4 if recipe.integer else recipe.unit_codes
@@ -66,19 +66,20 @@ def words_of(tile: Tile, j: int) -> list[str]:
 
 
 def prefetched(tile: Tile, steps: Iterable[Step], first: int, elements: int) -> Iterator[Step]:
-    """Steps, and between them prefetches of the lines that lie a fixed distance behind the elements that they read.
+    """Steps, with prefetches between them of the cache lines a fixed distance ahead of the elements that they read.
 
-    They are needed because the processor's own prefetcher stops at a page. Whole rows of the panel are prefetched, also
-    where the tile is narrower, because the tiles beside it are next. With one row of x each word is used once, and
-    should not evict the activations from the caches. With several rows a panel is read once for each few of them.
+    They are needed because the hardware prefetcher stops at a page boundary. Whole rows of the panel are prefetched
+    even if the tile is narrower, because the adjacent tiles are next. With one row of x each word is used once and
+    should not evict the activations from the caches. With several rows a panel is read once for every few rows.
 
-    The prefetches are spread evenly. Side by side they would fill the buffers of the lines that are on their way, and
-    the loads behind them would wait.
+    The prefetches are spread evenly. A run of them would fill the line fill buffers, and the loads after them would
+    wait.
 
     Args:
         tile: of the kernel.
         steps: without loops.
-        first, elements: of the stream of weights, from the pointer on.
+        first, elements: the first element and the number of elements of the stream of weights, counted from the
+            pointer.
     """
     word, body = "prefetch_once" if tile.rows == 1 else "prefetch", list(steps)
     lines = range(first, first + elements, LINE) if tile.ahead else range(0)
@@ -92,7 +93,7 @@ def prefetched(tile: Tile, steps: Iterable[Step], first: int, elements: int) -> 
 
 
 def iteration(recipe: Recipe, lanes: int, products: Callable[[Recipe, int], Iterator[Step]]) -> Iterator[Step]:
-    """The units of one loop iteration; `products` gives the steps of one unit, whose words are loaded."""
+    """The units of one loop iteration; `products` gives the steps of one unit after its words are loaded."""
     elements = recipe.unit_words * recipe.panel
     for number in range(recipe.unroll):
         unit = chain(load_words(recipe, lanes, number), products(recipe, number))
@@ -136,4 +137,4 @@ def _scale_and_offset(recipe: Recipe, j: int, column: int) -> Iterator[Step]:
         return
     yield Instruction("load_byte", f"z_{j}", (Address("z", zeros + column // 4),))
     yield Instruction("cvt_int_float", f"o_{j}", (f"z_{j}",))
-    yield Instruction("multiply", f"o_{j}", (f"s_{j}", f"o_{j}"))  # s·z; X is negative, so no sign is needed
+    yield Instruction("multiply", f"o_{j}", (f"s_{j}", f"o_{j}"))  # s·z; X is negated, so no sign is needed

@@ -19,7 +19,7 @@ def mask(value: int) -> str:
 
 
 def constants(steps: Sequence[Step]) -> Iterator[Step]:
-    """A broadcast for each constant that some steps use."""
+    """A broadcast for each constant that the steps use."""
     pending, wanted = list(steps), set[int]()
     while pending:
         step = pending.pop()
@@ -32,14 +32,14 @@ def constants(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def shifted(word: str, by: int, to: str) -> tuple[list[Step], str]:
-    """The steps that shift a word right by some bits, or left if these are negative; and the register of the result."""
+    """The steps that shift a word right, or left if `by` is negative, and the register of the result."""
     if by == 0:
         return [], word
     return [Instruction("srli" if by > 0 else "slli", to, (word, abs(by)))], to
 
 
 class Unpacked(Protocol):
-    """What unpacking needs to know of a recipe: the width of a code, and how codes become products."""
+    """What unpacking needs from a recipe: the width of a code, and how codes become products."""
 
     @property
     def bits(self) -> int: ...
@@ -49,20 +49,20 @@ class Unpacked(Protocol):
 
 
 def folded(recipe: Unpacked, code: int) -> int:
-    """The power of two by which a code of this recipe is too large."""
+    """The power of two by which an unpacked code of this recipe is too large."""
     position = fields(recipe.bits, code)[0].position
     return position if recipe.method == "fold" and position + recipe.bits <= 31 else 0
 
 
 def unpack(recipe: Unpacked, code: int, words: list[str], a: str, b: str, to: str) -> Iterator[Step]:
-    """One code to the register `to`.
+    """Unpack one code to the register `to`.
 
     Args:
         recipe: with a method that multiplies.
         code: its number in the unit.
         words: the registers that hold the words of the unit.
         a: a scratch register.
-        b: another one, for the upper plane of a code.
+        b: a second scratch register, for the upper plane of a code.
         to: the register for the float.
     """
     parts = fields(recipe.bits, code)
@@ -87,7 +87,7 @@ def _single(field: Field, power: int, word: str, a: str) -> Iterator[Step]:
 
 
 def _join(low: Field, high: Field, power: int, words: list[str], a: str, b: str) -> Iterator[Step]:
-    """The two planes of a code joined, the lowest bit at `power`."""
+    """Join the two planes of a code; the lowest bit goes to `power`."""
     steps, register = shifted(words[low.word], low.position - power, a)
     yield from steps
     yield Instruction("and", a, (register, mask(((1 << low.width) - 1) << power)))
