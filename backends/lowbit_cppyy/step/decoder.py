@@ -33,20 +33,20 @@ from lowbit_cppyy.runtime.compiler import FORKED, NO_MEMORY, TINY, raise_failure
 from lowbit_cppyy.stored.casts import raise_for
 
 PURPOSES = (1, 2, 128)
-"""Numbers of tokens that have kernels of their own: one, a few, many. Between the last two a step chooses by the rows
-that the kernels compute; from 121 on it would always choose the same, as no kernel computes more than 16."""
+"""Token counts with kernels of their own: one, a few, many. A step chooses between the last two by the rows that the
+kernels compute; from 121 on the choice would not change, because no kernel computes more than 16."""
 UNROUTED = 9
 """Status of a step in which the score of an expert is not finite."""
 UNKEPT = 10
-"""Status of a step with a key or value that is finite, and infinite in float16."""
+"""Status of a step with a finite key or value that is infinite in float16."""
 UNCHOSEN = 11
-"""Status of a step that was to choose a token, and of which a logit is not finite."""
+"""Status of a step that should choose a token but has a logit that is not finite."""
 NO_SETTINGS, NO_CHOICE = np.zeros(3), np.zeros(4, np.uint64)
-"""For a step that chooses no token."""
+"""The arguments of a step that chooses no token."""
 MOST_FREQUENCIES = 4
-"""Kinds of rotations in one model."""
+"""The largest number of kinds of rotations in one model."""
 MOST_POSITIONS = 4096
-"""Of which cosines and sines are computed ahead, so that no token waits long."""
+"""The most positions whose cosines and sines are computed ahead, so that no token waits long."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class State:
     Attributes:
         keys: rotated, in the number format of the decoder.
         values: likewise, and not rotated.
-        length: tokens that are in them.
+        length: the number of tokens in them.
     """
 
     keys: U8
@@ -67,7 +67,7 @@ class State:
         return self.length
 
     def reserve(self, length: int, most: int) -> None:
-        """Make room for `length` tokens, of `most` that may come."""
+        """Make room for `length` tokens, of at most `most`."""
         capacity = self.keys.shape[2]
         if length > capacity:
             capacity = max(length, min(2 * capacity, most))
@@ -81,7 +81,7 @@ def _grown(array: U8, length: int, capacity: int) -> U8:
 
 
 class AnyParts(Protocol):
-    """What a step is called with; see `lowbit_cppyy.step.parts.StepParts`."""
+    """The arguments of a step; see `lowbit_cppyy.step.parts.StepParts`."""
 
     keys: Keys
     model: int
@@ -102,15 +102,15 @@ class CompiledDecoder:
 
     Attributes:
         config: of the model.
-        parts: what its step is called with.
+        parts: the arguments of its step.
     """
 
     def __init__(self, config: LlamaConfig, embedding: Rows, parts: AnyParts) -> None:
-        """A decoder of parts that are compiled already.
+        """A decoder of parts that are already compiled.
 
         Args:
             config: of the model.
-            embedding: gives the rows of tokens, as an array does: float32, vocabulary × hidden.
+            embedding: the rows of tokens, indexed as an array: float32, vocabulary × hidden.
             parts: of its step.
         """
         self.config, self.parts, self._embedding = config, parts, embedding
@@ -120,7 +120,7 @@ class CompiledDecoder:
         self._scored: tuple[F32, F32] | None = None
 
     def new_state(self, capacity: int = 64) -> State:
-        """The state of an empty sequence, with room for `capacity` tokens at first.
+        """The state of an empty sequence, initially with room for `capacity` tokens.
 
         Raises:
             ArgumentError: a capacity of less than one.
@@ -155,7 +155,7 @@ class CompiledDecoder:
         """As `lowbit.model.decoder.Decoder.hidden_batch`.
 
         Raises:
-            ArgumentError, UnavailableError: as that, and as `hidden`.
+            ArgumentError, UnavailableError: as `lowbit.model.decoder.Decoder.hidden_batch` and `hidden`.
         """
         for number, state in enumerate(states):
             self._check_state(f"states[{number}]", state)
@@ -192,7 +192,7 @@ class CompiledDecoder:
         return scores
 
     def choose(self, logits: F32, sampling: Sampling, position: int, sequence: int = 0) -> int:
-        """As `lowbit.model.sampling.choose`, and the same token: sampling in C++ takes a fraction of the time.
+        """As `lowbit.model.sampling.choose`, with the same token; sampling in C++ takes a fraction of the time.
 
         Raises:
             ArgumentError: as that.
@@ -211,7 +211,7 @@ class CompiledDecoder:
         return token
 
     def follow(self, token: int, state: State, sampling: Sampling, position: int) -> Step:
-        """As `lowbit.model.decoder.follow`, and the same bits, in one call: the step ends with the choice.
+        """As `lowbit.model.decoder.follow`, with the same bits, but in one call: the step ends with the choice.
 
         Raises:
             ArgumentError: as `hidden` and `choose`; the state stays as it was.
@@ -230,8 +230,8 @@ class CompiledDecoder:
         return Step(int(choice[0]), logits)
 
     def _alone(self) -> threading.Lock:
-        """The lock of the decoder. A child of fork gets an error: a thread that it lacks may have held the lock, and it
-        lacks the threads of the pool in any case."""
+        """The lock of the decoder. A forked child gets an error: it lacks the threads of the pool, and one of the
+        missing threads may hold the lock."""
         if os.getpid() != self._owner:
             raise_failure(FORKED)
         return self._lock
@@ -244,7 +244,7 @@ class CompiledDecoder:
             raise ArgumentError(argument, "of another decoder", "a state that `new_state` of this decoder has made")
 
     def _read(self, stream: F32, state: State) -> F32:
-        """The hidden states of tokens with these embeddings; the tokens are added to the state."""
+        """The hidden states of tokens with these embeddings; adds the tokens to the state."""
         single = len(stream) == 1
         logits = np.empty(self.config.vocabulary, np.float32) if single else FLOATS
         hidden = self._run(stream, state, logits, int(single), NO_SETTINGS, NO_CHOICE)
@@ -253,7 +253,7 @@ class CompiledDecoder:
         return hidden
 
     def _run(self, stream: F32, state: State, logits: F32, ends: int, settings: F64, choice: U64) -> F32:
-        """The same with the last arguments of `run_step`: what the step ends with."""
+        """The same with the last arguments of `run_step`, which say how the step ends."""
         count = len(stream)
         state.reserve(state.length + count, self.config.context)
         where = state.length, state.keys.shape[2], state.keys, state.values, logits, ends, settings, choice
@@ -262,8 +262,8 @@ class CompiledDecoder:
         return hidden
 
     def _call(self, run: Callable[..., int], stream: F32, positions: int, where: tuple[object, ...]) -> F32:
-        """The hidden states that a function of the bridge writes: by kernels that fold powers of two into activations,
-        or by others where an activation is too small for that."""
+        """The hidden states that a function of the bridge writes. Kernels fold powers of two into activations; if an
+        activation is too small for that, other kernels run."""
         hidden, angles = np.empty_like(stream), self._angles.up_to(positions)
 
         def called(tables: U64) -> int:
@@ -274,7 +274,7 @@ class CompiledDecoder:
         return hidden
 
     def _tried(self, rows: F32, call: Callable[[U64], int]) -> None:
-        """Call with the tables of a number of rows, again without powers of two where an activation is too small."""
+        """Call with the tables for a number of rows, and again without powers of two if an activation is too small."""
         for exact in (False, True):
             status = call(self._tables_of(len(rows), exact=exact))
             if status != TINY:
@@ -289,8 +289,8 @@ class CompiledDecoder:
             raise_for(status, rows)
 
     def _tables_of(self, count: int, *, exact: bool) -> U64:
-        """The addresses of the products of one token, of a few and of many, of which a step chooses. A dense model is
-        given one table alone where there is no choice. A sparse model may send any number of tokens to an expert."""
+        """The addresses of the products of one token, a few and many, from which a step chooses. A dense model gets a
+        single table if there is no choice. A sparse model may send any number of tokens to an expert."""
         one, _, many = PURPOSES
         if count == one:
             purposes: tuple[int, ...] = (one,) * 3
@@ -302,7 +302,7 @@ class CompiledDecoder:
 
 
 def _settings(sampling: Sampling) -> F64:
-    """What the bridge calls settings."""
+    """The settings in the order of the bridge."""
     return np.array([sampling.temperature, sampling.top_p, sampling.min_p])
 
 
@@ -315,7 +315,7 @@ class _Angles:
         self._made: tuple[int, list[F32], U64] = 0, [], np.zeros(MOST_FREQUENCIES, np.uint64)
 
     def up_to(self, positions: int) -> U64:
-        """The addresses of the tables, which have at least `positions` rows."""
+        """The addresses of the tables, extended to at least `positions` rows."""
         before, made, _ = self._made
         if positions > before:
             count = max(min(max(64, 2 * before, positions), before + MOST_POSITIONS, self._context), positions)
@@ -324,7 +324,7 @@ class _Angles:
             addresses = np.zeros(MOST_FREQUENCIES, np.uint64)
             for n, table in enumerate(tables):
                 addresses[n] = self._parts.address(table)
-            self._made = count, tables, addresses  # at once, so that an interrupt leaves the ones before
+            self._made = count, tables, addresses  # in one assignment, so that an interrupt leaves the previous tables
         return self._made[2]
 
     def _table(self, frequencies: Frequencies, first: int, end: int) -> F32:

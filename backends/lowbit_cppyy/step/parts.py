@@ -24,11 +24,11 @@ from lowbit_cppyy.step.source import StepSource
 
 GATES = {"silu": "gated", "gelu": "gelu_gated", "clamped": "clamped_gated"}
 KEPT: Mapping[Keys, tuple[int, int]] = MappingProxyType({"float32": (0, 0), "float16": (1, 1), "bfp12": (3, 1)})
-"""How keys and values are kept, as ``cpp/cache.h`` counts: a `Type`, or BFP12."""
+"""How keys and values are stored, as ``cpp/cache.h`` numbers it: a `Type`, or BFP12."""
 
 
 class StepParts:
-    """What the step of a decoder is called with, made of a decoder that runs the same step one operation at a time.
+    """The arguments of a decoder's step, made from a decoder that runs the same step one operation at a time.
 
     Attributes:
         source: the C++ of the step.
@@ -70,15 +70,16 @@ class StepParts:
         self.table_of(1)
 
     def address(self, array: Array) -> int:
-        """Where the step finds an array, which the caller keeps alive."""
+        """The address of an array for the step; the caller keeps the array alive."""
         return runtime().address(array)
 
     def written(self, arrays: Sequence[Array]) -> AbstractContextManager[U64]:
-        """The addresses of arrays that the step writes to, while the context lasts."""
+        """The addresses of arrays that the step writes to, valid while the context lasts."""
         return runtime().written(arrays)
 
     def table_of(self, purpose: int, *, exact: bool = False) -> int:
-        """The address of the products for calls of a number of tokens; `exact` for kernels without powers of two."""
+        """The address of the products for calls with a number of tokens; `exact` selects kernels without powers of
+        two."""
         if (purpose, exact) not in self._products:
             with preparing:
                 products = [product_of(each, purpose, exact=exact) for each in self._matrices]
@@ -143,7 +144,7 @@ class _Model(Made):
 
 
 def _functions() -> tuple[Callable[..., int], ...]:
-    """The functions of ``cpp/step.h`` that run steps, compiled at the first request with all that cppyy makes of it."""
+    """The functions of ``cpp/step.h`` that run steps, compiled with their cppyy wrappers at the first request."""
     compiled = runtime()
     bridge: Any = compiled.bridge
 
@@ -166,7 +167,7 @@ def _functions() -> tuple[Callable[..., int], ...]:
 
 
 def _keys_of(backend: str, decoder: Decoder) -> Keys:
-    """The number format of keys and values. A decoder whose elementwise operations are not the backend's is refused."""
+    """The number format of keys and values. Refuses a decoder whose elementwise operations are not the backend's."""
     for keys, cache in CACHES.items():
         if decoder.ops.dtype == np.float32 and decoder.ops.cache is cache:
             return keys

@@ -35,9 +35,9 @@ HEADS = ("query", "key", "value")
 HEAD_NORMS = ("query_norm", "key_norm")
 GATED = ("swiglu", "geglu", "clamped_swiglu")
 IN_PLACE = ("bias", "rotate", "scale", *GATED)
-"""Kinds of lines whose value takes the place of the one that it is made from."""
+"""The kinds of lines whose value overwrites its operand."""
 STREAM = -1
-"""The place of the residual stream, which lies in memory of its own."""
+"""The place of the residual stream, which has separate memory."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Norm:
 
 @dataclass(frozen=True)
 class Multiply:
-    """Products of one value with several matrices, and what follows in the same columns.
+    """Products of one value with several matrices, and the operations that follow in the same columns.
 
     Attributes:
         lines: the products.
-        bias: of the result of attention; None for none.
+        bias: of the result of attention, or None.
         then: a sum with the residual stream or a gated activation of their columns; empty for nothing.
     """
 
@@ -71,7 +71,7 @@ class AllHeads:
 
 @dataclass(frozen=True)
 class PerHead:
-    """What is done to single heads; the cache comes last."""
+    """Operations on single heads; writing to the cache comes last."""
 
     lines: tuple[Line, ...]
 
@@ -85,14 +85,14 @@ class Attend:
 
 @dataclass(frozen=True)
 class Add:
-    """A sum with the residual stream, of rows that were normed or that experts have computed."""
+    """A sum of the residual stream and rows that are normalised or computed by experts."""
 
     lines: tuple[Line, ...]
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A sparse layer: its scores, which may have a bias, its choice and its experts."""
+    """A sparse layer: its scores, possibly with a bias, its choice and its experts."""
 
     lines: tuple[Line, ...]
 
@@ -101,14 +101,14 @@ Phase = Norm | Multiply | AllHeads | PerHead | Attend | Experts | Add
 ALONE: Mapping[str, type[Norm] | type[Attend]] = MappingProxyType(
     {"norm": Norm, "attend": Attend, "attend_shaped": Attend}
 )
-"""The kinds of lines that are a phase by themselves."""
+"""The kinds of lines that form a phase by themselves."""
 
 
 def phases_of(program: Program, config: LlamaConfig) -> list[Phase]:
     """The phases of a block's program.
 
     Raises:
-        NotDeclaredError: it has a line that is not compiled, or not in this order.
+        NotDeclaredError: it has a line that is not compiled, or is not compiled in this order.
     """
     found: list[Phase] = []
     lines, reading = list(program), _Reading(program, config, roles_of(program))
@@ -119,7 +119,7 @@ def phases_of(program: Program, config: LlamaConfig) -> list[Phase]:
 
 
 def roles_of(program: Program) -> dict[str, str]:
-    """Which values are heads of queries, keys or values: products with those matrices, and what is made of them."""
+    """Which values are heads of queries, keys or values: products with those matrices, and values derived from them."""
     roles: dict[str, str] = {}
     for line in program:
         if line.kind == "product" and line.parameter in HEADS:
@@ -136,7 +136,7 @@ def refused(line: Line, why: str = "") -> NotDeclaredError:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Reads a program from its first line on."""
+    """A reader of a program, from its first line on."""
 
     program: Program
     config: LlamaConfig
@@ -180,12 +180,12 @@ class _Reading:
         return line.kind == "norm" and line.parameter == f"{self.roles.get(line.inputs[0])}_norm"
 
     def _whole_rows(self, line: Line) -> bool:
-        """Whether a norm is one of whole rows of the stream's width, which are not heads."""
+        """Whether a norm is over whole rows of the stream's width, rather than heads."""
         sizes = vector_sizes(self.config)
         return line.inputs[0] not in self.roles and sizes.get(str(line.parameter)) == self.config.hidden
 
     def _to_the_cache(self, lines: Sequence[Line]) -> Sequence[Line]:
-        """As many of these lines as stand before what follows the cache."""
+        """The leading lines, up to the first that must follow the cache."""
         kinds = [line.kind for line in lines]
         return lines[: kinds.index("append") + 1] if "append" in kinds else lines
 
@@ -198,7 +198,7 @@ def _leading(lines: Sequence[Line], alike: Callable[[Line], bool]) -> int:
 
 
 def _experts(lines: Sequence[Line]) -> Experts:
-    """A sparse layer: the scores of its gate, perhaps with a bias, and the experts, which read what the gate read."""
+    """A sparse layer: the scores of its gate, possibly with a bias, and the experts, which read the same input."""
     count = 1 + _leading(lines[1:], lambda other: other.parameter == "router_bias") + 1
     own = tuple(lines[:count])
     if count > len(lines) or own[-1].kind != "experts":
@@ -210,21 +210,21 @@ def _experts(lines: Sequence[Line]) -> Experts:
 
 
 def _multiply(products: Sequence[Line], behind: Sequence[Line], program: Program) -> Multiply:
-    """The phase of these products, with as many of the lines behind them as need no other columns than a thread's."""
+    """The phase of these products, with as many of the following lines as need only the columns of one thread."""
     outs, bias = tuple(product.out for product in products), None
     if behind and behind[0].kind == "bias" and behind[0].inputs == outs and behind[0].parameter == "output_bias":
         bias, behind = behind[0], behind[1:]
         outs = (bias.out,)
     then = _sum(behind, program)
     if then and products[0].inputs[0] in _stream(program):
-        then = ()  # threads that still read the stream for their columns may not meet those that add to it
+        then = ()  # other threads may still be reading the stream, so none may add to it here
     elif not then:
         then = tuple(line for line in behind[:1] if line.kind in GATED)
     return Multiply(tuple(products), bias, then if then and _follows(outs, then[0], program) else ())
 
 
 def _sum(lines: Sequence[Line], program: Program) -> tuple[Line, ...]:
-    """The sum with which these lines begin, with the factor of what it adds; nothing where they begin otherwise."""
+    """The sum with which these lines begin, with the factor of its addend; empty if they begin otherwise."""
     kinds = [line.kind for line in lines[:2]]
     if kinds == ["scale", "add"] and lines[0].inputs[0] not in _stream(program):
         return tuple(lines[:2]) if _follows((lines[0].out,), lines[1], program) else ()
@@ -232,8 +232,8 @@ def _sum(lines: Sequence[Line], program: Program) -> tuple[Line, ...]:
 
 
 def _follows(outs: tuple[str, ...], line: Line, program: Program) -> bool:
-    """Whether a line needs no other columns of these values than those that a thread has written, and nothing else
-    reads the values."""
+    """Whether a line needs only the columns of these values that the same thread has written, and nothing else reads
+    the values."""
     readers = [other for other in program if set(outs) & set(other.inputs)]
     if readers != [line]:
         return False
@@ -243,7 +243,7 @@ def _follows(outs: tuple[str, ...], line: Line, program: Program) -> bool:
 
 
 def _stream(program: Program) -> set[str]:
-    """The values of the residual stream."""
+    """The values that are the residual stream."""
     return {BEGIN, *(line.out for line in program if line.kind == "add")}
 
 
@@ -252,33 +252,33 @@ def _stream(program: Program) -> set[str]:
 
 @dataclass
 class Places:
-    """Where the values of a program lie: the column at which each begins, or `STREAM`.
+    """The places of the values of a program: the column at which each begins, or `STREAM`.
 
     Attributes:
         of: the place of each value.
-        columns: of all values together, for each token.
+        columns: the number of columns of all values together, for each token.
     """
 
     of: dict[str, int] = field(default_factory=dict)
     columns: int = 0
 
     def place(self, name: str, taken: dict[str, tuple[int, int]], size: int) -> None:
-        """Give a value the first columns that no other has."""
+        """Give a value the first free columns."""
         start = _free(taken, size)
         self.of[name], taken[name] = start, (start, start + size)
         self.columns = max(self.columns, start + size)
 
 
 def places_of(program: Program, phases: Sequence[Phase], config: LlamaConfig) -> Places:
-    """A place for every value. Two values that are alive in the same phase have different ones, unless one is made from
+    """A place for every value. Two values that are live in the same phase have different places, unless one overwrites
     the other in place."""
     wide, places = widths(program, config), Places({BEGIN: STREAM})
     last = {name: number for number, phase in enumerate(phases) for line in lines_of(phase) for name in line.inputs}
     for number, phase in enumerate(phases):
-        if isinstance(phase, Norm):  # for one token no wait follows, so threads may still read in the next phase
+        if isinstance(phase, Norm):  # for one token no barrier follows, so threads may still read it in the next phase
             name = phase.line.inputs[0]
             last[name] = max(last[name], number + 1 + len(_unwaited(phases[number + 1 :])))
-    taken: dict[str, tuple[int, int]] = {}  # the names of places that are in use, with their first and last column
+    taken: dict[str, tuple[int, int]] = {}  # the values that are live, with their first and last column
     for number, phase in enumerate(phases):
         if isinstance(phase, Experts):
             places.place(ROOM, taken, experts_room(phase, config))
@@ -300,13 +300,13 @@ def places_of(program: Program, phases: Sequence[Phase], config: LlamaConfig) ->
 
 
 def check_places(program: Program, phases: Sequence[Phase], places: Places) -> None:
-    """Refuse a program of which a step would compute something else.
+    """Refuse a program that a step would compute wrongly.
 
-    Sums go to the residual stream, whose older values are gone then. For one token, all norms share a row of the
-    thread, and no wait follows them.
+    Sums overwrite the residual stream, so its older values are lost. For one token, all norms share a row of the
+    thread, and no barrier follows them.
 
     Raises:
-        NotDeclaredError: it is such a program; the message names a line.
+        NotDeclaredError: the program is of this kind; the message names a line.
     """
     for line in program:
         streams = [places.of[name] == STREAM for name in line.inputs]
@@ -326,7 +326,7 @@ def check_places(program: Program, phases: Sequence[Phase], places: Places) -> N
 
 
 def _unwaited(phases: Sequence[Phase]) -> Sequence[Phase]:
-    """The norms at the beginning, behind which threads do not wait where there is one token."""
+    """The norms at the beginning, after which threads do not wait if there is one token."""
     count = 0
     while count < len(phases) and isinstance(phases[count], Norm):
         count += 1
@@ -334,7 +334,7 @@ def _unwaited(phases: Sequence[Phase]) -> Sequence[Phase]:
 
 
 def experts_room(phase: Experts, config: LlamaConfig) -> int:
-    """Columns for what is computed between the input of experts and their sum (``run_experts``)."""
+    """The number of columns for the values between the input of experts and their sum (``run_experts``)."""
     top_k = int(phase.lines[-1].setting("top_k"))
     return top_k * (2 * config.feed_forward + config.hidden + 2) + config.hidden
 

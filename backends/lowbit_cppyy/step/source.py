@@ -31,7 +31,7 @@ from lowbit_cppyy.step.phases import (
 )
 
 ENDS = [["norm", "product", *scale, *cap] for scale in ([], ["scale"]) for cap in ([], ["soft_cap"])]
-"""The kinds of lines behind the blocks."""
+"""The kinds of lines after the blocks."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StepSource:
 
     Attributes:
         step: the program.
-        table: the instruction set, whose namespace it is in.
+        table: the instruction set, whose namespace holds it.
     """
 
     step: Step
@@ -48,7 +48,7 @@ class StepSource:
 
     @cached_property
     def name(self) -> str:
-        """By what the text says, so that two different texts have different names."""
+        """A name derived from the text, so that different texts have different names."""
         return f"step_{hashlib.sha256(self._body('step').encode()).hexdigest()[:16]}"
 
     @property
@@ -58,16 +58,16 @@ class StepSource:
 
     @property
     def frequencies(self) -> list[Frequencies]:
-        """Those of its rotations, in the order of the tables of angles."""
+        """The frequencies of its rotations, in the order of the tables of angles."""
         return self.step.config.frequencies
 
     @property
     def value_columns(self) -> int:
-        """Columns of all shared values of a block, for each token."""
+        """The number of columns of all shared values of a block, for each token."""
         return max(block.places.columns for block in self._blocks.values())
 
     def parameters(self, program: Program) -> tuple[list[str], list[str]]:
-        """The names of the matrices and of the vectors of a block, in the order in which the text counts them."""
+        """The names of the matrices and of the vectors of a block, in the order in which the text numbers them."""
         block = self._blocks[program]
         return block.matrices, block.vectors
 
@@ -129,12 +129,12 @@ def _number(value: float) -> str:
 
 
 def _limit(line: Line) -> str:
-    """Minus the limit of a clamped unit, as its pass reads it; 0 for another."""
+    """Minus the limit of a clamped unit, as its pass reads it; 0 for other lines."""
     return _number(-(line.setting("limit") or 0.0))
 
 
 def _factor(lines: Sequence[Line]) -> str:
-    """Of what a sum with the residual stream adds."""
+    """The factor of the addend in a sum with the residual stream."""
     return _number(lines[0].setting("factor") if lines[0].kind == "scale" else 1.0)
 
 
@@ -173,7 +173,7 @@ class _Block:
         return [str(line.parameter)] if line.kind == "product" else []
 
     def lines(self) -> Iterator[str]:
-        """Of the function of the block."""
+        """The lines of the function of the block."""
         self._rows = set()
         for phase in self._phases:
             yield from (f"// {line}" for line in lines_of(phase))
