@@ -20,7 +20,7 @@ from lowbit_cppyy.stored.recipe import HEAD, StoredRecipe
 
 
 def elements_of(recipe: StoredRecipe) -> tuple[int, int]:
-    """Elements of the stream for each unit, and besides for each group, of one row of x."""
+    """The number of elements of the stream for each unit and, in addition, for each group, of one row of x."""
     each, runs = UNIT // 4 if recipe.integer else UNIT, UNIT // recipe.run if recipe.run else 0
     offset = recipe.structure.offset
     unit = each + runs * (recipe.centered + recipe.integer + (offset == "minimum"))
@@ -38,18 +38,18 @@ class StoredActivations:
 
     @property
     def firsts(self) -> list[int]:
-        """The first group of each block; and, last, their number."""
+        """The first group of each block, followed by the number of groups."""
         return self.layout.firsts
 
     @cached_property
     def factors(self) -> F32:
-        """For each code of a unit, the power of two that its activation is multiplied by."""
+        """The power of two that multiplies the activation of each code of a unit."""
         powers = [0 if self.recipe.integer else self.recipe.power(code) for code in range(UNIT)]
         return np.exp2(-np.array(powers, np.float32)).astype(np.float32)
 
     @property
     def center(self) -> int:
-        """What sums of activations are multiplied by, where a run begins with one."""
+        """The number that multiplies sums of activations, if a run begins with one."""
         if not self.recipe.centered:
             return 0
         return self.parts.center if self.recipe.structure.offset == "center" else BYTE_CENTER
@@ -62,9 +62,9 @@ class StoredActivations:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where each block begins in the stream of one row of x; and, last, where the stream ends."""
+        """The start of each block in the stream of one row of x, followed by the end of the stream."""
         starts = np.concatenate(([0], np.cumsum(self.group_elements)))
-        head = HEAD if self.recipe.headed else 0  # in front of each block
+        head = HEAD if self.recipe.headed else 0  # before each block
         return [int(starts[first]) + head * block for block, first in enumerate(self.layout.firsts)]
 
     def lists(self) -> list[Array]:
@@ -77,7 +77,7 @@ class StoredActivations:
         return [np.ascontiguousarray(each) for each in (self.factors, head, starts, units, lengths, order)]
 
     def numbers(self, columns: int) -> I64:
-        """The numbers of a route, in the order of ``create_stored_route``, for a kernel of so many columns."""
+        """The numbers of a route, in the order of ``create_stored_route``, for a kernel with this many columns."""
         recipe, offset = self.recipe, self.recipe.structure.offset
         flags = [
             recipe.headed,

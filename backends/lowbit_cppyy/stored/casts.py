@@ -23,7 +23,7 @@ KINDS: Mapping[str, int] = MappingProxyType(
 )
 """The formats, as ``cpp/casts.h`` numbers them."""
 SCALES: Mapping[str, int] = MappingProxyType({"int8-token-f16": 1, "int8-token-bf16": 2})
-"""The types of int8's scales, as ``cpp/stored.h`` numbers them; float32 where it is not named."""
+"""The types of int8's scales, as ``cpp/stored.h`` numbers them; formats that are not listed have float32."""
 
 TOO_SMALL, TOO_LARGE, NOT_FINITE = 6, 7, 8
 """Statuses of a cast."""
@@ -45,11 +45,11 @@ class CastCalls(Calls):
 
 
 def raise_for(status: int, x: Activations) -> None:
-    """Refuse numbers x without a cast, as the specification does.
+    """Refuse numbers x that have no cast, as the specification does.
 
     Raises:
-        ArgumentError: a number is not finite, of x or of what a step made from x; a block is so small that a quotient
-            is infinite, or so large that its scale is.
+        ArgumentError: a number of x, or one that a step made from x, is not finite; a block is so small that a quotient
+            is infinite, or so large that its scale is infinite.
         UnavailableError: no memory, a forked process, a closed backend.
     """
     if status == TOO_SMALL:
@@ -85,5 +85,5 @@ class Casts:
             raise_for(status, x)
         if len(tensors) > 1:
             with np.errstate(over="ignore"):
-                tensors[1][:, 0] = scales  # `Stored` refuses one that is infinite
+                tensors[1][:, 0] = scales  # `Stored` refuses an infinite scale
         return Stored(format, rows, count, tuple(tensors))

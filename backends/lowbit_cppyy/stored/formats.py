@@ -35,7 +35,7 @@ TABLES: Mapping[str, F32] = MappingProxyType(
 
 
 def planes(packed: Array, bits: int, run: int) -> Array:
-    """Codes in planes: of every `run` bytes the lowest bits are `run` codes, the next bits the next `run`."""
+    """Codes in planes: the lowest bits of every `run` bytes are `run` codes, the next bits are the next `run` codes."""
     runs = packed.copy().view(np.uint8).reshape(*packed.shape[:-1], -1, 1, run)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, np.newaxis]
     codes: Array = runs >> shifts & np.uint8(2**bits - 1)
@@ -44,7 +44,8 @@ def planes(packed: Array, bits: int, run: int) -> Array:
 
 
 def in_words(words: Array, bits: int) -> Array:
-    """Codes end to end along the last axis of 32-bit words, the first in the lowest bits; a rest is padding."""
+    """Codes end to end along the last axis of 32-bit words, the first in the lowest bits; left-over bits are
+    padding."""
     packed = words.copy().view(np.uint8)
     if 8 % bits == 0:
         return planes(packed, bits, 1)
@@ -55,7 +56,7 @@ def in_words(words: Array, bits: int) -> Array:
 
 
 def upright(array: Array) -> Array:
-    """N × blocks × each, as (blocks · each) × N."""
+    """N × blocks × each, transposed to (blocks · each) × N."""
     return array.reshape(len(array), -1).T.copy()
 
 
@@ -71,18 +72,18 @@ def of_32(fields: Tensors) -> Array:
 
 
 def of_q8_0(fields: Tensors) -> Array:
-    """Signed bytes, stored plus 128."""
+    """Signed bytes, plus 128."""
     return fields["qs"].view(np.uint8) ^ np.uint8(128)
 
 
 def _less_32(stored: Array) -> Array:
-    """6 bits, stored plus 32, as int8."""
+    """6-bit integers that are stored plus 32, as int8."""
     found: Array = stored.astype(np.int8) - np.int8(32)
     return found
 
 
 def scales_of_q3(packed: Array) -> Array:
-    """16 scales of 6 bits, stored plus 32, as int8."""
+    """16 scales of 6 bits that are stored plus 32, as int8."""
     low, high = planes(packed[..., :8], 4, 8), planes(packed[..., 8:], 2, 4)
     return _less_32(low | high << np.uint8(4))
 
@@ -96,7 +97,7 @@ def scales_and_minima(packed: Array) -> tuple[Array, Array]:
 
 
 def scales_of_iq4_xs(fields: Tensors) -> Array:
-    """8 scales of 6 bits, stored plus 32, as int8: low nibbles in ``scales_l``, high bits in ``scales_h``."""
+    """8 scales of 6 bits that are stored plus 32, as int8: low nibbles in ``scales_l``, high bits in ``scales_h``."""
     low = planes(fields["scales_l"], 4, 1)
     high = fields["scales_h"][..., np.newaxis] >> np.arange(0, 16, 2, dtype=np.uint16) & np.uint16(3)
     return _less_32(low | high.astype(np.uint8) << np.uint8(4))
@@ -104,12 +105,12 @@ def scales_of_iq4_xs(fields: Tensors) -> Array:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A GGUF type: its structure, its codes, and its further numbers.
+    """A GGUF type: its structure, its codes, and its other numbers.
 
     Attributes:
         structure: of its kernel.
-        codes: from the fields of the records to uint8, N × blocks × elements.
-        inner: the integers of runs, and minima where there are any.
+        codes: a function from the fields of the records to uint8, N × blocks × elements.
+        inner: the integers of runs, and minima if there are any.
         center: c.
         table: a name of `TABLES`.
     """
@@ -144,7 +145,7 @@ class Blocks:
 
 
 def scaled(structure: Structure, fields: Tensors) -> tuple[Structure, Array]:
-    """The scales of blocks; exponents stay bytes unless one of them is the least, which is no normal float32."""
+    """The scales of blocks; exponents stay bytes unless one of them is the smallest, which is not a normal float32."""
     if structure.scale != "exponent":
         return structure, upright(fields["d"][..., np.newaxis]).astype(np.float32)
     bytes_ = upright(np.ascontiguousarray(fields["e"]).view(np.uint8)[..., np.newaxis])
@@ -157,7 +158,7 @@ K_SCALES = Structure(4, inner="uint8", run=32, offset="minimum")
 
 
 def k_scales(fields: Tensors) -> tuple[Array, ...]:
-    """Of Q4_K and Q5_K."""
+    """The scales and minima of Q4_K and Q5_K."""
     return scales_and_minima(fields["scales"])
 
 
@@ -209,7 +210,7 @@ GGUF: Mapping[str, Blocks] = MappingProxyType(
 
 
 def grouped(codes: Array, scales: Array, zeros: Array, bits: int, group_of_row: I64) -> Parts:
-    """Parts of codes K × N in groups that `group_of_row` names in any order, with zeros G × N."""
+    """The parts of codes K × N with zeros G × N; `group_of_row` gives the group of each row, in any order."""
     order: I64 | None = None
     if (np.diff(group_of_row) < 0).any():
         order = np.argsort(group_of_row, kind="stable")
@@ -217,14 +218,14 @@ def grouped(codes: Array, scales: Array, zeros: Array, bits: int, group_of_row: 
     used, lengths = np.unique(group_of_row, return_counts=True)
     structure = Structure(bits, scale="float16" if scales.dtype == np.float16 else "float32", offset="zero")
     numbers, offsets = scales[used].astype(np.float32), zeros[used]
-    if zeros.max(initial=0) > 255:  # with codes of 8 bits; a product of 11 bits and 9 is exact in float32
+    if zeros.max(initial=0) > 255:  # only with 8-bit codes; a product of 11 bits and 9 bits is exact in float32
         structure = replace(structure, scale="float32", offset="number")
         offsets = -numbers * offsets.astype(np.float32)
     return Parts(structure, codes.copy(), lengths.tolist(), numbers, offsets=offsets, order=order)
 
 
 def gptq(stored: Stored, less: int, modulus: int = 2**31) -> Parts:
-    """GPTQ with zeros that are stored less a number, perhaps modulo another."""
+    """GPTQ with zeros that are stored minus `less`, possibly modulo `modulus`."""
     fields, bits = stored.by_name, dict(stored.options)["bits"]
     codes = in_words(fields["qweight"].T, bits).T[: stored.rows]
     zeros = in_words(fields["qzeros"], bits).astype(np.int64) + less
@@ -264,8 +265,8 @@ def awq_gemv(stored: Stored) -> Parts:
 def compressed(stored: Stored) -> Parts:
     """Signed integers with a scale for each group: those of 4 bits are looked up, and all others are bytes.
 
-    So their zero needs no second one beside it: a sum of x times :math:`2^{b-1}` would be rounded. What a stored zero
-    takes off, :math:`s z`, is a number, which float32 holds exactly.
+    So they need no second zero: a sum of x times :math:`2^{b-1}` would be rounded. The offset of a stored zero,
+    :math:`s z`, is a number that float32 holds exactly.
     """
     fields, options = stored.by_name, dict(stored.options)
     bits, scales = options.get("bits", 8), fields["weight_scale"].T.astype(np.float32)
@@ -290,13 +291,13 @@ def compressed(stored: Stored) -> Parts:
 
 
 def signed(bits: int, *, wide: bool, zeros: bool) -> Structure:
-    """The structure of signed integers with scales in float32 or in float16, and perhaps with zeros."""
+    """The structure of signed integers with scales in float32 or in float16, and possibly with zeros."""
     structure = Structure(*((4, "table") if bits == 4 else (8, "signed")), scale="float32" if wide else "float16")
     return replace(structure, offset="number") if zeros else structure
 
 
 def mxfp4(stored: Stored) -> Parts:
-    """Neighbours share a byte, where GGUF's MXFP4 has them half a block apart."""
+    """Adjacent codes share a byte; in GGUF's MXFP4 the codes of a byte are half a block apart."""
     fields, blocks = stored.by_name, GGUF["gguf-mxfp4"]
     structure, scales = scaled(blocks.structure, {"e": fields["scale"]})
     codes, lengths = upright(planes(fields["elements"], 4, 1)), [32] * (stored.rows // 32)
@@ -307,7 +308,7 @@ def mxfp4(stored: Stored) -> Parts:
 
 
 def hqq(stored: Stored) -> Parts:
-    """Codes of 1 bit take 2 here; :math:`-s z` is a number, which float32 holds exactly.
+    """Codes of 1 bit take 2 bits here; :math:`-s z` is a number that float32 holds exactly.
 
     A group may cross rows of N. The greatest common divisor of K and the group size divides every part of a group.
     """
@@ -330,7 +331,7 @@ def hqq(stored: Stored) -> Parts:
 
 
 SLABS = 10
-"""Codes of 3 bits in a word of HQQ."""
+"""The number of 3-bit codes in a word of HQQ."""
 
 
 def with_offsets(bits: int) -> Structure:
@@ -342,7 +343,7 @@ def with_offsets(bits: int) -> Structure:
 
 
 def floats(stored: Stored) -> Parts:
-    """Their patterns as codes, in one group without scales."""
+    """The bit patterns of floats as codes, in one group without scales."""
     structure = OF_FLOATS[stored.format]
     codes = stored.by_name["numbers"].view(f"u{structure.bits // 8}").T.copy()
     return Parts(structure, codes, [stored.rows], np.empty((1, 0), np.float32))
@@ -371,7 +372,7 @@ PARTS: Mapping[str, Callable[[Stored], Parts]] = MappingProxyType(
         **dict.fromkeys(OF_FLOATS, floats),
     }
 )
-"""For each format with kernels: from a stored matrix to its parts."""
+"""For each format with kernels, the function from a stored matrix to its parts."""
 
 
 def structure_of(name: str, bits: int) -> Structure:

@@ -40,7 +40,7 @@ from lowbit_cppyy.stored.parts import UNIT
 from lowbit_cppyy.stored.recipe import HEAD, StoredRecipe
 
 BYTE_CENTER = 128
-"""What is added to a signed byte so that it can be stored, or multiplied, as an unsigned one."""
+"""The number added to a signed byte so that it can be stored or multiplied as an unsigned byte."""
 
 _SUMMARY = """\
 {name}: {rows} row(s) of x times {columns} columns of {bits}-bit codes of a stored matrix.
@@ -60,7 +60,7 @@ class StoredKernel:
 
     @property
     def columns(self) -> int:
-        """Columns that one call computes."""
+        """The number of columns that one call computes."""
         return self.recipe.registers * self.table.lanes
 
     @property
@@ -87,7 +87,7 @@ class _Writer:
         self.recipe, self.structure, self.lanes = recipe, recipe.structure, lanes
         self.at = 0
 
-    # Pointers into the stream of weights: the column of a register, in elements that hold one number, two or four.
+    # Pointers into the stream of weights: the column of a register, in elements that hold one, two or four numbers.
 
     def row(self, offset: int, j: int) -> Address:
         return Address("w", offset + j * self.lanes)
@@ -110,7 +110,7 @@ class _Writer:
         return Program(self.lanes, (*self.constants(steps), *steps))
 
     def constants(self, steps: list[Step]) -> Iterator[Step]:
-        """The table in front of x, and what words of integers and floats need in every iteration."""
+        """The table that precedes x, and the constants that integers and floats need in every iteration."""
         if self.recipe.headed:
             load = "load_float" if self.recipe.method == "table" else "load_int"
             yield Instruction(load, "table", (Address("x"),))
@@ -128,7 +128,7 @@ class _Writer:
         return self.structure.values == "signed" and not self.recipe.integer
 
     def group(self) -> Iterator[Step]:
-        """Its units, then its scales and offsets."""
+        """The units of a group, then its scales and offsets."""
         recipe = self.recipe
         for r, j in recipe.places:
             if recipe.run:
@@ -146,7 +146,7 @@ class _Writer:
         yield from self.end_of_group()
 
     def begin(self, sums: str, suffix: str) -> Iterator[Step]:
-        """Sums begin with 0, or with minus the center times the sum of what they multiply."""
+        """Start sums at 0, or at minus the center times the sum of the activations."""
         recipe = self.recipe
         word = "broadcast_int" if recipe.integer else "broadcast_float"
         starts = self.next_x() if recipe.centered else [0] * recipe.rows if recipe.integer else [0.0] * recipe.rows
@@ -158,17 +158,17 @@ class _Writer:
     # A unit.
 
     def unit(self) -> Iterator[Step]:
-        """32 rows; then the pointers move past them."""
+        """The 32 rows of a unit; then the pointers move past them."""
         self.at = 0
         yield from prefetched(self.recipe, self.rows_of_unit(), 0, self.unit_elements)
         yield from advance(self.unit_elements)
         yield Advance("x", self.at)
 
     def rows_of_unit(self) -> Iterator[Step]:
-        """Their words, their products, and where runs end in it, their integers."""
+        """The words and products of the rows, and the integers of runs that end in the unit."""
         recipe = self.recipe
         runs = UNIT // recipe.run if recipe.run else 1
-        if not self.structure.is_floats:  # those are loaded where they are used: 16 rows of words are too many
+        if not self.structure.is_floats:  # words of floats are loaded at their use: 16 rows of words are too many
             yield from load_words(recipe, self.lanes)
         length = UNIT // runs
         for run in range(runs):
@@ -181,7 +181,7 @@ class _Writer:
 
     @property
     def unit_elements(self) -> int:
-        """Elements of the stream of weights that a unit takes."""
+        """The number of elements of the stream of weights in a unit."""
         inner = inner_rows(self.structure) * row_elements(self.recipe.panel, "uint8")
         return code_elements(self.structure, self.recipe.panel) + inner
 
@@ -214,7 +214,7 @@ class _Writer:
             yield Instruction("add", f"l_{j}", (f"l_{j}", f"c_{self.recipe.power(code)}"))
 
     def float(self, code: int, j: int) -> Iterator[Step]:
-        """A float as float32: bfloat16 is the upper half of one, and a word holds two rows of them."""
+        """A float as float32: a bfloat16 is the upper half of a float32, and a word holds two rows of bfloat16."""
         if self.structure.values == "float32":
             yield Instruction("load_float", f"l_{j}", (self.row(code * self.recipe.panel, j),))
             return
@@ -230,7 +230,7 @@ class _Writer:
         yield Instruction("as_float", f"l_{j}", (f"a_{j}",))
 
     def byte(self, code: int, j: int) -> Iterator[Step]:
-        """A code of two planes: four are joined in the bytes of a lane, and one of these is converted."""
+        """A code of two planes: four codes are joined in the bytes of a lane, and one of the bytes is converted."""
         if code % 4 == 0:
             steps, _ = four_codes(self.recipe.bits, code // 4, words_of(self.recipe, j), f"v_{j}", f"b_{j}")
             yield from steps
@@ -244,9 +244,9 @@ class _Writer:
         yield Instruction("cvt_int_float", f"l_{j}", (f"a_{j}",))
 
     def signed_byte(self, code: int, j: int) -> Iterator[Step]:
-        """A value of a table: four are looked up at once, and one of these is converted.
+        """A value of a table: four values are looked up at once, and one of them is converted.
 
-        Shifts and conversions take turns at the same ports of recent processors, masks do not.
+        Shifts and conversions compete for the same ports of recent processors; masks do not.
         """
         if code % 4 == 0:
             yield from self.looked_up(code // 4, j, f"v_{j}")
@@ -308,7 +308,7 @@ class _Writer:
             yield from self.apply("n", "X_{}", "low", runs + run, signed=False)
 
     def apply(self, name: str, factor: str, to: str, place: int, *, signed: bool) -> Iterator[Step]:
-        """Multiply by the integers of a run, which are the `place`-th row of bytes behind the words."""
+        """Multiply by the integers of a run, which are row `place` of the bytes after the words."""
         offset = self.recipe.unit_words * self.recipe.panel + place * row_elements(self.recipe.panel, "uint8")
         for j in range(self.recipe.registers):
             yield Instruction("load_byte", f"i_{j}", (self.bytes(offset, j),))
@@ -336,7 +336,7 @@ class _Writer:
             self.at = 0
 
     def scaled(self, total: str, scale: int) -> Iterator[Step]:
-        """The sums of a group, scaled, and its offsets, which lie `scale` elements behind the scales."""
+        """The scaled sums of a group, and its offsets, which lie `scale` elements after the scales."""
         recipe, structure = self.recipe, self.structure
         yield Comment("y += d * blk")
         if structure.offset in ("number", "zero"):
@@ -355,7 +355,7 @@ class _Writer:
                 yield from self.offset(scale, j)
 
     def offset(self, place: int, j: int) -> Iterator[Step]:
-        """``y += o * X``; of zeros and minima the sums of activations are negative."""
+        """``y += o * X``; for zeros and minima the sums of activations are negated."""
         structure = self.structure
         if structure.offset == "zero":
             yield Instruction("load_byte", f"i_{j}", (self.bytes(place, j),))

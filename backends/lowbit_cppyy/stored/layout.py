@@ -39,27 +39,27 @@ SIGN = np.uint8(128)
 
 
 def inner_rows(structure: Structure) -> int:
-    """Rows of bytes behind the words of a unit: integers of its runs, and minima."""
+    """The number of rows of bytes after the words of a unit: integers of its runs, and minima."""
     runs = UNIT // structure.run if structure.run else 0
     return runs * (1 + (structure.offset == "minimum"))
 
 
 def code_elements(structure: Structure, panel: int) -> int:
-    """Elements of the codes of a unit."""
+    """The number of elements of the codes of a unit."""
     if structure.values == "float16":
         return UNIT * row_elements(panel, np.float16)
     return structure.bits * panel
 
 
 def scale_elements(structure: Structure, panel: int) -> int:
-    """Elements of a row of scales; 0 where there is none."""
+    """The number of elements of a row of scales; 0 without scales."""
     if structure.scale == "one":
         return 0
     return row_elements(panel, "uint8" if structure.scale == "exponent" else structure.scale)
 
 
 def offset_elements(structure: Structure, panel: int) -> int:
-    """Elements of a row of offsets; 0 where there is none."""
+    """The number of elements of a row of offsets; 0 without offsets."""
     if structure.offset in ("none", "center"):
         return 0
     return row_elements(panel, "uint8" if structure.offset == "zero" else structure.scale)
@@ -70,11 +70,11 @@ class StoredLayout:
     """The layout of a K × N matrix of a structure.
 
     Attributes:
-        structure: what the matrix has.
+        structure: the kinds of numbers that the matrix has.
         columns: N.
         lengths: rows of each group.
         panel: P, columns of a panel.
-        block_rows: rows of a block, rounded to whole groups, at least one.
+        block_rows: rows of a block, rounded to whole groups, at least one group.
     """
 
     structure: Structure
@@ -85,23 +85,23 @@ class StoredLayout:
 
     @property
     def panels(self) -> int:
-        """Panels side by side, the last one padded."""
+        """The number of panels, the last one padded."""
         return -(-self.columns // self.panel)
 
     @cached_property
     def units(self) -> list[int]:
-        """Units of each group, the last one padded."""
+        """The number of units of each group, the last one padded."""
         return [-(-length // UNIT) for length in self.lengths]
 
     @property
     def unit_elements(self) -> int:
-        """Of a unit of a panel."""
+        """The number of elements of a unit of a panel."""
         inner = inner_rows(self.structure) * row_elements(self.panel, "uint8")
         return code_elements(self.structure, self.panel) + inner
 
     @property
     def tail_elements(self) -> int:
-        """Of the scales and offsets of a group of a panel."""
+        """The number of elements of the scales and offsets of a group of a panel."""
         return scale_elements(self.structure, self.panel) + offset_elements(self.structure, self.panel)
 
     def runs(self) -> Iterator[tuple[int, int]]:
@@ -114,18 +114,18 @@ class StoredLayout:
 
     @cached_property
     def group_starts(self) -> I64:
-        """Where each group of a panel begins; and, last, where the panel ends."""
+        """The start of each group of a panel, followed by the end of the panel."""
         sizes = np.array(self.units, np.int64) * self.unit_elements + self.tail_elements
         return np.concatenate(([0], np.cumsum(sizes)))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the stream, all of which one call reads."""
+        """The size of the stream in bytes; one call reads all of it."""
         return 4 * self.panels * int(self.group_starts[-1])
 
     @cached_property
     def firsts(self) -> list[int]:
-        """The first group of each block; and, last, their number."""
+        """The first group of each block, followed by the number of groups."""
         firsts, rows = [0], 0
         for group, length in enumerate(self.lengths):
             if rows and rows + length > self.block_rows:
@@ -136,14 +136,14 @@ class StoredLayout:
 
     @cached_property
     def starts(self) -> I64:
-        """Where each block begins in the stream: panels × blocks."""
+        """The start of each block in the stream: panels × blocks."""
         panels = np.arange(self.panels, dtype=np.int64)[:, None] * self.group_starts[-1]
         return np.ascontiguousarray(panels + self.group_starts[self.firsts[:-1]])
 
     @property
     def numbers(self) -> I64:
-        """The sizes, in the order of ``create_linear``; groups of any length have no size of their own."""
-        halves, bytes_ = 2, 4  # numbers in an element of the stream
+        """The sizes, in the order of ``create_linear``; groups of varying length have no common size."""
+        halves, bytes_ = 2, 4  # the number of halves or bytes in an element of the stream
         shape = [sum(self.lengths), 0, 0, 0, UNIT, 0, self.columns, self.panel, self.panels, len(self.firsts) - 1]
         return np.array([*shape, halves, bytes_], np.int64)
 
@@ -154,7 +154,7 @@ class StoredLayout:
         return stream
 
     def write(self, parts: Parts, stream: U32) -> None:
-        """Write a matrix into a stream of zeros, of as many elements as it takes."""
+        """Write a matrix into a stream of zeros of the right length."""
         panels = stream.reshape(self.panels, -1)
         row = first_unit = 0
         for first, count in self._alike():
@@ -177,7 +177,7 @@ class StoredLayout:
             row, first_unit = row + count * length, first_unit + count * units
 
     def _alike(self) -> Iterator[tuple[int, int]]:
-        """Runs of groups of one length: the first, and how many."""
+        """Runs of groups of equal length: the first group, and the number of groups."""
         first = 0
         for _, alike in groupby(self.lengths):
             count = len(list(alike))
@@ -193,7 +193,7 @@ class StoredLayout:
             yield parts.offsets
 
     def _numbers(self, parts: Parts) -> Iterator[Array]:
-        """Scales and offsets of groups, in the types that the stream has."""
+        """Scales and offsets of groups, in the types of the stream."""
         structure = parts.structure
         if structure.scale == "one":
             return
@@ -207,7 +207,7 @@ class StoredLayout:
             yield parts.offset_scales.astype(dtype)
 
     def _write(self, to: U32, start: int, values: Array) -> int:
-        """Write rows of N numbers, … × rows × N, into panels × … × elements; returns where they end."""
+        """Write rows of N numbers, … × rows × N, into panels × … × elements; returns the end of what is written."""
         end: int = start + values.shape[-2] * row_elements(self.panel, values.dtype)
         write_rows(to[..., start:end], values, self.panel)
         return end

@@ -29,11 +29,11 @@ from lowbit_cppyy.stored.types import TYPES, as_bytes
 
 PANEL = 64
 BLOCKS = tuple({block for name in KINDS if (block := FORMATS[name].block)})
-"""The rows that share a scale in the formats of activations, where it is not all."""
+"""The numbers of rows that share a scale in the formats of activations in which not all rows share one."""
 
 
 def roundings(rows: int, run: int) -> int:
-    """The most roundings of a term of a product in float32, for runs of n rows that share a scale.
+    """The largest number of roundings of a term of a product in float32, for runs of n rows that share a scale.
 
     A product rounds once, or is fused with its addition; it takes at most n additions in its run, one where two chains
     are combined, and one for the start of a sum. A sum of activations takes ⌈n/8⌉ + 2. Then each is multiplied by an
@@ -76,7 +76,7 @@ DECLARED: Mapping[str, Declaration] = MappingProxyType(
 
 
 class CppyyStored(PreparedStored):
-    """A stored matrix in panels. A kernel is compiled when a product first needs it."""
+    """A stored matrix in panels. A kernel is compiled when a product needs it for the first time."""
 
     def __init__(self, weights: Stored, table: InstructionSet, pool: Pool, casts: Callable[[], CastCalls]) -> None:
         multiply, multiply_bytes = functions()
@@ -94,7 +94,7 @@ class CppyyStored(PreparedStored):
         self._product(x, out, 1, "vector")
 
     def _gemm(self, x: Activations, out: Array) -> None:
-        self._product(x, out, len(x), "rows")  # for one row too: its bits must not depend on how many there are
+        self._product(x, out, len(x), "rows")  # for one row too: its bits must not depend on the number of rows
 
     def _gemm_cast(self, x: Stored, out: Array) -> None:
         codes, scales, each = bytes_of(x)
@@ -111,7 +111,7 @@ class CppyyStored(PreparedStored):
             raise_for(status, x)
 
     def _scaled_together(self, activations: str) -> int:
-        """The rows of activations in this format that share a scale."""
+        """The number of rows of activations in this format that share a scale."""
         return FORMATS[activations].block or self.rows
 
     def _route_of_bytes(self, each: int, tokens: int) -> Route:
@@ -129,7 +129,8 @@ class CppyyStored(PreparedStored):
             raise_failure(status)
 
     def product(self, tokens: int, activations: str | None, *, exact: bool = False) -> Product:
-        """What a compiled step is given for a number of tokens: as `gemv`, `gemm` and `cast_and_multiply` choose."""
+        """The product of a compiled step for a number of tokens: the choice of `gemv`, `gemm` and
+        `cast_and_multiply`."""
         if activations is not None:
             route, cast = self._route_of_bytes(self._scaled_together(activations), tokens), KINDS[activations]
         else:
@@ -153,8 +154,8 @@ def _with_recipe(recipe: StoredRecipe, parts: Parts, layout: StoredLayout, table
 
 
 def has_integers(parts: Parts, layout: StoredLayout, each: int) -> bool:
-    """Whether sums of integers are exact, where every `each` rows of activations share a scale: codes are integers, and
-    the rows of each run share one scale."""
+    """Whether sums of integers are exact if every `each` rows of activations share a scale: codes are integers, and the
+    rows of each run share one scale."""
     if parts.structure.is_floats:
         return False
     if each >= parts.rows:
@@ -163,7 +164,7 @@ def has_integers(parts: Parts, layout: StoredLayout, each: int) -> bool:
 
 
 def bytes_of(x: Stored) -> tuple[Array, F32, int]:
-    """The signed bytes of stored activations, T × K, their scales, and the rows that share one."""
+    """The signed bytes of stored activations, T × K, their scales, and the number of rows that share one."""
     fields = x.table.fields_of(x.by_name)
     codes = fields["qs"] if "qs" in fields else fields["codes"]
     scales = fields["d"] if "d" in fields else fields["scale"]
@@ -172,7 +173,7 @@ def bytes_of(x: Stored) -> tuple[Array, F32, int]:
 
 
 def functions() -> tuple[Callable[..., int], Callable[..., int]]:
-    """The functions of ``cpp/stored.h``, compiled at the first request with all that cppyy makes of them."""
+    """The functions of ``cpp/stored.h``, compiled with their cppyy wrappers at the first request."""
     compiled = runtime()
     bridge: Any = compiled.bridge
 

@@ -36,22 +36,23 @@ Inner = Literal["", "uint8", "int8"]
 Offset = Literal["none", "center", "number", "zero", "minimum"]
 
 FLOATS: Mapping[Values, int] = MappingProxyType({"float16": 16, "bfloat16": 16, "float32": 32})
-"""The values that are floats, and their bits."""
+"""The bits of the values that are floats."""
 UNIT = 32
-"""Rows that a kernel unpacks together: a word of one bit for each, and so many words as a code has bits."""
+"""The number of rows that a kernel unpacks together: one bit of a word for each row, and as many words as a code has
+bits."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What a kernel must know of a matrix.
+    """What a kernel needs to know about a matrix.
 
     Attributes:
         bits: width of a code: 2, 3, 4, 5, 6 or 8; 16 or 32 for floats.
         values: what a code stands for; ``signed`` for 8 bits, ``table`` for 4.
-        scale: type of the scales of groups, of a second scale and of offsets that are numbers; ``exponent`` for a
-            byte E that stands for :math:`2^{E - 127}`, of formats without offset; ``one`` where there are no scales.
-        inner: type of the integers :math:`t_s`; empty where there are none.
-        run: rows of a run, 16 or 32; 0 where a run is a group.
+        scale: type of the scales of groups, of a second scale and of offsets that are numbers; ``exponent``, in formats
+            without offset, for a byte E that stands for :math:`2^{E - 127}`; ``one`` if there are no scales.
+        inner: type of the integers :math:`t_s`; empty if there are none.
+        run: rows of a run, 16 or 32; 0 if a run is a group.
         offset: see the top of this chapter.
     """
 
@@ -64,12 +65,12 @@ class Structure:
 
     @property
     def is_floats(self) -> bool:
-        """Whether codes are floats, which a kernel multiplies by as they are."""
+        """Whether codes are floats, which a kernel multiplies directly."""
         return self.values in FLOATS
 
     @property
     def name(self) -> str:
-        """As it stands in the name of a kernel."""
+        """Its name in the name of a kernel."""
         scale = {"float16": "_s16", "float32": "_s32", "exponent": "_e8", "one": ""}[self.scale]
         inner = f"{self.inner[0]}{self.run}" if self.inner else ""
         letters = {"codes": "u", "signed": "i", "table": "t", "float16": "f", "bfloat16": "b", "float32": "f"}
@@ -83,17 +84,16 @@ class Parts:
     """The numbers of a matrix of K rows and N columns.
 
     Attributes:
-        structure: which of them there are.
+        structure: the kinds of numbers present.
         codes: uint8, or uint16 or uint32 for floats, K × N, in the order of `order`.
         lengths: rows of each group, G of them.
-        scales: G × N; float32 holding numbers of the structure's type, or uint8 for exponents; G × 0 where there are
-            none.
+        scales: G × N; float32 holding numbers of the structure's type, or uint8 for exponents; G × 0 if there are none.
         inner: runs × N, uint8 or int8.
         offsets: numbers that float32 holds, G × N; zeros, uint8, G × N; minima, uint8, runs × N.
         offset_scales: G × N, the second scale, of minima.
         center: c.
         table: float32, 16.
-        order: the row of the matrix that each row of `codes` is; None where they are in order.
+        order: the row of the matrix for each row of `codes`; None if they are in order.
     """
 
     structure: Structure
@@ -118,6 +118,7 @@ class Parts:
         return int(self.codes.shape[1])
 
     def without_numbers(self) -> "Parts":
-        """What activations are laid out by; codes, scales and offsets are in the stream, and no columns are left."""
+        """The parts that determine the layout of activations: without codes, scales and offsets, which are in the
+        stream, and with no columns."""
         codes, scales = np.empty((self.rows, 0), self.codes.dtype), self.scales[:, :0].copy()
         return replace(self, codes=codes, scales=scales, inner=None, offsets=None, offset_scales=None)

@@ -31,15 +31,15 @@ from lowbit_cppyy.stored.parts import UNIT, Structure
 
 Method = Literal["shift", "fold", "table", "bytes", "high", "dot4", "float"]
 UNFOLDED: Mapping[Method, Method] = MappingProxyType({"fold": "shift", "high": "bytes"})
-"""For methods with powers of two in the activations, the method that gives the same bits without them."""
+"""For each method with powers of two in the activations, the method that gives the same bits without them."""
 
 HEAD = 16
-"""Elements in front of the activations: a table of sixteen floats, or of sixteen bytes four times."""
+"""The number of elements before the activations: a table of sixteen floats, or of sixteen bytes four times."""
 
 
 @dataclass(frozen=True)
 class StoredRecipe(Tile):
-    """The choices of one kernel, beside its tile.
+    """The choices of one kernel, in addition to its tile.
 
     Attributes:
         structure: of the matrix.
@@ -60,11 +60,11 @@ class StoredRecipe(Tile):
 
     @property
     def joined(self) -> bool:
-        """Whether the planes of four codes are joined at once, and each code is then a byte."""
+        """Whether the planes of four codes are joined at once, which makes each code a byte."""
         return self.method in ("shift", "fold") and len(PLANES[self.bits]) > 1
 
     def power(self, code: int) -> int:
-        """The power of two by which a code of a unit is too large when it is multiplied."""
+        """The power of two by which a code of a unit is too large in its product."""
         if self.method in ("float", "high"):
             return 24 if self.method == "high" else 0
         if not self.joined:
@@ -78,14 +78,15 @@ class StoredRecipe(Tile):
 
     @property
     def run(self) -> int:
-        """Rows whose products are summed before a scale is applied; 0 for a whole group."""
+        """The number of rows whose products are summed before a scale is applied; 0 for a whole group."""
         return self.structure.run or (UNIT if self.integer else 0)
 
     @property
     def halved(self) -> bool:
-        """Whether a table of halves is used as one of integers, so that scales are halved.
+        """Whether a table of multiples of 1/2 is used as integers, so that scales are halved.
 
-        Tables of integers have float16 scales; one of halves has exponents, or float32 where one of them is the least.
+        Tables of integers have float16 scales; a table of halves has exponents, or float32 if one of them is the
+        smallest.
         """
         return self.structure.values == "table" and self.method != "table" and self.structure.scale != "float16"
 
@@ -101,11 +102,11 @@ class StoredRecipe(Tile):
 
     @property
     def headed(self) -> bool:
-        """Whether a table stands in front of the activations."""
+        """Whether a table precedes the activations."""
         return self.structure.values == "table"
 
     def head(self, table: F32) -> F32:
-        """The table in front of the activations: floats, or signed bytes, or bytes plus 128."""
+        """The table before the activations: floats, or signed bytes, or bytes plus 128."""
         if self.method == "table":
             return table
         integers = (table * (2 if self.halved else 1)).astype(np.int16) + (128 if self.integer else 0)
@@ -125,7 +126,7 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
     Args:
         structure: of the matrix.
         table: the instruction set.
-        purpose: one row of x or several, in float32 or in integers; of a matrix of floats one of `purposes_of`.
+        purpose: one row of x or several, in float32 or in integers; for a matrix of floats, one of `purposes_of`.
         panel: columns of a panel.
     """
     wide, integer = table.lanes == 16, purpose.startswith("integer")
@@ -133,21 +134,22 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
     if structure.values == "table" and not integer:
         method = "table" if wide else "high"
     if purpose.endswith("vector"):
-        chains = 2 if wide and not integer and not structure.run else 1  # short runs overlap as they are
+        chains = 2 if wide and not integer and not structure.run else 1  # short runs overlap anyway
         registers, ahead = panel // table.lanes, prefetch_distance(structure, table, integer)
         return StoredRecipe(structure, method, registers=registers, chains=chains, panel=panel, ahead=ahead)
     return StoredRecipe(structure, method, rows=4, registers=4 if table.registers >= 32 else 2, panel=panel)
 
 
 def purposes_of(structure: Structure) -> tuple[Purpose, ...]:
-    """What there are kernels for: floats are not multiplied by integers."""
+    """The purposes that have kernels: floats are not multiplied by integers."""
     return tuple(each for each in PURPOSES if not (structure.is_floats and each.startswith("integer")))
 
 
 def prefetch_distance(structure: Structure, table: InstructionSet, integer: bool) -> int:
-    """Elements between a prefetch and what is read meanwhile, for one row of x; the chapter `kernels` has the times.
+    """The distance in elements between a prefetch and the current read, for one row of x; the chapter `kernels` has the
+    times.
 
-    Whole bytes that one instruction multiplies are so little work that loads run far ahead by themselves.
+    Whole bytes that one instruction multiplies take so little work that loads run far ahead anyway.
     """
     if table.lanes == 16 and integer:
         return 0 if structure.bits == 8 and table.byte_dots else 2048
@@ -155,9 +157,9 @@ def prefetch_distance(structure: Structure, table: InstructionSet, integer: bool
 
 
 def separate_recipe(structure: Structure, panel: int) -> StoredRecipe:
-    """The recipe for activations of 8 bits where the rows of a run have several scales.
+    """The recipe for activations of 8 bits if the rows of a run have several scales.
 
-    They are turned into floats. Eight chains round a term no more often than is declared of integers.
+    They are converted to floats. Eight chains round a term no more often than is declared for integers.
     """
     method: Method = "bytes" if structure.values == "table" else "float" if structure.is_floats else "shift"
     return StoredRecipe(structure, method, registers=1, chains=8, panel=panel)

@@ -10,9 +10,9 @@ from lowbit.arrays import U8, Array
 from lowbit.numbers.floats import FLOATS
 
 NAMES = ("float32", "float16", "bfloat16")
-"""In the order of ``Type`` in ``cpp/stored.h``."""
+"""The names, in the order of ``Type`` in ``cpp/stored.h``."""
 TYPES: Mapping[np.dtype[Any], int] = MappingProxyType({FLOATS[name].dtype: number for number, name in enumerate(NAMES)})
-"""Of activations and results."""
+"""The numbers of the types of activations and results."""
 
 
 def as_bytes(array: Array) -> U8:
