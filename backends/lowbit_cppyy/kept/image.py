@@ -36,7 +36,7 @@ LONGEST_HEADER = 2**28  # bytes
 PART = 2**23  # bytes
 WORDS = np.dtype(np.int64)
 STEP, HEADER = "step", "header"
-"""What the digest of a header is kept as, and its name, once the arrays have been found to be those of the header."""
+"""The kind and the name under which the digest of a header is kept once its arrays have been checked."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Image:
     """A kept step.
 
     Attributes:
-        header: as `write` is given it, in the types of JSON.
+        header: as passed to `write`, in the types of JSON.
         arrays: in memory.
     """
 
@@ -55,13 +55,13 @@ class Image:
 def written_image(
     path: Path, recording: Recording, arrays: Sequence[Array], header: Callable[[], Mapping[str, Any]]
 ) -> Image:
-    """The step, and its file.
+    """Write the file of a step, and return the step.
 
     Args:
-        path: of the file, in a folder of this user alone.
+        path: of the file, in a folder that only this user can write.
         recording: of the step; its kernels are not in the file.
-        arrays: further ones, which follow those of the recording.
-        header: further entries; asked for when the arrays have been copied.
+        arrays: further arrays, which follow those of the recording.
+        header: further entries; called after the arrays are copied.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.
@@ -89,7 +89,7 @@ def written_image(
 
 
 def read(path: Path) -> Image | None:
-    """The step in a file; None if there is none, or not one that this user wrote whole.
+    """The step in a file; None if there is no file, or not a complete one that this user wrote.
 
     Raises:
         UnavailableError: there is too little memory for it.
@@ -142,7 +142,7 @@ def _array(place: Mapping[str, Any], room: U8) -> Array:
 
 
 class KeptParts:
-    """What a step is called with, made of an image; see `lowbit_cppyy.step.parts.StepParts`.
+    """The arguments of a step, made from an image; see `lowbit_cppyy.step.parts.StepParts`.
 
     Raises:
         MissingError: a library is missing or damaged.
@@ -167,7 +167,7 @@ class KeptParts:
         self.run, self.run_batch, self.score, self.choose = (running(name, self._addresses[name]) for name in RUNS)
 
     def address(self, array: Array) -> int:
-        """Where the step finds an array, which the caller keeps alive."""
+        """The address of an array for the step; the caller keeps the array alive."""
         return int(array.ctypes.data)
 
     @contextmanager
@@ -184,19 +184,19 @@ class KeptParts:
         create(self._addresses["stop_pool"], [self._pool])
 
     def _destroyers(self, image: Image) -> list[tuple[int, int]]:
-        """The addresses of what was made, the last first, each after that of the function that frees it."""
+        """The objects that were created, the last first: the address of the function that frees each, and its own."""
         made = [value for (kind, _), value in zip(image.header["names"], self._made, strict=True) if kind == "made"]
         functions = [call["function"].replace("create_", "destroy_", 1) for call in image.header["calls"]]
         return [(self._addresses[name], value) for name, value in zip(functions, made, strict=True)][::-1]
 
     def _known(self, image: Image, kind: str, which: Any) -> int:
-        """What a name stands for before any call: the address of a kernel or an array; 0 for what is yet to be made."""
+        """The value of a name before any call: the address of a kernel or an array; 0 for an object not yet created."""
         if kind == "kernel":
             return self._addresses[which]
         return int(image.arrays[which].ctypes.data) if kind == "array" else 0
 
     def _replayed(self, image: Image, threads: int) -> list[int]:
-        """What each name stands for now, after the calls were made."""
+        """Repeat the calls, and return the value of each name."""
         header = image.header
         values = [self._known(image, kind, which) for kind, which in header["names"]]
         places = {which: n for n, (kind, which) in enumerate(header["names"]) if kind == "made"}

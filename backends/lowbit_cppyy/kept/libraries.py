@@ -33,10 +33,10 @@ from lowbit_cppyy.runtime.prefetching import once_hint
 
 CPP = Path(str(files("lowbit_cppyy"))) / "cpp"
 SPEED = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic")
-"""As fast as -O3 where a step runs, and compiled in less than half of the time."""
+"""A step runs as fast as with -O3, and compiles in less than half of the time."""
 OPTIONS = ("-std=c++17", *SPEED, "-fPIC", "-ffp-contract=off", "-Wno-psabi", f"-I{CPP}")
 LIBRARY = ("-shared", "-pthread")
-LONGEST = 600  # seconds: only a compiler that hangs takes as long
+LONGEST = 600  # seconds: only a compiler that hangs takes this long
 FUNCTIONS = (
     *("create_pool", "create_linear", "create_route", "create_stored_route"),
     *("create_kernel_set", "create_products", "create_model"),
@@ -44,16 +44,16 @@ FUNCTIONS = (
     *("destroy_kernel_set", "destroy_products", "destroy_model"),
     *("stop_pool", "run_step", "run_batch", "score_rows", "choose_token"),
 )
-"""Of `lowbit::bridge`: those that make a step and run it."""
+"""The functions of `lowbit::bridge` that create a step and run it."""
 
 
 def compiler() -> str | None:
-    """The path of the system's C++ compiler; None where there is none."""
+    """The path of the system's C++ compiler; None if there is none."""
     return shutil.which("c++")
 
 
 def identity(path: str) -> str:
-    """What tells one compiler from another, without starting it."""
+    """A string that identifies a compiler without starting it."""
     found = os.stat(path)
     return f"{os.path.realpath(path)} {found.st_size} {found.st_mtime_ns}"
 
@@ -65,13 +65,13 @@ def _version(path: str) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """A library that is to be compiled.
+    """The source of a library.
 
     Attributes:
         prefix: the first part of its name.
         text: its C++.
-        entries: what its table holds.
-        options: of the compiler, beside `OPTIONS`: the instructions that it may use.
+        entries: the functions in its table.
+        options: of the compiler, in addition to `OPTIONS`: the instructions that it may use.
     """
 
     prefix: str
@@ -88,7 +88,7 @@ class Source:
         table: InstructionSet,
         functions: Sequence[str] = (),
     ) -> Self:
-        """A library with a header, these kernels, and functions of the bridge before them in its table."""
+        """A library with a header and these kernels; in its table, functions of the bridge precede the kernels."""
         parts = [f'#include "{header}"', prelude(table), *(kernel.source for kernel in kernels)]
         addresses = [f"&lowbit::bridge::{name}" for name in functions]
         addresses += [f"&lowbit::{table.name}::{kernel.name}" for kernel in kernels]
@@ -99,11 +99,11 @@ class Source:
 
 
 Names = list[tuple[str, list[str]]]
-"""The files of libraries, and what their tables hold."""
+"""The files of libraries, and the functions in their tables."""
 
 
 class Compiling:
-    """Compiles libraries side by side, those that are not kept already; leaving it as a context manager waits for them.
+    """Compiles libraries in parallel, except those already kept; leaving it as a context manager waits for them.
 
     Args:
         folder: of kept code.
@@ -124,7 +124,7 @@ class Compiling:
         self._begun.append(self._threads.submit(self._compiled, source))
 
     def names(self) -> Names:
-        """Of those that were begun, when they are there.
+        """The files and functions of the libraries begun so far, after waiting for them.
 
         Raises:
             UnavailableError: the compiler fails.
@@ -146,14 +146,14 @@ class Compiling:
 
 
 def kept_library(folder: Path, prefix: str, command: str, text: str, options: Sequence[str]) -> str:
-    """The file of a library or a program in a folder of kept code, under a digest of all that determines it.
+    """The file of a library or a program in a folder of kept code, named by a digest of all that determines it.
 
     Args:
         folder: from `code_folder`.
         prefix: the first part of its name.
         command: the compiler.
         text: C++.
-        options: beside `OPTIONS`.
+        options: in addition to `OPTIONS`.
 
     Raises:
         UnavailableError: the compiler fails.
@@ -172,7 +172,7 @@ def _compile(words: Sequence[str], text: str, target: Path) -> None:
 
 
 def _said(words: Sequence[str], text: str = "", folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """What the compiler says.
+    """The result of running the compiler.
 
     Raises:
         UnavailableError: it fails, or takes too long.
@@ -205,10 +205,10 @@ class MissingError(Exception):
 
 
 class Library:
-    """A library that was kept.
+    """A kept library.
 
     Raises:
-        MissingError: there is none of this name, or it is not as it was made.
+        MissingError: there is no library of this name, or it has changed.
     """
 
     def __init__(self, folder: Path, name: str, entries: Sequence[str]) -> None:
@@ -219,7 +219,7 @@ class Library:
         except (OSError, ValueError) as error:
             raise MissingError(name) from error
         with suppress(OSError):
-            os.utime(path)  # it was used now
+            os.utime(path)  # marks it as used now
         self._kept = library
         self.addresses: dict[str, int] = {entry: int(table[n] or 0) for n, entry in enumerate(entries)}
 
@@ -238,11 +238,11 @@ RUNS: Mapping[str, tuple[type, ...]] = {
     "score_rows": (U64, POINTER, I64, POINTER, POINTER),
     "choose_token": (POINTER, I64, POINTER, I64, POINTER),
 }
-"""Arguments of the functions that run a step; each returns an int."""
+"""The argument types of the functions that run a step; each returns an int."""
 
 
 def running(name: str, address: int) -> Callable[..., int]:
-    """A function that runs a step, which is given arrays for pointers; it runs without the GIL."""
+    """A function that runs a step. It takes arrays for pointers and runs without the GIL."""
     kinds = RUNS[name]
     function = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(address)
 
@@ -254,12 +254,13 @@ def running(name: str, address: int) -> Callable[..., int]:
 
 
 def address_of(array: object) -> int:
-    """Where an array lies; the caller keeps it alive."""
+    """The address of an array; the caller keeps it alive."""
     assert isinstance(array, np.ndarray)
     return int(array.ctypes.data)
 
 
 def create(address: int, arguments: Sequence[int | Array]) -> int:
-    """Call a function that creates an object: integers of 64 bits, and pointers for arrays; the object's address."""
+    """Call a function that creates an object, with 64-bit integers and with pointers for arrays; returns the object's
+    address."""
     plain = [address_of(each) if isinstance(each, np.ndarray) else each for each in arguments]
     return int(ctypes.CFUNCTYPE(U64, *[U64] * len(plain))(address)(*plain))

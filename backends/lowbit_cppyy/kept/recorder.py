@@ -20,7 +20,7 @@ POOL = "create_pool"
 
 Result = TypeVar("Result")
 Named = tuple[str, int | str]
-"""``array`` and its number, ``kernel`` and its name, or ``made`` and the number of the call."""
+"""``array`` with its number, ``kernel`` with its name, or ``made`` with the number of the call."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Call:
 
     Attributes:
         function: its name.
-        arguments: integers, and lists of them for arrays; names among both.
+        arguments: integers, and lists of integers for arrays; both may contain names.
     """
 
     function: str
@@ -38,12 +38,12 @@ class Call:
 
 @dataclass
 class Recording:
-    """All that a step is made of.
+    """Everything that a step is made of.
 
     Attributes:
-        calls: in their order.
-        names: what each name stands for.
-        arrays: what C++ points to, each content once.
+        calls: in order.
+        names: the meaning of each name.
+        arrays: the arrays that C++ points to, without duplicates.
         kernels: by name.
     """
 
@@ -59,7 +59,7 @@ class Recording:
 
 
 class Recorder(Runtime):
-    """A runtime that only takes notes."""
+    """A runtime that only records."""
 
     def __init__(self) -> None:
         self.recording = Recording()
@@ -73,7 +73,7 @@ class Recorder(Runtime):
         """The libraries have all headers."""
 
     def apart(self, work: Callable[[], Result]) -> Result:
-        """Do without first calls: there is nothing to compile."""
+        """Call `work` directly: there is nothing to compile."""
         self.bridge.first_calls = True
         try:
             return work()
@@ -89,7 +89,7 @@ class Recorder(Runtime):
         return self._named[name]
 
     def address(self, array: Array) -> int:
-        """The name of an array; small arrays of one content share it."""
+        """The name of an array; small arrays with equal content share it."""
         if array.nbytes > SMALL:
             return self._kept(array)
         key = array.dtype.name, array.shape, array.tobytes()
@@ -102,11 +102,11 @@ class Recorder(Runtime):
         return self.recording.named("array", len(self.recording.arrays) - 1)
 
 
-SMALL = 2**16  # bytes: such arrays say how a layout works, and many matrices have the same
+SMALL = 2**16  # bytes: such arrays describe a layout, and many matrices have the same one
 
 
 class _Bridge:
-    """`lowbit::bridge`: its functions that create objects create names."""
+    """`lowbit::bridge`, whose functions create names instead of objects."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording, self.first_calls = recording, False

@@ -42,17 +42,17 @@ from lowbit_cppyy.step.source import StepSource
 FOLDER, SUFFIX = "steps", ".step"
 MOST = 8
 MOST_LIBRARIES = 4 * MOST
-"""A step has two; those of one shape share the first."""
+"""The most libraries to keep. A step has two; steps of one shape share the first."""
 Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a step is recorded from.
+    """The recorded objects of a step.
 
     Attributes:
         embedding: of the model.
-        parts: of the step, made while a recorder is the runtime.
+        parts: of the step, created while a recorder is the runtime.
         facts: for the caller, in types that JSON has.
     """
 
@@ -63,14 +63,14 @@ class Made:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The step that is wanted.
+    """The requested step.
 
     Attributes:
-        identity: of the weights and of how they are multiplied by: the digest of a file, and a contract.
+        identity: of the weights and of how to multiply by them: the digest of a file, and a contract.
         config: of the model.
         table: the instruction set.
-        step: reads the model, and gives the program of the step.
-        make: makes the step, while a recorder is the runtime.
+        step: reads the model and returns the program of the step.
+        make: creates the step while a recorder is the runtime.
     """
 
     identity: Sequence[str]
@@ -81,12 +81,13 @@ class Wanted:
 
 
 def kept(wanted: Wanted, threads: int) -> tuple[CompiledDecoder, KeptParts, Facts] | None:
-    """The decoder of a kept step, and its facts; None where none can be kept.
+    """The decoder of a kept step, and its facts; None if the step cannot be kept.
 
-    A warning gives the reason if it is the folder, the disk or the compiler: each start then compiles the step again.
+    A warning gives the reason if it lies with the folder, the disk or the compiler: each start then compiles the step
+    again.
 
     Raises:
-        LowbitError: what `Wanted.make` raises, except that there is no step for this model or too little memory.
+        LowbitError: what `Wanted.make` raises, unless there is no step for this model or too little memory.
     """
     command = compiler()
     if command is None:
@@ -113,7 +114,7 @@ def _opened(wanted: Wanted, found: image.Image, folder: Path, threads: int) -> t
     """The decoder of an image.
 
     Raises:
-        MissingError: a library is missing or damaged, or the image is of another model.
+        MissingError: a library is missing or damaged, or the image belongs to another model.
     """
     if found.header["config"] != _plain(wanted.config):
         raise MissingError("the configuration")
@@ -126,7 +127,7 @@ def _opened(wanted: Wanted, found: image.Image, folder: Path, threads: int) -> t
 
 
 def _made(wanted: Wanted, path: Path) -> image.Image:
-    """Record a step and write it, while its libraries are compiled."""
+    """Record a step and write it while its libraries are compiled."""
     recorder, table = Recorder(), wanted.table
     with Compiling(path.parent) as libraries:
         libraries.begin(Source.of("step", "step.h", [StepSource(wanted.step(), table)], table, FUNCTIONS))
@@ -158,25 +159,25 @@ def _made(wanted: Wanted, path: Path) -> image.Image:
 
 
 def _plain(config: LlamaConfig) -> Any:
-    """A configuration as JSON gives it back."""
+    """A configuration after a round trip through JSON."""
     return json.loads(json.dumps(asdict(config)))
 
 
 def _key(wanted: Wanted, command: str) -> str:
-    config = json.dumps(asdict(wanted.config), sort_keys=True)  # the context is asked for, and not in the file
+    config = json.dumps(asdict(wanted.config), sort_keys=True)  # the context is a parameter and not in the file
     processor = wanted.table.name, once_hint()
     said = [*wanted.identity, config, *processor, identity(command), *OPTIONS, *_code(), *_tuned()]
     return hashlib.sha256("\0".join(said).encode()).hexdigest()[:40]
 
 
 def _code() -> Iterator[str]:
-    """What tells this code from another: names, sizes and times of the files of both packages."""
+    """The identity of this code: names, sizes and times of the files of both packages."""
     for package in ("lowbit", "lowbit_cppyy"):
         yield from _listed(Path(str(files(package))), (".py", ".h"))
 
 
 def _tuned() -> Iterator[str]:
-    """The same of the outcomes of searches, which choose kernels."""
+    """The same for the outcomes of searches, which choose kernels."""
     yield os.environ.get("LOWBIT_CPPYY_TUNED", "")
     yield from _listed(cache_folder() / "tuned", (".json",))
 
@@ -185,16 +186,17 @@ def _listed(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):
-            with suppress(OSError):  # a link to nothing, as editors leave them, or a file that was just removed
+            with suppress(OSError):  # a dangling link, as editors leave, or a file that was just removed
                 found = os.stat(os.path.join(place, name)) if name.endswith(suffixes) else None
                 if found is not None:
                     yield f"{os.path.relpath(place, folder)}/{name} {found.st_size} {found.st_mtime_ns}"
 
 
 def _used_now(path: Path) -> None:
-    """Let `_forget_old` know, if the folder can be written.
+    """Record for `_forget_old` that a step is used now, if the folder can be written.
 
-    The time is that of an empty file beside the step: the step itself must not change (`lowbit.formats.digests`).
+    The time is that of an empty file next to the step, because the step itself must not change
+    (`lowbit.formats.digests`).
     """
     with suppress(OSError):
         _use_of(path).touch()
@@ -205,9 +207,9 @@ def _use_of(path: Path) -> Path:
 
 
 def _forget_old(made: Path, libraries: Collection[str]) -> None:
-    """Remove all steps but the `MOST` that were used last, and all libraries but `MOST_LIBRARIES`.
+    """Remove all but the `MOST` most recently used steps, and all but `MOST_LIBRARIES` libraries.
 
-    A step that was just made and its libraries stay, of which one may be older than others that nothing needs. Another
+    The new step and its libraries stay, although one of them may be older than others that nothing needs. Any other
     step whose library is gone is made again.
     """
 
@@ -229,11 +231,11 @@ def _forget_old(made: Path, libraries: Collection[str]) -> None:
                     each.unlink()
 
 
-# **The embedding** is kept as it is stored, which is a fraction of its size in float32.
+# **The embedding** is kept in its stored format, a fraction of its size in float32.
 
 
 def _kept_embedding(rows: Rows, first: int) -> tuple[dict[str, Any], list[Array]]:
-    """How it is kept, and the arrays of it, of which the first has this number."""
+    """The description of the embedding, and its arrays, numbered from `first`."""
     table = rows.matrix if isinstance(rows, Embedding) else None
     if table is None:
         return {"kind": "float", "first": first}, [np.asarray(rows)]
@@ -246,7 +248,7 @@ def _kept_embedding(rows: Rows, first: int) -> tuple[dict[str, Any], list[Array]
 
 
 def _embedding(found: image.Image, config: LlamaConfig) -> Rows:
-    """The embedding of a kept step. Of its arrays, which may be large, only the columns that are read are checked."""
+    """The embedding of a kept step. Its arrays may be large, so only the columns that are read are checked."""
     said = found.header["embedding"]
     arrays, own = found.arrays[said["first"] :], said.get("own")
 
