@@ -39,13 +39,13 @@ Words = U32
 
 @dataclass(frozen=True)
 class Field:
-    """A run of bits of a code, and where it lies.
+    """A run of bits of a code, and its position.
 
     Attributes:
         word: the word of the unit.
         position: the lowest bit of the run in that word.
         width: the number of bits.
-        first: the bit of the code that the run begins with, so that its value is scaled by ``2**first``.
+        first: the lowest bit of the code in the run, so that its value is scaled by ``2**first``.
     """
 
     word: int
@@ -55,18 +55,18 @@ class Field:
 
     @property
     def mask(self) -> int:
-        """Ones at the bits of the run."""
+        """The mask of the bits of the run."""
         return ((1 << self.width) - 1) << self.position
 
 
 PLANES: Mapping[int, tuple[int, ...]] = MappingProxyType({2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)})
-"""The widths of the planes of a code, its lowest bits first."""
+"""The widths of the planes of a code, the lowest bits first."""
 
 
 def fields(bits: int, code: int) -> tuple[Field, ...]:
-    """The fields of a code, one for each of its planes; words are counted from the first that holds code 0.
+    """The fields of a code, one for each of its planes; words are counted from the first word of code 0.
 
-    A unit of 32 codes is as many words as a code has bits. The words of a shorter unit are the first of these.
+    A unit of 32 codes has as many words as a code has bits. A shorter unit has the first of these words.
 
     >>> fields(4, 5)
     (Field(word=0, position=12, width=4, first=0),)
@@ -82,11 +82,11 @@ def fields(bits: int, code: int) -> tuple[Field, ...]:
     return tuple(found)
 
 
-# **Conversion**, of all units and columns at once: each run of bits that stays together is moved as one.
+# **Conversion**, of all units and columns at once: each run of bits that stays together moves as a whole.
 
 
 def interleave(words: Words, bits: int) -> Words:
-    """Whole units of words, from the specification's packing to the bit positions above.
+    """Convert whole units of words from the specification's packing to the bit positions above.
 
     Args:
         words: uint32, whole units × N, as the specification packs them.

@@ -18,7 +18,7 @@ import numpy as np
 
 from lowbit.arrays import U8, U32
 
-ALIGNMENT = 64  # bytes: a line of the cache, and the widest vector register
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 HUGE_PAGE = 2**21  # bytes
 SLAB = 4 * HUGE_PAGE
 
@@ -26,14 +26,14 @@ Words = U32
 
 
 _lock = threading.RLock()
-if hasattr(os, "register_at_fork"):  # a child must not inherit it held by a thread that the child lacks
+if hasattr(os, "register_at_fork"):  # a child must not inherit the lock from a thread that it lacks
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _slab: U8 = np.empty(0, np.uint8)
 """The unused rest of the current slab."""
 
 
 def aligned(elements: int) -> Words:
-    """Uninitialised room for this many uint32 elements, at an address that is a multiple of `ALIGNMENT`.
+    """Uninitialised memory for this many uint32 elements, at an address that is a multiple of `ALIGNMENT`.
 
     A request larger than half a slab gets huge pages of its own.
     """
@@ -49,7 +49,7 @@ def aligned(elements: int) -> Words:
 
 
 def huge(size: int) -> U8:
-    """New memory that begins on a huge page."""
+    """New memory that begins at a huge page."""
     room = np.empty(size + HUGE_PAGE, np.uint8)
     start = -room.ctypes.data % HUGE_PAGE
     _ask_for_huge_pages(room.ctypes.data + start, size // HUGE_PAGE * HUGE_PAGE)
@@ -57,7 +57,7 @@ def huge(size: int) -> U8:
 
 
 def _ask_for_huge_pages(address: int, size: int) -> None:
-    """Do nothing where the system has no huge pages; only speed depends on them."""
+    """Ask for huge pages. Does nothing if the system has none; only speed depends on them."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is not None and size:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)

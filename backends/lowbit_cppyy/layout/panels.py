@@ -36,18 +36,18 @@ from lowbit_cppyy.layout.memory import ALIGNMENT, aligned
 
 LINE = ALIGNMENT // 4  # elements
 BLOCK_ROWS = 1024
-"""Rows of a block: with them, 64 rows of x take 256 KiB, a part of the second-level cache."""
+"""Rows of a block. 64 rows of x then take 256 KiB, a part of the second-level cache."""
 
 Words = U32
 
 
 def row_elements(columns: int, dtype: npt.DTypeLike) -> int:
-    """Elements of a row of this many numbers, padded to whole cache lines."""
+    """The number of elements of a row of this many numbers, padded to whole cache lines."""
     return -(-columns * np.dtype(dtype).itemsize // ALIGNMENT) * LINE
 
 
 def write_rows(part: Words, values: Array, panel: int) -> None:
-    """Write rows of N numbers, … × rows × N, cut into panels; the rest of each row of a panel is zeros.
+    """Write rows of N numbers, … × rows × N, cut into panels; the rest of each row of a panel stays zero.
 
     Args:
         part: panels × … × elements, a view of a stream.
@@ -96,63 +96,63 @@ class PanelLayout:
 
     @property
     def panels(self) -> int:
-        """Panels side by side, the last one padded."""
+        """The number of panels, the last one padded."""
         return -(-self.columns // self.panel)
 
     @property
     def groups(self) -> int:
-        """G, the groups down one column."""
+        """G, the number of groups of a column."""
         return -(-self.rows // self.group_size)
 
     @property
     def block_groups(self) -> int:
-        """Groups of a block."""
+        """The number of groups of a block."""
         return min(max(1, self.block_rows // self.group_size), self.groups)
 
     @property
     def blocks(self) -> int:
-        """Blocks down one column."""
+        """The number of blocks of a column."""
         return -(-self.groups // self.block_groups)
 
     @property
     def unit_codes(self) -> int:
-        """Codes of a unit."""
+        """The number of codes of a unit."""
         return CODES_PER_UNIT[self.bits]
 
     def group_units(self, group: int) -> int:
-        """Units of a group, the last one padded."""
+        """The number of units of a group, the last one padded."""
         return -(-min(self.group_size, self.rows - group * self.group_size) // self.unit_codes)
 
     # Sizes, in elements.
 
     @property
     def unit_elements(self) -> int:
-        """Of a unit of a panel."""
+        """The number of elements of a unit of a panel."""
         return WORDS_PER_UNIT[self.bits] * self.panel
 
     @property
     def scale_elements(self) -> int:
-        """Of the scales of a group of a panel."""
+        """The number of elements of the scales of a group of a panel."""
         return row_elements(self.panel, self.scales)
 
     @property
     def zero_elements(self) -> int:
-        """Of the zeros of a group of a panel."""
+        """The number of elements of the zeros of a group of a panel."""
         return row_elements(self.panel, self.scales if self.convention == "minimum" else np.uint8)
 
     @property
     def scales_each(self) -> int:
-        """Scales in each element."""
+        """The number of scales in each element."""
         return 4 // np.dtype(self.scales).itemsize
 
     @property
     def zeros_each(self) -> int:
-        """Zeros in each element."""
+        """The number of zeros in each element."""
         return self.scales_each if self.convention == "minimum" else 4
 
     @cached_property
     def group_starts(self) -> list[int]:
-        """Where each group of a panel begins; and, last, where the panel ends."""
+        """The start of each group of a panel, followed by the end of the panel."""
         starts = [0]
         for group in range(self.groups):
             words = self.group_units(group) * self.unit_elements
@@ -161,12 +161,12 @@ class PanelLayout:
 
     @property
     def panel_elements(self) -> int:
-        """Of one panel."""
+        """The number of elements of one panel."""
         return self.group_starts[-1]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the stream, all of which one call reads."""
+        """The size of the stream in bytes; one call reads all of it."""
         return 4 * self.panels * self.panel_elements
 
     @property
@@ -178,18 +178,18 @@ class PanelLayout:
 
     @cached_property
     def starts(self) -> I64:
-        """Where each block begins in the stream: panels × blocks."""
+        """The start of each block in the stream: panels × blocks."""
         panels = np.arange(self.panels)[:, None] * self.panel_elements
         return panels + np.array(self.group_starts[: self.groups : self.block_groups], np.int64)
 
-    # Where things lie.
+    # Positions.
 
     def group_start(self, group: int, panel: int) -> int:
         """The element of the stream at which a group of a panel begins."""
         return panel * self.panel_elements + self.group_starts[group]
 
     def index(self, row: int, column: int) -> list[tuple[int, Field]]:
-        """The elements of the stream that hold a code, each with the field of the code that lies in it."""
+        """The elements of the stream that hold a code, each with the field of the code in it."""
         group, inside = divmod(row, self.group_size)
         unit, code = divmod(inside, self.unit_codes)
         panel, lane = divmod(column, self.panel)
@@ -232,13 +232,13 @@ class PanelLayout:
 
     @cached_property
     def _first_rows(self) -> list[int]:
-        """The row of words, among padded units, in which each group begins."""
+        """The row of words, counting padded units, at which each group begins."""
         units = np.cumsum([0] + [self.group_units(group) for group in range(self.groups - 1)])
         return [int(first) for first in units * WORDS_PER_UNIT[self.bits]]
 
     @cached_property
     def _padded_rows(self) -> npt.NDArray[np.intp]:
-        """The row, among padded units, of each of the K codes."""
+        """The row, counting padded units, of each of the K codes."""
         group, inside = np.divmod(np.arange(self.rows), self.group_size)
         starts = np.array(self._first_rows, np.intp) // WORDS_PER_UNIT[self.bits] * self.unit_codes
         return np.asarray(starts[group] + inside, np.intp)
@@ -252,7 +252,7 @@ class PanelLayout:
         return _words_of(codes, self.bits)
 
 
-# Codes of whole units and back, all units at once. A backend must not call the specification's own packing.
+# Packing and unpacking of whole units, all at once. A backend must not call the specification's own packing.
 
 
 def _codes_of(words: Words, bits: int) -> U8:
