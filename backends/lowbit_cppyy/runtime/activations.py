@@ -33,9 +33,9 @@ class Segment:
         first: its first row.
         length: its number of rows.
         start: its first code in its first unit.
-        units: the number of units that it touches.
-        back: whether the next segment begins in its last unit.
-        ends: whether it ends a group.
+        units: the number of units that it overlaps.
+        back: whether the next segment begins in the last unit of this one.
+        ends: whether a group ends with it.
     """
 
     first: int
@@ -68,18 +68,19 @@ class ActivationStream:
 
     @property
     def head(self) -> int:
-        """Elements in front of each block: the table of codes as floats, if the kernel uses one."""
+        """The number of elements before each block: the table of codes as floats, if the kernel uses one."""
         return TABLE if self.recipe.method == "table" else 0
 
     @cached_property
     def factors(self) -> F32:
-        """For each code of a unit, the power of two that its activation is multiplied by."""
+        """The power of two that multiplies the activation of each code of a unit."""
         powers = [folded(self.recipe, code) for code in range(self.recipe.unit_codes)]
         return np.exp2(-np.array(powers, np.float32)).astype(np.float32)
 
     @cached_property
     def terms(self) -> tuple[I32, F32]:
-        """For every four bits of a unit's words, lowest first: the codes that they belong to, and their weights."""
+        """For every four bits of a unit's words, the lowest first: the codes to which they belong, and their
+        weights."""
         codes = np.zeros((self.recipe.unit_words, 32), np.int32)
         weights = np.zeros((self.recipe.unit_words, 32), np.float32)
         for code in range(self.recipe.unit_codes):
@@ -104,14 +105,14 @@ class ActivationStream:
 
     @cached_property
     def units(self) -> list[int]:
-        """Units of each group, or of each segment."""
+        """The number of units of each group, or of each segment."""
         if self.recipe.integer:
             return [segment.units for segment in self.segments]
         return [self.layout.group_units(group) for group in range(self.layout.groups)]
 
     @property
     def iterations(self) -> I32:
-        """Iterations of the inner loop for each group or segment."""
+        """The number of iterations of the inner loop for each group or segment."""
         return np.array(self.units, np.int32) // self.recipe.unroll
 
     @property
@@ -121,7 +122,7 @@ class ActivationStream:
 
     @cached_property
     def firsts(self) -> list[int]:
-        """The first entry of each block in the lists; and, last, their length."""
+        """The first entry of each block in the lists, followed by their length."""
         groups = [*range(0, self.layout.groups, self.layout.block_groups), self.layout.groups]
         if not self.recipe.integer:
             return groups
@@ -130,7 +131,7 @@ class ActivationStream:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where each block begins in the stream of one row of x; and, last, where the stream ends."""
+        """The start of each block in the stream of one row of x, followed by the end of the stream."""
         each = x_elements(self.recipe)
         lengths = [units * each + 1 for units in self.units]  # 1: the sum of a group, or the power of two
         if self.recipe.integer:

@@ -62,7 +62,7 @@ class BlockKernels(Calls):
 
 
 class BlockOperations:
-    """The operations, for all shapes: those without a kernel are slower and as exact."""
+    """The operations, for all shapes: shapes without a kernel are slower but equally exact."""
 
     declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(
         ("bfp.cast", "bfp.decode", "bfp.dot", "bfp.total"), Declaration()

@@ -11,9 +11,9 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.runtime.compiler import FIRST_CALLS, Made, Pool, preparing, raise_failure, runtime
 
 STRANGE = 5
-"""Status of a call with a wrong argument that no check of the specification covers."""
+"""Status of a call with a wrong argument that the specification does not check."""
 
-# Arguments of calls with nothing to do.
+# Arguments of calls that do nothing.
 FLOATS, DOUBLES, NUMBERS = np.zeros(1, np.float32), np.zeros(1, np.float64), np.zeros(1, np.int64)
 BYTES, SHORTS, INTS = np.zeros(1, np.int8), np.zeros(1, np.int16), np.zeros(1, np.int32)
 
@@ -46,8 +46,8 @@ class Calls:
         return lambda *arguments: function(kernels.handle, *arguments)
 
     def _function(self, name: str, *nothing: object) -> Callable[..., int]:
-        """A function of `lowbit::bridge`. It is called with nothing to do, so that cppyy compiles its wrapper here and
-        not where the process might be forked meanwhile."""
+        """A function of `lowbit::bridge`. A call that does nothing makes cppyy compile its wrapper here, and not where
+        the process might be forked meanwhile."""
 
         def called() -> Callable[..., int]:
             function: Callable[..., int] = getattr(self._bridge, name)

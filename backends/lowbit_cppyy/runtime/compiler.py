@@ -47,10 +47,10 @@ MultiplyBlocks = Callable[[int, int, U8, npt.NDArray[np.int16], F32, int], int]
 Result = TypeVar("Result")
 
 TINY = 4
-"""Status of `multiply` when an activation is too small for the kernel of the route; another route must be taken."""
+"""Status of `multiply` if an activation is too small for the kernel of the route; another route must be used."""
 
 FIRST_CALLS = 2
-"""In this many first calls of a function, cppyy compiles something."""
+"""The number of first calls of a function in which cppyy compiles something."""
 START_BYTES, COMPILE_BYTES = 384 * 2**20, 64 * 2**20
 """Address space for cppyy (230 MiB, measured) with some kernels, and for one more compilation (20 MiB at most). Its
 compiler aborts the process if an allocation fails."""
@@ -76,11 +76,11 @@ def raise_failure(code: int) -> None:
 
 
 class Runtime:
-    """cppyy, the headers of `cpp/` and the kernels that were compiled so far.
+    """cppyy, the headers of `cpp/` and the kernels compiled so far.
 
     Attributes:
-        tables: names of the instruction sets whose prelude is compiled.
-        namespace: `lowbit` of C++.
+        tables: names of the instruction sets whose preludes are compiled.
+        namespace: the C++ namespace `lowbit`.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,8 @@ class Runtime:
         self._compile("")  # the first compilation loads further libraries
 
     def include(self, header: str, first_calls: Callable[[], None] | None = None) -> None:
-        """Compile a header of `cpp/`, the first time that it is requested, and what cppyy makes in `first_calls`."""
+        """Compile a header of `cpp/` at the first request, and the wrappers that cppyy compiles during
+        `first_calls`."""
         with preparing, as_file(files("lowbit_cppyy") / "cpp") as folder:
             if header not in self._included:
                 self.define(f'#include "{folder.absolute()}/{header}"')
@@ -120,11 +121,11 @@ class Runtime:
                 self._included.add(header)
 
     def apart(self, work: Callable[[], Result]) -> Result:
-        """The result of `work`, during which cppyy compiles something.
+        """The result of `work`, which makes cppyy compile something.
 
         The compiler looks in the current folder for a file with the name that it gives to each input, such as
-        ``input_line_27``. It does not read the file, but if it is a link to another one it confuses the two and fails.
-        So this too is done in an empty folder, where that is possible.
+        ``input_line_27``. It does not read the file, but if the file is a link to another one, it confuses the two and
+        fails. So `work` runs in an empty folder if possible.
         """
         try:
             return run_in_empty_folder("backend cppyy", work)
@@ -132,10 +133,11 @@ class Runtime:
             return work()
 
     def _call_bridge_once(self) -> None:
-        """Have cppyy compile its wrapper of every function of ``bridge.h``.
+        """Make cppyy compile its wrapper of every function of ``bridge.h``.
 
-        It does so in the first two calls of each. They must not release the GIL, because a child that is forked
-        meanwhile would inherit the locked lock of the compiler; and not run in a folder to which others can write.
+        It does so in the first two calls of each function. They must not release the GIL, because a child forked
+        meanwhile would inherit the compiler's lock in the locked state. They must not run in a folder to which others
+        can write.
         """
         self.namespace: Any = self._cppyy.gbl.lowbit
         self.bridge: Any = self.namespace.bridge
@@ -161,7 +163,7 @@ class Runtime:
             self.bridge.destroy_kernel_set(self.bridge.create_kernel_set(0, np.zeros(1, np.uint64), 0, 0, 0))
 
     def kernel(self, kernel: Compilable) -> int:
-        """The address of a kernel (a `lowbit::MicroKernel` of C++), compiled when it is first requested."""
+        """The address of a kernel (a `lowbit::MicroKernel` of C++), compiled at the first request."""
         with preparing:
             if kernel.name not in self._kernels:
                 table = kernel.table
@@ -176,28 +178,28 @@ class Runtime:
             return self._kernels[kernel.name]
 
     def address(self, array: Array) -> int:
-        """Where C++ finds an array, which the caller keeps alive."""
+        """The address of an array for C++; the caller keeps the array alive."""
         return int(array.ctypes.data)
 
     @contextmanager
     def written(self, arrays: Sequence[Array]) -> Iterator[U64]:
-        """The addresses of arrays that C++ writes to; at the end of the context they hold what it wrote."""
+        """The addresses of arrays that C++ writes to; the arrays hold the results at the end of the context."""
         yield np.array([self.address(each) for each in arrays], np.uint64)
 
     def include_table(self, table: InstructionSet) -> None:
-        """Compile the prelude of an instruction set, the first time that it is requested."""
+        """Compile the prelude of an instruction set at the first request."""
         with preparing:
             if table.name not in self.tables:
                 self.define(once(table.name, f"{PRELUDE.format(once_hint())}{prelude(table)}"))
                 self.tables.add(table.name)
 
     def define(self, source: str) -> None:
-        """Compile C++, which must not have been compiled before."""
+        """Compile C++ that has not been compiled before."""
         check_address_space("compiling a kernel", COMPILE_BYTES)
         self.apart(lambda: self._compile(source))
 
     def _compile(self, source: str) -> None:
-        # Without AVX the compiler warns that vectors are passed in another way than with it. None are ever passed,
+        # Without AVX the compiler warns that vectors are passed in another way than with AVX. No vectors are passed,
         # because the functions that take them are inlined.
         quiet = f'#pragma clang diagnostic push\n#pragma clang diagnostic ignored "-Wpsabi"\n{source}'
         try:
@@ -214,8 +216,8 @@ def once(name: str, source: str) -> str:
 
 
 preparing = threading.RLock()
-"""Held while anything is compiled or made for later calls. A fork waits for it, so that no child inherits it held by a
-thread that the child lacks."""
+"""Held while anything is compiled or created for later calls. A fork waits for it, so that no child inherits the lock
+from a thread that the child lacks."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=preparing.acquire, after_in_parent=preparing.release, after_in_child=preparing.release)
 
@@ -224,7 +226,7 @@ _other: ContextVar[Runtime | None] = ContextVar("other", default=None)
 
 
 def runtime() -> Runtime:
-    """The only runtime of the process, made when it is first requested; inside `using`, the one given there.
+    """The only runtime of the process, created at the first request; inside `using`, the one given there.
 
     Raises:
         UnavailableError: cppyy or the C++ headers are missing.
@@ -250,14 +252,14 @@ def using(other: Runtime) -> Iterator[None]:
 
 
 def replace_runtime(other: Runtime) -> None:
-    """Let another runtime compile and call from now on: one whose C++ runs elsewhere."""
+    """Use another runtime, whose C++ runs elsewhere, for all later compilations and calls."""
     global _runtime
     with preparing:
         _runtime = other
 
 
 class _Symbol(ctypes.Structure):
-    """What the loader knows of an address: ``Dl_info``."""
+    """The loader's information about an address: ``Dl_info``."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),
@@ -269,8 +271,8 @@ class _Symbol(ctypes.Structure):
 
 @contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
-    """Take back the signal handlers that cppyy's libraries install inside, and no others: another thread may install
-    its own meanwhile."""
+    """Undo the signal handlers that cppyy's libraries install in this context, and no others: another thread may
+    install its own meanwhile."""
     libc = ctypes.CDLL(None)
     size = 256  # bytes, more than a struct sigaction takes on any system
     handlers = {number: ctypes.create_string_buffer(size) for number in range(1, 32)}
@@ -293,7 +295,8 @@ PASSED = ("CLING_STANDARD_PCH", "EXTRA_CLING_ARGS", "ROOTSYS")
 
 @contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Restore the variables of `PASSED`, which have been read at the end. Other threads may set others meanwhile."""
+    """Restore the variables of `PASSED` at the end, when they have been read. Other threads may set other variables
+    meanwhile."""
     before = {name: os.environ.get(name) for name in PASSED}
     try:
         yield
@@ -301,29 +304,29 @@ def _environment_kept() -> Iterator[None]:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
-                os.unsetenv(name)  # one that was set from C++ is not seen by os.environ
+                os.unsetenv(name)  # os.environ does not see a variable that was set from C++
             else:
                 os.environ[name] = value
 
 
 class Made:
-    """An object of C++, freed with its last owner; it keeps alive what it points to.
+    """A C++ object, freed with its last owner; it keeps alive what it points to.
 
     Args:
-        kind: what follows ``create_`` and ``destroy_`` in the names of its functions in `lowbit::bridge`.
-        arguments: of the first of them.
+        kind: the suffix after ``create_`` and ``destroy_`` in the names of its functions in `lowbit::bridge`.
+        arguments: of the ``create_`` function.
         kept: what it points to.
     """
 
     def __init__(self, kind: str, *arguments: object, kept: object = None) -> None:
         self._bridge, self._kept = runtime().bridge, kept
         self.handle: int = getattr(self._bridge, f"create_{kind}")(*arguments)
-        # Not at the end of the interpreter: a daemon thread may still be in a call then.
+        # Not at interpreter exit: a daemon thread may still be in a call.
         weakref.finalize(self, getattr(self._bridge, f"destroy_{kind}"), self.handle).atexit = False
 
 
 class Pool(Made):
-    """A pool of threads, stopped by `stop`, with its last owner, or at the end of the interpreter."""
+    """A pool of threads, stopped by `stop`, with its last owner, or at interpreter exit."""
 
     def __init__(self, threads: int) -> None:
         super().__init__("pool", threads)
@@ -335,7 +338,7 @@ class Pool(Made):
 
 
 class Stopped(Protocol):
-    """What has threads."""
+    """An object with threads."""
 
     def stop(self) -> None: ...
 
@@ -344,24 +347,24 @@ _pools: weakref.WeakSet[Stopped] = weakref.WeakSet()
 
 
 def stop_at_exit(owner: Stopped) -> None:
-    """Stop it at the end of the interpreter, if it is still there."""
+    """Stop an object at interpreter exit, if it still exists."""
     if not _pools:
         atexit.register(_stop_pools)
     _pools.add(owner)
 
 
 def _stop_pools() -> None:
-    """At the end of the interpreter: no thread may still be inside a kernel."""
+    """Stop all pools at interpreter exit: no thread may still be inside a kernel."""
     for pool in list(_pools):
         pool.stop()
     if any(thread.daemon for thread in threading.enumerate()):
-        # Python ends a daemon thread when it next takes the lock of the interpreter. Through cppyy's frames that would
-        # abort the process. Threads that were inside a kernel take the lock now, while it is still safe.
+        # Python ends a daemon thread when it next takes the GIL. Inside cppyy's frames that would abort the process.
+        # Threads that were inside a kernel take the GIL now, while it is still safe.
         time.sleep(0.05)
 
 
 class Layout(Protocol):
-    """Where a prepared matrix lies: its sizes in the order of ``create_linear``, and where its blocks begin."""
+    """The layout of a prepared matrix: its sizes in the order of ``create_linear``, and the starts of its blocks."""
 
     @property
     def numbers(self) -> I64: ...
@@ -380,7 +383,7 @@ class Linear(Made):
 
 
 class TiledKernel(Compilable, Protocol):
-    """A kernel of a matrix, and the columns that one call computes."""
+    """A kernel of a matrix, and the number of columns that one call computes."""
 
     @property
     def columns(self) -> int: ...
@@ -406,7 +409,7 @@ class Route(Made):
     """A kernel with the stream of activations that it reads.
 
     Attributes:
-        laid_out: equal for two routes whose streams of activations are alike.
+        laid_out: equal for two routes with the same layout of activations.
     """
 
     def __init__(self, kernel: TiledKernel, stream: Stream) -> None:
@@ -419,7 +422,7 @@ class Route(Made):
 
 
 GROUP_NUMBERS = 6
-"""The first numbers of a layout: its rows and groups, by which activations are laid out."""
+"""The number of leading numbers of a layout, its rows and groups, that determine the layout of activations."""
 
 
 def _digest(*lists: Array) -> bytes:

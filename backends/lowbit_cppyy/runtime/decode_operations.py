@@ -25,8 +25,8 @@ _HALVINGS = 6  # log2 of CHUNK
 
 
 def sum_roundings(length: int, _: int) -> int:
-    """Roundings of a sum along a row: a product, at most ⌈n/64⌉ − 1 additions to a running sum that begins at 0, and
-    one for each halving of the 64 running sums."""
+    """The roundings of a sum along a row: a product, at most ⌈n/64⌉ − 1 additions to a running sum that begins at 0,
+    and one for each halving of the 64 running sums."""
     return -(-length // CHUNK) + _HALVINGS
 
 
@@ -34,16 +34,16 @@ SUMS = Declaration(arithmetic=Arithmetic("direct", "float32", sum_roundings))
 
 
 def head_roundings(length: int, _: int) -> int:
-    """Roundings of attention. A score of d_h channels takes a product, ⌈d_h/16⌉ − 1 additions to a running sum, and
+    """The roundings of attention. A score of d_h channels takes a product, ⌈d_h/16⌉ − 1 additions to a running sum, and
     four to combine the 16 sums. A mix of S tokens takes a product, an addition for every second token, and one for
-    every 64. The sum of S exponentials takes `sum_roundings`, and that of S − 1 with a sink one more. This number is at
-    least each of them."""
+    every 64. The sum of S exponentials takes `sum_roundings`, and that of S − 1 with a sink one more. The result is at
+    least each of these numbers."""
     return length // 2 + length // CHUNK + _HALVINGS + 1
 
 
 HEADS = Declaration(arithmetic=Arithmetic("direct", "float32", head_roundings))
 ROTATIONS = Declaration(arithmetic=Arithmetic("direct", "float32", lambda length, _: 3))
-"""A cosine is rounded when it is stored, when it is multiplied and when it is added."""
+"""A cosine is rounded when it is stored, multiplied and added."""
 
 
 class DecodeKernels(Calls):
@@ -166,9 +166,9 @@ class DecodeOperations(BlockOperations):
         return done(self._decode.rotate(x, cosines, sines, partners, *x.shape, out), out)
 
     def _attention_attend(self, queries: F32, keys: F32, values: F32, window: int | None = None) -> F32:
-        """Heads of keys and of values may lie any distance apart, as in a cache with room for more tokens.
+        """Heads of keys and of values may be any distance apart, as in a cache with room for more tokens.
 
-        cppyy takes no array with gaps, so it is given the first head and the distance to the next.
+        cppyy does not accept arrays with gaps, so it gets the first head and the distance to the next.
         """
         out = np.empty_like(queries)
         return done(self._decode.attend(*self._heads_of(queries, keys, values, window), out), out)
@@ -183,7 +183,7 @@ class DecodeOperations(BlockOperations):
         cap: float | None = None,
         sinks: F32 | None = None,
     ) -> F32:
-        """Heads of keys and of values may lie any distance apart here too."""
+        """Heads of keys and of values may be any distance apart, as in `_attention_attend`."""
         out = np.empty_like(queries)
         shape = float(scale or 0), float(cap or 0), FLOATS if sinks is None else sinks, sinks is not None
         own = self._heads_of(queries, keys, values, window)

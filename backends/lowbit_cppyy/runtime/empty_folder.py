@@ -31,11 +31,11 @@ STACK = 16 << 20  # bytes; the compiler recurses deeply
 def run_in_empty_folder(what: str, work: Callable[[], Result]) -> Result:
     """Call `work` in a thread whose current folder is empty, and return its result.
 
-    An interrupt does not end the work; it is raised afterwards.
+    An interrupt does not stop the work; it is raised afterwards.
 
     Args:
         what: what is unavailable if the work cannot be done, for errors.
-        work: called in a thread of its own where the system allows it.
+        work: called in a separate thread if the system allows it.
 
     Raises:
         NoFolderOfOwnError: the folder of the process would have to be changed while other threads run.
@@ -82,14 +82,14 @@ class _Apart(Generic[Result]):
             self._allowed = True
         except RuntimeError as error:
             raise UnavailableError(what, f"{error}", "raise the limit of threads (ulimit -u)") from None
-        finally:  # after an interrupt of `start` the thread may or may not run; if it does, it does nothing
+        finally:  # after an interrupt of `start` the thread may or may not run; if it runs, it does nothing
             self._decided.set()
             threading.stack_size(usual)
         interrupt: BaseException | None = None
         while not self._ended.is_set():  # an interrupted `Thread.join` forgets a running thread
             try:
                 self._ended.wait()
-            except BaseException as error:  # from a signal handler: the work is not left half done
+            except BaseException as error:  # from a signal handler: the work continues to its end
                 interrupt = interrupt or error
         thread.join()
         if interrupt is not None:
@@ -116,17 +116,17 @@ class _Apart(Generic[Result]):
 
 
 def _has_own_folder() -> bool:
-    """Give this thread its own current folder, a copy of the process's. Returns whether that was possible."""
+    """Give this thread its own current folder, initially the process's. Returns whether that was possible."""
     if sys.platform != "linux":
         return False
     try:
         return bool(ctypes.CDLL(None).unshare(CLONE_FS) == 0)
-    except AttributeError:  # a C library without it
+    except AttributeError:  # a C library without `unshare`
         return False
 
 
 def _change_folder_of_process(what: str, folder: str, apart: _Apart[Result]) -> None:
-    """Do the work with the whole process in the folder, if no other thread could be affected."""
+    """Do the work with the folder as that of the whole process, if no other thread could be affected."""
     if threading.active_count() > 1:
         raise NoFolderOfOwnError(
             what,
@@ -157,7 +157,7 @@ def _empty_folder(what: str) -> Iterator[str]:
 
 
 def _check_empty() -> None:
-    """Make sure that the current folder is the one that was made, and not another in its place."""
+    """Check that the current folder is the one that was created, and not another in its place."""
     found = os.stat(".")
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077 or os.listdir("."):
         place = tempfile.gettempdir()

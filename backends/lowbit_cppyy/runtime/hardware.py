@@ -13,7 +13,7 @@ from lowbit_cppyy.runtime.processor import has
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 SYSTEM_NAME = "SC_LEVEL1_DCACHE_SIZE"
 USUAL_BYTES: Mapping[int, int] = {1: 32 * 1024, 2: 512 * 1024, 3: 32 * 1024 * 1024}
-"""The assumed size of the cache of a level where the system does not report it."""
+"""The assumed cache size of each level, if the system does not report it."""
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2}
 
@@ -23,7 +23,7 @@ def cache_bytes(level: int, folder: Path = CACHES) -> int:
 
     Args:
         level: 1, 2 or 3.
-        folder: where the system describes its caches; by default Linux's folder.
+        folder: in which the system describes its caches; by default Linux's folder.
     """
     for index in sorted(folder.glob("index*")):
         if _text(index / "level") == str(level) and _text(index / "type") in ("Data", "Unified"):
@@ -44,7 +44,7 @@ def _text(file: Path) -> str:
 
 @cache
 def processor_name() -> str:
-    """The processor by the name that its maker gives it."""
+    """The vendor's name of the processor."""
     import archspec.cpu
 
     return str(archspec.cpu.brand_string() or platform.processor() or platform.machine())
@@ -52,9 +52,8 @@ def processor_name() -> str:
 
 @cache
 def processor_key() -> str:
-    """The machine that a measurement holds for: the processor's name, features that tables require, first-level cache.
-
-    Other features are left out, since an update of microcode or kernel may change them.
+    """The machine for which a measurement is valid: the processor's name, features that tables require, first-level
+    cache. Other features are omitted, because an update of microcode or kernel may change them.
     """
     features = sorted({feature for table in TABLES.values() for feature in table.requires})
     return "; ".join((processor_name(), " ".join(filter(has, features)), f"L1 {cache_bytes(1)}"))

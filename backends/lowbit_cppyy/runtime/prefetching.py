@@ -16,15 +16,15 @@ So the hint is ``T0`` on Intel's processors, also on those that were not measure
 from functools import cache
 
 PRELUDE = "#ifndef LOWBIT_ONCE\n#define LOWBIT_ONCE {}\n#endif\n"
-"""C++ that comes before the words of a table, for a hint."""
+"""C++ that defines a hint, before the words of a table."""
 
 KEEPING = ("GenuineIntel",)
-"""Makers of processors on which ``T0`` is the hint, by archspec's names."""
+"""Processor vendors, by archspec's names, for which ``T0`` is the hint."""
 
 
 @cache
 def once_hint() -> str:
-    """The hint for this processor, as x86's intrinsics name it; other processors ignore it."""
-    import archspec.cpu  # takes 50 ms, so it waits until something is compiled
+    """The hint for this processor, by its name in x86 intrinsics; other processors ignore it."""
+    import archspec.cpu  # takes 50 ms, so it is delayed until something is compiled
 
     return "_MM_HINT_T0" if archspec.cpu.host().vendor in KEEPING else "_MM_HINT_NTA"

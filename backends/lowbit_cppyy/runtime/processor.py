@@ -21,7 +21,7 @@ _pretended: tuple[str, ...] | None = None
 
 
 def pretend(features: tuple[str, ...]) -> None:
-    """Take these for the features of the processor: kernels run on an emulated one."""
+    """Use these as the features of the processor, because kernels run on an emulated one."""
     global _pretended
     _pretended = features
 
@@ -33,11 +33,11 @@ def has(feature: str) -> bool:
 
 @cache
 def _detected(feature: str) -> bool:
-    with preparing:  # a fork meanwhile would leave the child with a module whose import never ends
-        import archspec.cpu  # takes 50 ms, so it waits until it is needed
+    with preparing:  # a fork meanwhile would leave the child with a module whose import never finishes
+        import archspec.cpu  # takes 50 ms, so it is delayed until it is needed
         import archspec.cpu.detect
 
-    with warnings.catch_warnings(action="ignore"):  # where there is no /proc/cpuinfo: nothing is known then
+    with warnings.catch_warnings(action="ignore"):  # without /proc/cpuinfo nothing is known
         # `host()` gives the closest known processor, which may have fewer features than the system reports.
         return feature in archspec.cpu.host() or feature in archspec.cpu.detect.detected_info().features
 
@@ -46,7 +46,7 @@ def choose_table(isa: str | None) -> InstructionSet:
     """The instruction table for this processor.
 
     Args:
-        isa: the one to use; with ``None``, that of ``LOWBIT_CPPYY_ISA``, or else the best.
+        isa: the table to use; with ``None``, that of ``LOWBIT_CPPYY_ISA``, or else the best.
 
     Raises:
         UnavailableError: the requested one is unknown, or this processor lacks it.
@@ -65,13 +65,13 @@ def choose_table(isa: str | None) -> InstructionSet:
 
 
 def choose_threads(threads: int | None) -> int:
-    """The number of threads: as requested, or by ``LOWBIT_NUM_THREADS``, or as many as the limits allow.
+    """The number of threads: as requested, or from ``LOWBIT_NUM_THREADS``, or as many as the limits allow.
 
     The smallest limit applies: the processors that the calling thread may run on (`taskset`, Slurm); the quota of the
     process's control groups (containers); the first number of ``OMP_NUM_THREADS``, which is ignored if any part of it
     is malformed, as OpenMP's libraries do. ``LOWBIT_NUM_THREADS`` overrides all limits, and a malformed value is an
     error. Threads start when the first matrix is prepared, with the affinity of the preparing thread; later changes
-    apply to backends made later.
+    apply to backends created later.
 
     Raises:
         UnavailableError: ``LOWBIT_NUM_THREADS`` is not a number of threads.
@@ -90,7 +90,7 @@ def choose_threads(threads: int | None) -> int:
 
 
 def openmp_threads() -> int | None:
-    """The first number of ``OMP_NUM_THREADS``; ``None`` where it is not a list of positive numbers."""
+    """The first number of ``OMP_NUM_THREADS``; ``None`` if it is not a list of positive numbers."""
     value = os.environ.get(OPENMP_VARIABLE, "")
     numbers = [number.strip(" \t") for number in value.split(",")]
     if not all(re.fullmatch("0*[1-9][0-9]{0,8}", number) for number in numbers):

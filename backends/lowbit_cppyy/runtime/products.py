@@ -8,14 +8,14 @@ from lowbit_cppyy.runtime.compiler import Route, preparing
 
 
 class Routes:
-    """The kernels of a matrix, each compiled when it is first requested."""
+    """The kernels of a matrix, each compiled at the first request."""
 
     def __init__(self, make: Callable[[Purpose, bool], Route]) -> None:
         self._make = make
         self._made: dict[tuple[Purpose, bool], Route] = {}
 
     def of(self, purpose: Purpose, *, exact: bool = False) -> Route:
-        """The kernel for a purpose, with the stream that it reads; `exact` for one without powers of two."""
+        """The kernel for a purpose, with the stream that it reads; `exact` selects one without powers of two."""
         route = self._made.get((purpose, exact))
         if route is None:
             with preparing:
@@ -26,21 +26,21 @@ class Routes:
 
 
 def integer_purpose(rows: int) -> Purpose:
-    """What multiplies this many rows of integers; the sums of all kernels are equal."""
+    """The purpose for this many rows of integers; the sums of all kernels are equal."""
     return "integer vector" if rows == 1 else "integer rows"
 
 
 def few_are_faster(rows: int, few: int, many: int) -> bool:
-    """Whether kernels for few rows of x multiply these rows in less time than those for many.
+    """Whether kernels for few rows of x multiply this many rows in less time than kernels for many.
 
-    A kernel computes whole blocks of rows. Those for many rows take 8/9 of the time for each; measured: 0.86 to 0.89.
+    A kernel computes whole blocks of rows. Kernels for many rows take 8/9 of the time per row; measured: 0.86 to 0.89.
 
     >>> few_are_faster(20, 4, 8), few_are_faster(24, 4, 8)
     (True, False)
 
     Args:
         rows: of x.
-        few: rows that a kernel for few of them computes at once.
+        few: rows that a kernel for few rows computes at once.
         many: the same for many.
     """
     return 9 * -(-rows // few) * few <= 8 * -(-rows // many) * many
@@ -53,9 +53,9 @@ class Product:
     Attributes:
         linear: the address of the matrix.
         route: the kernel.
-        stored: whether the matrix is in the bytes of a format.
+        stored: whether the matrix is stored in a format.
         cast: the cast of its activations, as ``cpp/casts.h`` numbers them; -1 for none.
-        nbytes: what a call reads.
+        nbytes: bytes that a call reads.
         panel: columns of a panel.
     """
 

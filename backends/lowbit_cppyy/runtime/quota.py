@@ -12,14 +12,13 @@ from pathlib import Path, PurePosixPath
 
 
 def processor_quota(root: Path = Path("/")) -> int | None:
-    """The quota of this process in processors, rounded up so that none of it is left unused.
+    """The quota of this process in processors, rounded up so that all of it is used.
 
     Args:
         root: the folder that stands for ``/``.
 
     Returns:
-        The smallest quota of the groups that this process is in; ``None`` where there is no limit, or no readable
-        one.
+        The smallest quota of the groups of this process; ``None`` if there is no limit, or no readable one.
     """
     quotas = [quota for folder in _groups(root) if (quota := _quota(folder)) is not None]
     return max(1, ceil(min(quotas))) if quotas else None
@@ -40,7 +39,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _mounted(controllers: str, kind: str, options: str) -> bool:
-    """Whether a mount is of the hierarchy that limits processors: version 2, or that of the controller ``cpu``."""
+    """Whether a mount belongs to the hierarchy that limits processors: version 2, or the controller ``cpu``."""
     if kind == "cgroup2":
         return controllers == ""
     return kind == "cgroup" and "cpu" in controllers.split(",") and "cpu" in options.split(",")
@@ -54,7 +53,7 @@ def _upwards(place: Path, top: PurePosixPath, group: PurePosixPath) -> Iterator[
 
 
 def _quota(folder: Path) -> float | None:
-    """Quota over period, both in microseconds; version 2 has them in one file, where ``max`` means no limit."""
+    """Quota divided by period, both in microseconds; version 2 has them in one file, where ``max`` means no limit."""
     numbers = [line.split() for line in _lines(folder / "cpu.max")]
     if not numbers:
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")

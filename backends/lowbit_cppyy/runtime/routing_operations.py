@@ -15,7 +15,7 @@ from lowbit_cppyy.runtime.calls import FLOATS, NUMBERS, Calls, done
 from lowbit_cppyy.runtime.compiler import Pool
 
 WIDE = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
-"""Sums in float64 round less than any order of float32."""
+"""Sums in float64 have smaller rounding errors than float32 sums in any order."""
 
 
 class RoutingCalls(Calls):
@@ -29,7 +29,7 @@ class RoutingCalls(Calls):
 
 
 class RoutingOperations:
-    """The hooks of the chapter `lowbit.moe.routing`, but for the experts themselves."""
+    """The hooks of the chapter `lowbit.moe.routing`, except for the experts themselves."""
 
     declared: ClassVar[dict[str, Declaration]] = {
         "routing.gate": WIDE,

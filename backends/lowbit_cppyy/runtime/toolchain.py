@@ -18,10 +18,10 @@ USUAL_HEADERS = "/usr/include/c++/*/new"
 
 
 def check_toolchain() -> None:
-    """Make sure that cppyy can be imported and find its headers.
+    """Check that cppyy can be imported and can find its headers.
 
     Raises:
-        UnavailableError: something is missing; it says what to install.
+        UnavailableError: something is missing; the message says what to install.
     """
     for module in ("cppyy", "archspec"):
         if find_spec(module) is None:
@@ -34,7 +34,7 @@ def check_toolchain() -> None:
 
 @cache
 def has_headers(path: str) -> bool:
-    """Whether the system's C++ headers can be found with this PATH, in the way of cppyy."""
+    """Whether cppyy's method finds the system's C++ headers with this PATH."""
     compiler = shutil.which("c++", path=path)
     if compiler is None:
         return bool(glob.glob(USUAL_HEADERS))
