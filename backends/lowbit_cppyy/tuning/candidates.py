@@ -27,7 +27,7 @@ from lowbit_cppyy.tuning.choices import default_recipe, usable
 from lowbit_cppyy.tuning.prediction import predict
 
 MOST_OF_A_METHOD = 6
-"""The most tiles of one method that are tried."""
+"""The largest number of tiles tried for each method."""
 
 ROWS: Mapping[Purpose, tuple[int, ...]] = {
     "vector": (1,),
@@ -42,7 +42,8 @@ REGISTERS = (1, 2, 4, 8)
 CHAINS = (1, 2, 4)
 AHEAD = (0, 256, 512, 1024, 2048, 4096)
 MOST_PRODUCTS = 512
-"""The most products of a loop iteration: longer ones take long to compile and do not fit the instruction cache."""
+"""The largest number of products of a loop iteration: longer ones take long to compile and do not fit the instruction
+cache."""
 
 assert set(ROWS) == set(PURPOSES)
 
@@ -61,7 +62,7 @@ def tiles(purpose: Purpose, layout: PanelLayout, table: InstructionSet) -> list[
         ranked = []
         for recipe in _of_a_method(replace(default, method=method), purpose):
             sums = recipe.rows * recipe.registers * recipe.chains
-            if sums > table.registers:  # each sum is in a register throughout: nothing else need be counted
+            if sums > table.registers:  # each sum needs a register throughout: no further count is needed
                 continue
             if recipe != default and usable(recipe, layout, table):
                 prediction = predict(recipe, layout, table)
@@ -79,7 +80,7 @@ def _of_a_method(recipe: Recipe, purpose: Purpose) -> Iterator[Recipe]:
 
 
 def unrolled(recipe: Recipe, layout: PanelLayout, table: InstructionSet) -> list[Recipe]:
-    """The recipe with every other number of units in an iteration that divides the units of every group."""
+    """The recipe with each other number of units in an iteration that divides the units of every group."""
     unit = recipe.unit_codes * recipe.rows * recipe.registers
     numbers = [unroll for unroll in (1, 2, 4, 8, 16) if unroll == 1 or unroll * unit <= MOST_PRODUCTS]
     others = [replace(recipe, unroll=unroll) for unroll in numbers if unroll != recipe.unroll]

@@ -28,11 +28,12 @@ from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.tuning import outcomes
 
 PANEL = 64
-"""Columns of a panel: the least for which rows of words, scales and zeros of every type are whole cache lines."""
+"""Columns of a panel: the smallest number for which rows of words, scales and zeros of every type are whole cache
+lines."""
 
 
 def layout_for(matrix: QuantizedMatrix, table: InstructionSet) -> PanelLayout:
-    """The layout for a matrix: with the panel of the search for one row of x, or else with `PANEL`."""
+    """The layout for a matrix, with the panel from the search for one row of x, or else with `PANEL`."""
     layout = PanelLayout.of(matrix, PANEL)
     recipe = outcomes.tuned("vector", layout, table)
     if recipe is None:
@@ -42,7 +43,7 @@ def layout_for(matrix: QuantizedMatrix, table: InstructionSet) -> PanelLayout:
 
 
 def recipe_for(purpose: Purpose, layout: PanelLayout, table: InstructionSet) -> Recipe:
-    """The recipe for a matrix: that of a search, if it can be used with this layout, or else the default.
+    """The recipe for a matrix: the result of a search if this layout allows it, or else the default.
 
     Args: as `default_recipe`.
     """
@@ -53,7 +54,8 @@ def recipe_for(purpose: Purpose, layout: PanelLayout, table: InstructionSet) -> 
 
 
 def usable(recipe: Recipe, layout: PanelLayout, table: InstructionSet) -> bool:
-    """Whether a recipe is possible for a matrix: its panel, the length of registers, and whole iterations."""
+    """Whether a recipe is possible for a matrix: its panel and the length of registers fit, and iterations are
+    whole."""
     fits = recipe.panel == layout.panel and not recipe.fits(table.lanes)
     return fits and ActivationStream(recipe, layout).whole
 
@@ -92,9 +94,10 @@ _TILES: dict[tuple[bool, Purpose], tuple[int, int]] = {
 
 
 def most_unrolled(recipe: Recipe, layout: PanelLayout) -> Recipe:
-    """The recipe with the most units in an iteration, of at most four and 32 codes, that divide every group or segment.
+    """The recipe with the most units in an iteration, at most four with 32 codes in all, that divide every group or
+    segment.
 
-    Eight units of 8-bit codes would be 32 codes too. That was measured 1.2 to 1.3 times as slow from memory as four.
+    Eight units of 8-bit codes would be 32 codes too, but take 1.2 to 1.3 times as long from memory as four (measured).
     """
     unroll = min(4, 32 // recipe.unit_codes)
     while unroll > 1:

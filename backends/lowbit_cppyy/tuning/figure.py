@@ -23,7 +23,7 @@ COLOURS = {
 }
 OTHER = "#636363"
 BARS = 12
-"""Bars of the fastest kernels; those that `mark` names are added."""
+"""The number of bars for the fastest kernels; those that `mark` names are added."""
 
 
 def draw(search: Document, scatter: Any, bars: Any) -> None:
@@ -32,7 +32,7 @@ def draw(search: Document, scatter: Any, bars: Any) -> None:
     Args:
         search: of ``lowbit tune --json``.
         scatter: a matplotlib axis for predicted cycles against the time in the cache.
-        bars: one for the rates from memory.
+        bars: a matplotlib axis for the rates from memory.
     """
     trials = search["trials"]
     measured = [trial for trial in trials if trial["cache_gb_per_s"]]
@@ -52,7 +52,7 @@ def draw(search: Document, scatter: Any, bars: Any) -> None:
 
 
 def _bars(search: Document, bars: Any) -> None:
-    """The rates from memory, the fastest on top."""
+    """Draw the rates from memory, the fastest on top."""
     trials = [trial for trial in search["trials"] if trial["memory_gb_per_s"]]
     ranked = sorted(trials, key=lambda trial: float(trial["memory_gb_per_s"]))
     marked = [trial for trial in ranked if mark(trial, search)]
@@ -65,7 +65,7 @@ def _bars(search: Document, bars: Any) -> None:
 
 
 def nanoseconds(trial: Document, search: Document) -> float:
-    """Time in the cache of one thread for one register of products."""
+    """The time of one thread for one register of products, in the cache."""
     each = trial["predicted"]["bytes_per_code"] * search["lanes"] / search["vectors"]
     return float(each * search["threads"] / trial["cache_gb_per_s"])
 

@@ -47,7 +47,8 @@ VARIABLE = "LOWBIT_CPPYY_TUNED"
 FORMAT, VERSION = "lowbit-tuned-kernel", 1
 MOST_BYTES = 1 << 20
 NARROW_BELOW = 2048
-"""With fewer columns, laying out the activations takes much of a call, and the matrix may stay in a cache."""
+"""With fewer columns, laying out the activations takes much of the time of a call, and the matrix may stay in a
+cache."""
 
 SHAPING = (
     *("caching", "recipe", "layout/interleaving", "layout/memory", "layout/panels"),
@@ -55,11 +56,11 @@ SHAPING = (
     *("codegen/kernels", "codegen/lowering"),
     *("codegen/microkernel", "codegen/steps", "codegen/unpacking", "runtime/activations"),
 )
-"""The modules that shape the kernel of a matrix, or what it reads."""
+"""The modules that determine the kernel of a matrix, or the data that it reads."""
 
 
 class OutcomeWarning(UserWarning):
-    """A file of a search is ignored."""
+    """Warns that a file of a search is ignored."""
 
 
 CLASSES = (16, 32, 64, 128)
@@ -68,7 +69,7 @@ SCALES = ("float32", "float16")
 
 @dataclass(frozen=True)
 class Key:
-    """The matrices and the machine that an outcome is for.
+    """The matrices and the machine to which an outcome applies.
 
     Attributes:
         processor: by `lowbit_cppyy.runtime.hardware.processor_key`.
@@ -126,12 +127,12 @@ def folder(processor: str) -> Path:
     return cache_folder() / "tuned" / f"{name}-{hashlib.sha256(processor.encode()).hexdigest()[:8]}"
 
 
-# **Made with**: an outcome of another generator or compiler does not count.
+# **Made with**: an outcome of another generator or compiler is not used.
 
 
 @cache
 def generator_digest() -> str:
-    """SHA-256 of all files that shape a kernel and its call."""
+    """SHA-256 of all files that determine a kernel and its call."""
     here, digest = files("lowbit_cppyy"), hashlib.sha256()
     sources = [here / f"{name}.py" for name in SHAPING]
     sources += sorted((here / "cpp").iterdir(), key=lambda source: source.name)
@@ -141,7 +142,7 @@ def generator_digest() -> str:
 
 
 def made_with() -> dict[str, str]:
-    """The versions that must be the same for an outcome to count."""
+    """The versions that must match for an outcome to be used."""
     try:
         return {"generator": generator_digest(), "cppyy": version("cppyy")}
     except PackageNotFoundError:
@@ -152,16 +153,16 @@ def made_with() -> dict[str, str]:
 
 
 FILE_FIELDS = {"unroll": "turn"}
-"""Fields of a recipe that have another name in files; the names in files do not change."""
+"""Fields of a recipe with a different name in files; the names in files do not change."""
 
 
 def write(key: Key, recipe: Recipe, evidence: Mapping[str, Any]) -> Path:
-    """Keep the outcome of a search, in place of an older one.
+    """Write the outcome of a search; it replaces an older one.
 
     Args:
         key: what it is for.
         recipe: the fastest.
-        evidence: what was measured and when, for those who read the file.
+        evidence: what was measured and when, for human readers of the file.
 
     Raises:
         UnavailableError: the folder cannot be written.
@@ -182,7 +183,7 @@ def write(key: Key, recipe: Recipe, evidence: Mapping[str, Any]) -> Path:
 
 
 def check_place(key: Key) -> None:
-    """Refuse a folder that an outcome cannot be written to, before the search.
+    """Refuse a folder to which an outcome cannot be written, before the search.
 
     Raises:
         UnavailableError: the folder cannot be written.
@@ -250,12 +251,12 @@ def checked_recipe(stated: Any, key: Key) -> Recipe:
     check_choice("method", stated["method"], METHODS_FOR[purpose])
     for name, least, most in _RANGES:
         check_integer(name, stated[name], least, most)
-    check_choice("panel", stated["panel"], PANELS)  # or kernels of other purposes would not fit the layout
+    check_choice("panel", stated["panel"], PANELS)  # otherwise kernels of other purposes would not fit the layout
     recipe = Recipe(**{name: stated[FILE_FIELDS.get(name, name)] for name in Recipe.__dataclass_fields__})
     if purpose != "vector":
-        check_choice("chains", recipe.chains, (1,))  # or bits would depend on the number of rows of x
+        check_choice("chains", recipe.chains, (1,))  # otherwise bits would depend on the number of rows of x
     written = recipe.rows * recipe.registers * recipe.unroll * recipe.unit_codes
-    check_integer("products written out", written, 1, MOST_WRITTEN)  # or compiling it would take minutes
+    check_integer("products written out", written, 1, MOST_WRITTEN)  # otherwise compiling it would take minutes
     return recipe
 
 
@@ -274,8 +275,8 @@ _RANGES = (
 # **Looking up**, once in a process for each file.
 
 _seen: dict[Path, Recipe | None] = {}
-"""Filled without a lock, which a forked child might inherit locked. If several threads read a file at once, the first
-result is kept."""
+"""Filled without a lock, because a forked child might inherit it locked. If several threads read a file at once, the
+first result is kept."""
 
 
 def active() -> bool:
@@ -306,7 +307,7 @@ def forget() -> None:
 
 
 def described(table: InstructionSet) -> str:
-    """The kernels that are in use with an instruction set, in words: for reports."""
+    """The kernels in use with an instruction set, as text for reports."""
     if not active() or not os.path.isdir(folder(processor_key())):
         return "default"
     there = set(folder(processor_key()).glob(f"{table.name}_u*.json"))

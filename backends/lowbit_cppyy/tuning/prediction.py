@@ -53,8 +53,8 @@ class Prediction:
     """The predictions for a recipe and a layout.
 
     Attributes:
-        live: all values that are live at once, as the specification counts them.
-        registers: those that must be in registers, as counted above.
+        live: the number of values live at once, as the specification counts them.
+        registers: the number of live values that must be in registers, as counted above.
         equation_4: the paper's formula.
         instructions: for each register of products.
         cycles: a lower bound, for each register of products.
@@ -99,7 +99,7 @@ def _cycles(recipe: Recipe, layout: PanelLayout, instructions: Mapping[str, int]
 
 
 def counted_registers(program: Program) -> int:
-    """The registers that the innermost loop needs at once for what it computes."""
+    """The number of registers that the computation of the innermost loop needs at once."""
     instructions = list(program.instructions())
     computed = {step.target for step in instructions if step.target and step.word not in LOADS}
     loop = next(_inner_loops(program.body))
@@ -167,7 +167,7 @@ def words_of_a_group(recipe: Recipe, layout: PanelLayout, program: Program) -> C
 
 
 def tally(steps: Sequence[Step], sizes: Sizes, indices: Mapping[str, int] | None = None) -> Counter[str]:
-    """How often each word is executed, by the sizes of the loops; the interpreter counts the same."""
+    """How often each word is executed, from the sizes of the loops; the interpreter counts the same."""
     words: Counter[str] = Counter()
     at = dict(indices or {})
     for step in steps:
@@ -183,7 +183,7 @@ def tally(steps: Sequence[Step], sizes: Sizes, indices: Mapping[str, int] | None
 
 
 def _uses(steps: Sequence[Step], index: str) -> bool:
-    """Whether the count of a loop inside depends on this index."""
+    """Whether the count of an inner loop depends on this index."""
     loops = [step for step in steps if isinstance(step, Loop)]
     counts = [loop.count for loop in loops]
     return any(isinstance(count, Element) and count.index == index for count in counts) or any(

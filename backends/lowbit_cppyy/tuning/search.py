@@ -18,17 +18,18 @@ from lowbit_cppyy.recipe import Purpose, Recipe
 from lowbit_cppyy.tuning.candidates import aheads, panels, tiles, unrolled
 
 Location = Literal["cache", "memory"]
-"""Where the matrix is while a candidate is measured."""
+"""The location of the matrix while a candidate is measured."""
 
 FIRST_ROUNDS: Mapping[Location, int] = {"cache": 5, "memory": 20}
-"""Samples of each candidate before half of them are dropped; those from memory scatter more."""
+"""The number of samples of each candidate before half of the candidates are dropped; samples from memory scatter
+more."""
 
 KEPT = 3
-"""Candidates that each step passes on to the next."""
+"""The number of candidates that each step passes to the next."""
 
 FINAL_ROUNDS = 100
 PATIENCE = 1.0
-"""Seconds of samples from memory after which the rounds of a step end, once each candidate has `FEWEST_ROUNDS`."""
+"""The rounds of a step end after this many seconds of samples from memory, once each candidate has `FEWEST_ROUNDS`."""
 
 FEWEST_ROUNDS = 5
 WORTH = 1.02
@@ -57,7 +58,7 @@ class Trial:
     """The measurements of one candidate.
 
     Attributes:
-        step: of the search in which it was first tried.
+        step: the step of the search in which it was first tried.
         samples: seconds of a call, in the cache and from memory, in the order of measurement.
     """
 
@@ -65,7 +66,7 @@ class Trial:
     samples: Mapping[Location, list[float]] = field(default_factory=lambda: {"cache": [], "memory": []})
 
     def seconds(self, location: Location) -> float | None:
-        """The median of the samples; ``None`` without any."""
+        """The median of the samples; ``None`` without samples."""
         return median(self.samples[location]) if self.samples[location] else None
 
 
@@ -75,8 +76,8 @@ class Found:
 
     Attributes:
         default: the recipe that is used without a search.
-        chosen: the fastest; the default, unless another is `WORTH` it.
-        faster: median over rounds of the time of the default by that of the fastest.
+        chosen: the fastest recipe; the default, unless another is faster by the factor `WORTH`.
+        faster: the median over rounds of the time of the default divided by that of the fastest.
         trials: all candidates that were tried.
     """
 
@@ -93,14 +94,15 @@ def search(
     stopwatch: Stopwatch,
     watch: Watch = lambda step, done, total: None,
 ) -> Found:
-    """Find the fastest recipe for a purpose, and for one row of x the panel.
+    """Find the fastest recipe for a purpose, and the best panel if the purpose is one row of x.
 
     Args:
         purpose: what for.
-        layout: of the matrix. Other purposes than ``vector`` keep its panel, since a matrix is prepared once for all.
+        layout: of the matrix. Purposes other than ``vector`` keep its panel, because a matrix is prepared once for all
+            purposes.
         table: the instruction set; its registers are η.
         stopwatch: measures the candidates.
-        watch: is told of the progress.
+        watch: called with the progress.
 
     Source: QIGen algorithm 4.
     """
@@ -115,7 +117,7 @@ def search(
 
 
 def _final(race: "_Race", default: Recipe, fastest: Recipe) -> Found:
-    """The fastest against the default, pair by pair."""
+    """Compare the fastest with the default, sample by sample."""
     if fastest == default:
         return Found(default, default, 1.0, race.trials)
     pairs = race.rounds("last", [default, fastest], "memory", FINAL_ROUNDS)
@@ -131,7 +133,7 @@ class _Race:
         self.trials: dict[Recipe, Trial] = {}
 
     def run(self, step: str, candidates: Iterable[Recipe], location: Location) -> list[Recipe]:
-        """Successive halving. Returns the candidates that are left, the fastest first."""
+        """Run successive halving. Returns the remaining candidates, the fastest first."""
         running, rounds = list(dict.fromkeys(candidates)), FIRST_ROUNDS[location]
         while True:
             samples = self.rounds(step, running, location, rounds)
@@ -141,13 +143,13 @@ class _Race:
             running, rounds = running[: max(KEPT, -(-len(running) // 2))], 2 * rounds
 
     def rounds(self, step: str, running: list[Recipe], location: Location, rounds: int) -> dict[Recipe, list[float]]:
-        """This many samples of each candidate, in alternation; fewer if they take long."""
+        """This many samples of each candidate, interleaved; fewer if they take long."""
         samples: dict[Recipe, list[float]] = {each: [] for each in running}
         for done in range(rounds):
             spent = sum(map(sum, samples.values())) if location == "memory" else 0.0
             if done >= FEWEST_ROUNDS and spent > PATIENCE:
                 break
-            first = done % len(running)  # or each would always follow the same one, and read the same copies
+            first = done % len(running)  # otherwise each would always follow the same one, and read the same copies
             for number, each in enumerate(running[first:] + running[:first]):
                 self.watch(step, done * len(running) + number, rounds * len(running))
                 samples[each].append(self.stopwatch.sample(each, location))

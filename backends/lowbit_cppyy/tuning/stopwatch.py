@@ -32,19 +32,19 @@ from lowbit_cppyy.tuning.search import Location
 
 ROWS_IN_CACHE = 2048
 NARROW = 128
-"""Columns of the narrow matrix: a panel, or two."""
+"""Columns of the narrow matrix: one panel or two."""
 
 FRACTION_OF_CACHE = 0.5
-"""Size of the wide matrix, by that of the second-level cache."""
+"""The size of the wide matrix as a fraction of the second-level cache."""
 
 TIMES_THE_CACHE = 4
-"""Size of all copies together, by that of the last-level cache."""
+"""The size of all copies together as a multiple of the last-level cache."""
 
 CALLS = 5
-"""Calls of one sample in the cache. The shortest counts, as the least disturbed one."""
+"""The number of calls of one sample in the cache. The shortest counts, because it is the least disturbed."""
 
 VECTORS: Mapping[Purpose, int] = {"vector": 1, "rows": 4, "many rows": 16, "integer vector": 1, "integer rows": 4}
-"""Rows of x that a purpose is measured with."""
+"""The number of rows of x with which a purpose is measured."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Problem:
         layout: of the whole matrix, in column panels.
         table: the instruction set.
         purpose: what for.
-        threads: the number that compute.
+        threads: the number of threads.
     """
 
     layout: PanelLayout
@@ -117,7 +117,7 @@ class Clock:
         layout = replace(self.problem.layout, panel=recipe.panel)
         route = self._route(recipe, layout)
         calls = [self._call(linear, route, layout) for linear in self._linear(layout, "memory")]
-        # One cycle for all candidates, or each would warm the next one's copy.
+        # One cycle through the copies for all candidates; otherwise each would warm the next one's copy.
         copies = self._next_copy.setdefault(layout, cycle(range(len(calls))))
         return lambda: _timed(calls[next(copies)])
 
@@ -136,7 +136,7 @@ class Clock:
         return lambda: multiply(linear.handle, route.handle, x, out, vectors)
 
     def _linear(self, layout: PanelLayout, location: Location) -> list[Linear]:
-        """The matrix once, or as many copies of it as no cache holds."""
+        """The matrix once, or enough copies that no cache holds them all."""
         if (layout, location) not in self._linears:
             stream = layout.apply(some_matrix(layout))
             if location == "cache":
@@ -149,7 +149,7 @@ class Clock:
 
 
 def part_in_cache(layout: PanelLayout) -> PanelLayout:
-    """The upper left part of a matrix that stays in the second-level cache: whole groups, where they are small."""
+    """The upper left part of a matrix that stays in the second-level cache: whole groups, if they are small."""
     group = layout.group_size
     rows = min(layout.rows, max(ROWS_IN_CACHE // group * group, ROWS_IN_CACHE if group > ROWS_IN_CACHE else group))
     rows -= rows % CODES_PER_UNIT[layout.bits]

@@ -33,9 +33,9 @@ class Tuned:
 
     Attributes:
         problem: what was measured.
-        found: what was tried, and what is fastest.
-        compile_seconds: by the kernel's name.
-        seconds: that the search took.
+        found: the candidates, and the fastest.
+        compile_seconds: compilation times by the kernel's name.
+        seconds: the duration of the search.
     """
 
     problem: Problem
@@ -49,7 +49,7 @@ class Tuned:
         return replace(self.problem.layout, panel=recipe.panel).nbytes / seconds / 1e9 if seconds else None
 
     def prediction(self, recipe: Recipe) -> Prediction:
-        """What the models predict of a candidate."""
+        """The models' prediction for a candidate."""
         return predict(recipe, replace(self.problem.layout, panel=recipe.panel), self.problem.table)
 
     def kernel(self, recipe: Recipe) -> str:
@@ -57,7 +57,7 @@ class Tuned:
         return Kernel(recipe, self.problem.table).name
 
     def document(self) -> dict[str, Any]:
-        """All of it for JSON: predictions beside measurements."""
+        """Everything for JSON: predictions and measurements."""
         problem, layout, found = self.problem, self.problem.layout, self.found
         return {
             "instruction_set": problem.table.name,
@@ -113,7 +113,7 @@ class Tuned:
 
 
 def _rounded(number: float | None) -> float | None:
-    """Four digits; more would be noise."""
+    """Round to four digits; more would be noise."""
     return number if number is None or isinstance(number, int) else float(f"{number:.4g}")
 
 
@@ -122,7 +122,7 @@ def tune(problem: Problem, watch: Watch, stopwatch: Stopwatch | None = None) -> 
 
     Args:
         problem: what for.
-        watch: is told of the progress.
+        watch: called with the progress.
         stopwatch: measures the candidates; by default a `Clock` of this machine.
 
     Raises:
