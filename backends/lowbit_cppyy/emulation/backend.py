@@ -54,14 +54,14 @@ class EmulatedRuntime(Runtime):
         return work()
 
     def address(self, array: Array) -> int:
-        """Where the guest has its copy of an array, which lives as long as the array."""
+        """The address of the guest's copy of an array; the copy lives as long as the array."""
         held = self._guest.ask(HOLD, of_bytes(array.tobytes()))
         weakref.finalize(array, self._release, held).atexit = False
         return held
 
     @contextmanager
     def written(self, arrays: Sequence[Array]) -> Iterator[U64]:
-        """With copies for that time, which are sent back at its end."""
+        """The addresses of copies, which are sent back at the end of the context."""
         held = [self._guest.ask(HOLD, of_bytes(each.tobytes())) for each in arrays]
         try:
             yield np.array(held, np.uint64)
@@ -73,11 +73,11 @@ class EmulatedRuntime(Runtime):
 
     def _release(self, held: int) -> None:
         if not self._guest.forked:
-            with suppress(UnavailableError):  # a process that ended holds nothing
+            with suppress(UnavailableError):  # a process that has ended holds nothing
                 self._guest.ask(RELEASE, struct.pack("<q", held))
 
     def kernel(self, kernel: Compilable) -> int:
-        """The guest's address of a kernel, which is a library of its own."""
+        """The guest's address of a kernel, which is a separate library."""
         if kernel.name not in self._kernels:
             header = "step.h" if isinstance(kernel, StepSource) else "activations.h"
             source = f'#include "{header}"\n' + prelude(kernel.table) + kernel.source
@@ -89,11 +89,12 @@ class EmulatedRuntime(Runtime):
 
 
 RUNTIMES = {table.name: EmulatedRuntime(Guest(table)) for table in (NEONDOT, NEON)}
-"""Those of this process."""
+"""The runtimes of this process."""
 
 
 class EmulatedBackend(CppyyBackend):
-    """`lowbit_cppyy` on an emulated processor. A process that made one has no other backend of this package.
+    """`lowbit_cppyy` on an emulated processor. A process that has created one can have no other backend of this
+    package.
 
     Args:
         table: the instruction set, one of ARM's.
@@ -111,7 +112,7 @@ class EmulatedBackend(CppyyBackend):
 
     @property
     def children(self) -> tuple[int, ...]:
-        """The emulated process, a part of this backend: the suite lets it live."""
+        """The emulated process. It is a part of this backend, so the suite does not end it."""
         return RUNTIMES[self._emulated.name].children
 
     kept_step = Backend.kept_step
@@ -121,7 +122,7 @@ class EmulatedBackend(CppyyBackend):
         return {"instruction set": name, "threads": "2", "processor": f"{PROCESSORS[name]}, emulated by QEMU"}
 
     def _attention_attend(self, queries: F32, keys: F32, values: F32, window: int | None = None) -> F32:
-        """With keys and values that have no gaps, so that all of them can be sent."""
+        """The operation on copies of keys and values without gaps, so that all of them can be sent."""
         return super()._attention_attend(queries, np.array(keys), np.array(values), window)
 
     def _attention_attend_shaped(self, queries: F32, keys: F32, values: F32, *shape: Any) -> F32:
@@ -130,14 +131,14 @@ class EmulatedBackend(CppyyBackend):
 
 
 class Neon(EmulatedBackend):
-    """On a processor without dot products of bytes."""
+    """The backend on a processor without dot products of bytes."""
 
     def __init__(self) -> None:
         super().__init__(NEON)
 
 
 class NeonDot(EmulatedBackend):
-    """On one that has them."""
+    """The backend on a processor with dot products of bytes."""
 
     def __init__(self) -> None:
         super().__init__(NEONDOT)

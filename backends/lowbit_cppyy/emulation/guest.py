@@ -26,20 +26,20 @@ COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-a
 REMEDY = "install g++-aarch64-linux-gnu and qemu-user"
 LIBRARIES = "/usr/aarch64-linux-gnu"
 PROCESSORS = MappingProxyType({"neondot": "max", "neon": "cortex-a53"})
-"""What QEMU emulates for a table: all extensions that it knows, or a processor without dot products."""
+"""The processor that QEMU emulates for a table: all extensions that it knows, or a processor without dot products."""
 
 ENDS = "stop_", "destroy_"
-"""How the names of functions begin by which something ends."""
+"""The prefixes of functions that stop or destroy an object."""
 
 PATIENCE = 10
-"""Seconds in which the process ends once its input is closed; after that it is killed."""
+"""Seconds that the process has to end after its input is closed; then it is killed."""
 
 HOLD, RELEASE, LOAD, SEND_BACK, FIRST_FUNCTION = range(5)
 """Kinds of requests; the functions follow in their order."""
 
 
 def missing() -> str | None:
-    """The tool that is not installed, if there is one."""
+    """The name of a tool that is not installed, if any."""
     tools = {"aarch64-linux-gnu-g++": COMPILER, "qemu-aarch64": EMULATOR}
     return next((name for name, path in tools.items() if path is None), None)
 
@@ -57,12 +57,13 @@ def compiled(source: str, table: InstructionSet, *options: str) -> Path:
 
 
 def command(program: Path, table: InstructionSet) -> list[str]:
-    """What runs a program on a processor that has the table's instructions."""
+    """The command that runs a program on a processor with the table's instructions."""
     return [str(EMULATOR), "-L", LIBRARIES, "-cpu", PROCESSORS[table.name], str(program)]
 
 
 class Guest:
-    """The process. It starts with the first request, and ends when it is closed: at the latest with this one."""
+    """The emulated process. It starts with the first request and ends when it is closed, at the latest with this
+    process."""
 
     def __init__(self, table: InstructionSet) -> None:
         self._table, self._lock, self._owner, self._closed = table, threading.RLock(), 0, False
@@ -90,7 +91,7 @@ class Guest:
 
     @property
     def forked(self) -> bool:
-        """Whether the process belongs to a parent of this one, which alone may talk to it."""
+        """Whether the process belongs to a parent of this one, which alone may send it requests."""
         return self._owner not in (0, os.getpid())
 
     def close(self) -> None:
@@ -101,7 +102,7 @@ class Guest:
             self._closed = True
             atexit.unregister(self.close)
             try:
-                self._process.communicate(timeout=PATIENCE)  # closes its input, at whose end it ends
+                self._process.communicate(timeout=PATIENCE)  # closes its input, which ends it
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.communicate()
@@ -138,14 +139,14 @@ class Guest:
 
 
 def of_bytes(data: bytes) -> bytes:
-    """Bytes as a part of a request."""
+    """Bytes, encoded as a part of a request."""
     return struct.pack("<q", len(data)) + data
 
 
 def of_array(array: Array) -> bytes:
-    """The memory that a function reads from the start of an array: of the first of several, all of them.
+    """The memory that a function reads from the start of an array: if it is the first row of another array, all rows.
 
-    `attend` is given the first head and how far apart the heads lie.
+    `attend` takes the first head and the distance between heads.
     """
     base = array.base
     if isinstance(base, np.ndarray) and base.shape[1:] == array.shape and base.ctypes.data == array.ctypes.data:
@@ -169,23 +170,23 @@ class Function:
         except UnavailableError:
             if not self._ends:
                 raise
-            return 0  # it ended with the process
+            return 0  # it already ended with the process
 
 
 def of_number(number: float) -> bytes:
-    """A number as a part of a request."""
+    """A number, encoded as a part of a request."""
     return struct.pack("<d", number) if isinstance(number, float) else struct.pack("<q", number)
 
 
 @cache
 def functions() -> Mapping[str, list[int]]:
-    """The functions of `lowbit::bridge` by name, and which arguments of each are pointers to what it writes."""
+    """The functions of `lowbit::bridge` by name, with the indices of the pointer arguments that each writes to."""
     texts = [re.split(r"namespace (?:lowbit::)?bridge \{", path.read_text("utf-8")) for path in sorted(CPP.glob("*.h"))]
     return declared("".join(parts[1] for parts in texts if len(parts) == 2))
 
 
 def declared(text: str) -> Mapping[str, list[int]]:
-    """The same of one text.
+    """The same for one text.
 
     >>> declared("inline int total(std::uintptr_t pool, const float* x, std::int64_t n, float* out) {")
     {'total': [3]}
