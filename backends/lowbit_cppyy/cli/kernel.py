@@ -89,7 +89,7 @@ def show_step(model: ModelOption = None, isa: StepIsa = "avx2") -> None:
 
 
 def proved(name: str) -> Iterator[str]:
-    """Which theorems hold of a kernel by certificates of earlier proofs, and how to prove the others."""
+    """Which theorems hold for a kernel by certificates of earlier proofs, and how to prove the others."""
     for each in theorems.of_kernel(name):
         kind = each.theorem.partition("/")[0]
         yield (
@@ -172,7 +172,7 @@ def _layout(bits: int, group: int, scales: str, convention: str) -> PanelLayout:
 
 
 def _kernel(name: str | None, layout: PanelLayout, isa: str, purpose: str) -> Kernel:
-    """The kernel of a name, or the default for these choices."""
+    """The kernel with a name, or the default for these choices."""
     if name is not None:
         return kernel_of(name)
     table, chosen = _chosen(isa, purpose)
@@ -229,7 +229,7 @@ def _instruction(step: Instruction) -> str:
 
 
 def _print(text: str, language: str) -> None:
-    """Print with colours to a terminal, else as plain text."""
+    """Print with colours to a terminal, and otherwise as plain text."""
     if sys.stdout.isatty():
         from rich.syntax import Syntax
 
@@ -239,10 +239,10 @@ def _print(text: str, language: str) -> None:
 
 
 def assembly_of(kernel: Compilable) -> str:
-    """The instructions that the system's C++ compiler makes of a kernel.
+    """The instructions that the system's C++ compiler generates for a kernel.
 
     Raises:
-        UnavailableError: there is no C++ compiler, or it does not know these instructions.
+        UnavailableError: there is no C++ compiler, or it does not support these instructions.
     """
     compiler = shutil.which("c++")
     if compiler is None:

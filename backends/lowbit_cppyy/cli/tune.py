@@ -25,7 +25,7 @@ from lowbit_cppyy.tuning import outcomes
 from lowbit_cppyy.tuning.choices import PANEL
 from lowbit_cppyy.tuning.search import Location
 
-if TYPE_CHECKING:  # these import numpy and the bridge to the compiler, which other commands do without
+if TYPE_CHECKING:  # these import numpy and the bridge to the compiler, which other commands do not need
     from lowbit_cppyy.tuning.stopwatch import Problem
     from lowbit_cppyy.tuning.tune import Tuned
 
@@ -69,7 +69,7 @@ def tune(
     try:
         for layout in layouts:
             run.run(layout, purposes, table.name, count)
-    finally:  # also after an interrupt: finished searches are shown, and have been kept
+    finally:  # also after an interrupt: finished searches are shown and already kept
         if run.documents and figure:
             from lowbit_cppyy.tuning.figure import save
 
@@ -80,7 +80,7 @@ def tune(
 
 
 def layout_of(bits: int, group: int, shape: str, scales: str, convention: str) -> PanelLayout:
-    """The layout of such a matrix in panels of the default width.
+    """The layout of a matrix with these options, in panels of the default width.
 
     Raises:
         ArgumentError: wrong sizes, scales or convention.
@@ -111,7 +111,7 @@ def check_drawing(figure: Path) -> None:
 
 
 class Run:
-    """The searches of one command, each shown and kept as soon as it is done.
+    """The searches of one command; each is shown and kept as soon as it finishes.
 
     Args:
         keep: whether outcomes are written.
@@ -123,7 +123,7 @@ class Run:
         self.documents: list[dict[str, Any]] = []
 
     def run(self, layout: PanelLayout, purposes: list[Purpose], isa: str, threads: int) -> None:
-        """One search for each purpose; that for one row of x decides the panel of the others."""
+        """One search for each purpose; the search for one row of x decides the panel of the others."""
         from lowbit_cppyy.tuning.stopwatch import Problem
 
         table = TABLES[isa]
