@@ -42,13 +42,14 @@ from lowbit_cppyy.tuning.choices import layout_for, recipe_for
 
 
 def roundings(rows: int, group_size: int) -> int:
-    """The most roundings of a term, for G groups of at most n codes, whether multiply-adds are fused or not.
+    """The largest number of roundings of a term, for G groups of at most n codes, with or without fused multiply-adds.
 
     A product x·q rounds once. It takes at most n − 1 further additions, in the group's sums and between them, because
-    the first is to 0. With method `sums`, a table takes at most 2 additions, and tables are added instead of products:
-    at most one for each 2-bit or 4-bit code. A 3-bit code needs two, of which a unit of n codes has at most min(n, 16)
-    and min(n, 8). A term of X takes ⌈n/8⌉ − 1 additions to a running sum and 3 between the eight; an offset of
-    −scale·zero rounds once. Then each is multiplied, 1, and added to y, which is 0 at first, at most 2·G − 1 times.
+    the first addition is to 0. With method `sums`, a table takes at most 2 additions, and tables are added instead of
+    products: at most one for each 2-bit or 4-bit code. A 3-bit code needs two tables, of which a unit of n codes has at
+    most min(n, 16) and min(n, 8). A term of X takes ⌈n/8⌉ − 1 additions to a running sum and 3 between the eight; an
+    offset of −scale·zero rounds once. Then each is multiplied, which rounds once, and added to y, which starts at 0, at
+    most 2·G − 1 times.
     """
     groups, n = -(-rows // group_size), min(rows, group_size)
     looked_up = 1 + max(n, min(n, 16) + min(n, 8))
@@ -56,16 +57,16 @@ def roundings(rows: int, group_size: int) -> int:
 
 
 def integer_roundings(rows: int, group_size: int) -> int:
-    """The same for integers: the roundings of a loop over segments, and 1 for an offset of −scale·zero."""
+    """The same for integers: the roundings of a loop over segments, and one for an offset of −scale·zero."""
     return integer_loop(SEGMENT)(rows, group_size) + 1
 
 
 SEVERAL: tuple[Purpose, Purpose] = ("rows", "many rows")
-"""What multiplies several rows of x, a few and many."""
+"""The purposes for several rows of x: a few and many."""
 
 
 class CppyyLinear(PreparedLinear):
-    """A matrix in panels. The kernel for one vector is compiled at once, others when they are first needed."""
+    """A matrix in panels. The kernel for one vector is compiled immediately, others when they are first needed."""
 
     def __init__(self, matrix: QuantizedMatrix, layout: PanelLayout, table: InstructionSet, pool: Pool) -> None:
         super().__init__("cppyy", matrix.rows, matrix.columns, layout.nbytes)
@@ -96,7 +97,7 @@ class CppyyLinear(PreparedLinear):
             raise_failure(status)
 
     def product(self, tokens: int, activations: str | None, *, exact: bool = False) -> Product:
-        """What a compiled step is given for a number of tokens: as the operations choose it; `activations` are None for
+        """The product of a compiled step for a number of tokens, as the operations choose it; `activations` is None for
         the float32 contract."""
         if activations is not None:
             route = self._routes.of(integer_purpose(tokens))
@@ -105,7 +106,7 @@ class CppyyLinear(PreparedLinear):
         return Product(self._handle, route, False, -1, self.nbytes, self._panel)
 
     def _purpose(self, rows: int) -> Purpose:
-        """What multiplies several rows of x, and one row where its bits must not depend on how many there are."""
+        """The purpose for several rows of x, or for one row whose bits must not depend on the number of rows."""
         few, many = SEVERAL
         return few if few_are_faster(rows, self._rows_of[few], self._rows_of[many]) else many
 
@@ -133,7 +134,7 @@ class CppyyBackend(DecodeOperations, RoutingOperations, StoredProducts, Casts, B
 
     Args:
         isa: one of `lowbit_cppyy.codegen.isa.TABLES`; by default that of ``LOWBIT_CPPYY_ISA``, or else the best.
-        threads: the number of threads, the caller's included; by default ``LOWBIT_NUM_THREADS``, or else as many as
+        threads: the number of threads, including the caller's; by default ``LOWBIT_NUM_THREADS``, or else as many as
             affinity, quotas and ``OMP_NUM_THREADS`` allow (`lowbit_cppyy.runtime.processor.choose_threads`).
 
     Raises:
@@ -214,7 +215,7 @@ class CppyyBackend(DecodeOperations, RoutingOperations, StoredProducts, Casts, B
         return decoder, facts
 
     def _require_pool(self) -> Pool:
-        """The pool of this backend, made when it is first needed."""
+        """The pool of this backend, created when it is first needed."""
         threads = processor.choose_threads(self._threads)
         with preparing:
             if self._closed:

@@ -15,7 +15,7 @@ if sys.version_info >= (3, 12):
     from functools import cached_property as cached_property
 else:
 
-    class cached_property(Generic[T]):  # noqa: N801 - it takes the place of the one of functools
+    class cached_property(Generic[T]):  # noqa: N801 - it replaces the one of functools
         """A method as an attribute: computed at the first access, then stored in the object."""
 
         def __init__(self, work: Callable[[Any], T]) -> None:
@@ -33,5 +33,5 @@ else:
         def __get__(self, one: object | None, owner: type) -> Self | T:
             if one is None:
                 return self
-            found: T = one.__dict__.setdefault(self._name, self._work(one))  # found before this descriptor from then on
+            found: T = one.__dict__.setdefault(self._name, self._work(one))  # later accesses find this entry first
             return found

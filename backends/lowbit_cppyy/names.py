@@ -31,7 +31,7 @@ _PARTS = (
 )
 
 MOST_WRITTEN = 1 << 14
-"""The most products written out in a loop iteration: more make megabytes of unreadable text."""
+"""The largest number of products written out in a loop iteration; more give megabytes of unreadable text."""
 
 
 def kernel_of(name: str) -> Kernel:

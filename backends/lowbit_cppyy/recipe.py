@@ -41,7 +41,7 @@ INTEGER: tuple[Method, ...] = ("dot4", "pairs")
 
 Purpose = Literal["vector", "rows", "many rows", "integer vector", "integer rows"]
 PURPOSES: tuple[Purpose, ...] = ("vector", "rows", "many rows", "integer vector", "integer rows")
-"""What a kernel is for: one row of x or several, in float32 or in integers."""
+"""The purposes of kernels: one row of x or several, in float32 or in integers."""
 
 METHODS_FOR: Mapping[Purpose, tuple[Method, ...]] = MappingProxyType(
     {
@@ -52,27 +52,27 @@ METHODS_FOR: Mapping[Purpose, tuple[Method, ...]] = MappingProxyType(
         "integer rows": INTEGER,
     }
 )
-"""The methods that keep what the backend promises of a purpose.
+"""The methods that keep the backend's guarantees for a purpose.
 
-The result for a row must not depend on how many rows there are. So several rows have only methods that are equal to
-`shift` to the bit.
+The result for a row must not depend on the number of rows. So several rows allow only methods that give the same bits
+as `shift`.
 """
 
 PANELS = (64, 128)
 """Widths of a panel in columns. The tile of every default recipe divides them, and a tile in C++ has room for them."""
 
 SEGMENT = 32
-"""Elements of a block of activations, by `lowbit.linear.integer.ACTIVATIONS`."""
+"""The number of elements of a block of activations, by `lowbit.linear.integer.ACTIVATIONS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile(ABC):
-    """The choices that every kernel of a matrix has.
+    """The choices common to all kernels of a matrix.
 
     Attributes:
         rows: rows of x at once.
-        registers: t_u, registers side by side.
-        chains: independent sums of a group, or of a run of rows that is summed by itself.
+        registers: t_u, registers of columns.
+        chains: independent sums of a group, or of a run of rows that is summed separately.
         panel: P, columns of a panel.
         ahead: prefetch distance in elements; 0 for no prefetch.
     """
@@ -86,7 +86,7 @@ class Tile(ABC):
     @property
     @abstractmethod
     def unit_words(self) -> int:
-        """Rows of words of a unit."""
+        """The number of rows of words of a unit."""
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -96,7 +96,7 @@ class Tile(ABC):
 
 @dataclass(frozen=True)
 class Recipe(Tile):
-    """The choices of one micro-kernel, beside its tile.
+    """The choices of one micro-kernel, in addition to its tile.
 
     Attributes:
         bits: b, the width of a code.
@@ -119,7 +119,7 @@ class Recipe(Tile):
 
     @property
     def unit_codes(self) -> int:
-        """Codes of a unit."""
+        """The number of codes of a unit."""
         return CODES_PER_UNIT[self.bits]
 
     @property
