@@ -28,7 +28,7 @@ Facts = tuple[Any, ...]
 
 
 def element(name: str, index: str) -> Any:
-    """The size of a list that a loop with this index counts to in its iteration."""
+    """The size from a list that bounds a loop with this index in its current iteration."""
     return z3.Int(f"{name}[{index}]")
 
 
@@ -44,13 +44,13 @@ def total(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Access:
-    """Elements that are read or written, in the iteration that stands for all.
+    """Elements that are read or written in the general iteration of a loop.
 
     Attributes:
-        pointer: of which memory.
-        base: where the pointer stands, but for a constant.
-        first, last: the first and the last element, from `base` on.
-        facts: what holds of the integers there.
+        pointer: the pointer to the memory.
+        base: the position of the pointer, without its constant part.
+        first, last: the first and the last element, relative to `base`.
+        facts: conditions on the integers at this access.
     """
 
     pointer: str
@@ -61,15 +61,15 @@ class Access:
 
 
 Displacement = dict[Any, int]
-"""How far a block moves a pointer: a constant, by the key 1, and for each size what it is multiplied by."""
+"""How far a block moves a pointer: a constant under the key 1, and for each size its factor."""
 
 
 class Walk:
-    """The accesses of a program, those of one place and one pointer joined.
+    """The accesses of a program; those at one place through one pointer are joined.
 
     Args:
-        program: any whose sizes are numbers, names, or elements by the index of the loop around them.
-        known: for the index of a loop what else is known in its iterations.
+        program: any program whose sizes are numbers, names, or elements indexed by the enclosing loop.
+        known: for the index of a loop, what else is known in its iterations.
 
     Raises:
         UndecidedError: a pointer moves by a product of sizes.
@@ -82,7 +82,7 @@ class Walk:
 
     @property
     def accesses(self) -> Iterator[Access]:
-        """Each with the facts of its place."""
+        """Every access with the facts of its place."""
         return iter(self._found.values())
 
     def _block(self, steps: tuple[Step, ...], start: Mapping[str, Any], facts: Facts) -> None:
@@ -106,7 +106,7 @@ class Walk:
                 self._add(Access(argument.pointer, base, first, first + length - 1, facts))
 
     def _add(self, access: Access) -> None:
-        """Widen the access of one place that there is, or add it."""
+        """Widen the existing access of a place, or add a new one."""
         key = access.pointer, access.base.get_id(), len(access.facts), tuple(each.get_id() for each in access.facts)
         old = self._found.get(key, access)
         self._found[key] = Access(
@@ -114,7 +114,7 @@ class Walk:
         )
 
     def _loop(self, loop: Loop, start: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-        """The accesses of a loop; where the pointers stand behind it."""
+        """Add the accesses of a loop; returns the positions of the pointers after it."""
         index, count = z3.Int(loop.index), _size(loop.count)
         inside, after = dict(start), dict(start)
         own: list[Any] = [index >= 0, index < count, *self.known.get(loop.index, ())]
@@ -151,7 +151,7 @@ def _displacements(steps: tuple[Step, ...]) -> dict[str, Displacement]:
 
 
 def _repeated(moved: Displacement, loop: Loop) -> Displacement:
-    """How far a loop moves a pointer that its body moves so far."""
+    """How far a loop moves a pointer, from how far its body moves it."""
     if isinstance(loop.count, int):
         return {size: by * loop.count for size, by in moved.items()}
     if any(by for size, by in moved.items() if size != 1):
@@ -160,7 +160,7 @@ def _repeated(moved: Displacement, loop: Loop) -> Displacement:
 
 
 def _through(moved: Displacement, loop: Loop) -> tuple[Any, Any]:
-    """How far a loop has moved a pointer in front of an iteration, and behind the last."""
+    """How far a loop has moved a pointer before an iteration, and after the last one."""
     inside = moved.get(1, 0) * z3.Int(loop.index)
     after = moved.get(1, 0) * _size(loop.count)
     for size, by in moved.items():
@@ -173,7 +173,7 @@ def _through(moved: Displacement, loop: Loop) -> tuple[Any, Any]:
 
 
 def _lists(steps: tuple[Step, ...], index: str) -> Iterator[str]:
-    """The lists of sizes whose elements by this index are counted to."""
+    """The lists of sizes whose elements with this index bound loops."""
     for step in steps:
         if isinstance(step, Loop):
             if isinstance(step.count, Element) and step.count.index == index:

@@ -38,22 +38,22 @@ from lowbit_prove.accesses import Facts, before, element, total
 from lowbit_prove.prepared_setting import smallest
 
 MOST_ROWS, MOST_PANEL = 16, 128
-"""Of a tile of results: ``max_rows`` and ``max_panel`` of ``cpp/linear.h``."""
+"""The size of a tile of results: ``max_rows`` and ``max_panel`` of ``cpp/linear.h``."""
 MANY = 150
-"""Groups of a call in which small mistakes add up."""
+"""The number of groups of a call in which small errors add up."""
 GROUPS = z3.Int("groups")
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call: its sizes, and numbers for the other unknowns of its arrays."""
+    """One call: its sizes, and values of the other unknowns of its arrays."""
 
     sizes: Mapping[str, Any]
     others: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def integers(self) -> dict[str, int]:
-        """All of them by the names that expressions have."""
+        """All integers by their names in expressions."""
         found = dict(self.others)
         for name, size in self.sizes.items():
             if isinstance(size, int):
@@ -68,11 +68,11 @@ class Arrays:
     """The arrays of a call.
 
     Attributes:
-        starts: for each pointer the element of its array at which it begins; 0 where it is missing.
-        lengths: elements of each array.
-        facts: what holds of the sizes.
-        known: what holds of them in an iteration of a loop, by its index.
-        calls: some calls, by which a mistake is shown.
+        starts: the element of its array at which each pointer begins; 0 if not given.
+        lengths: the number of elements of each array.
+        facts: conditions on the sizes.
+        known: conditions on them in an iteration of a loop, by its index.
+        calls: some calls to demonstrate an error.
     """
 
     lengths: Mapping[str, Any]
@@ -86,7 +86,8 @@ class Arrays:
 
 
 def _columns(tile: Tile, lanes: int, halves: int, bytes_: int) -> tuple[dict[str, Any], Facts]:
-    """Where the pointers begin for a tile of columns, and what holds of its number and of that of the first one."""
+    """The starts of the pointers for a tile of columns, and conditions on the number of the tile and that of its first
+    column."""
     columns, number, first = tile.registers * lanes, z3.Int("tile"), z3.Int("first tile")
     j = columns * number
     starts = {"w": j, "s": j / halves, "z": j / bytes_, "y": j - columns * first}
@@ -117,10 +118,10 @@ def of_matrix(kernel: Kernel) -> Arrays:
 
 
 def _segment(unroll: int, units: Any) -> Facts:
-    """What holds in front of a segment, by the induction of `segments_hold`.
+    """Conditions before a segment, by the induction of `segments_hold`.
 
-    The units behind the pointer are those of the groups before and :math:`\\lfloor p/U \\rfloor` of this one; the
-    segment's own end inside its group, of which there is one more than groups that have ended.
+    The units that the pointer has passed are those of the earlier groups and :math:`\\lfloor p/U \\rfloor` of this one.
+    The units of the segment end inside its group, and there is one more group than have ended.
     """
     behind = unroll * before("turns", "i") - before("back", "i")
     own, back, ends = unroll * element("turns", "i"), element("back", "i"), element("ends", "i")
@@ -130,10 +131,10 @@ def _segment(unroll: int, units: Any) -> Facts:
 
 @cache
 def segments_hold(unit: int) -> int | str:
-    """The step of the induction over segments, for units of `unit` codes.
+    """The induction step over segments, for units of `unit` codes.
 
     Returns:
-        The number of steps that were looked at; or which of them fails, in words.
+        The number of steps checked, or a sentence about the one that fails.
     """
     steps = 0
     for p, length, ends in product(range(unit), range(1, SEGMENT + 1), (False, True)):
@@ -147,7 +148,7 @@ def segments_hold(unit: int) -> int | str:
 
 
 def _matrix_calls(kernel: Kernel, layout: PanelLayout) -> Iterator[Call]:
-    """Calls of a matrix of one group, of two and of many, of the first tile and of the last."""
+    """Calls of matrices with one group, two and many, for the first tile and the last."""
     recipe, tiles = kernel.recipe, layout.panel // kernel.columns
     rest = layout.group_size, layout.scales, layout.convention, layout.panel
     sizes_of_rows = layout.group_size, layout.rows, MANY * layout.group_size
@@ -187,7 +188,7 @@ _CALLS = tuple(Call({"groups": groups}) for groups in (1, 2))
 
 
 def of_pass(name: str) -> Arrays:
-    """The arrays of a pass over a row: whole chunks, with the rest of a row in a chunk of its own."""
+    """The arrays of a pass over a row: whole chunks, with the rest of a row in a separate chunk."""
     row = CHUNK * GROUPS
     y = z3.IntVal(CHUNK) if name in ("squares", "sums", "largest") else row
     scalars = z3.IntVal(2 if name == "capped" else 1)
@@ -195,7 +196,7 @@ def of_pass(name: str) -> Arrays:
 
 
 def of_scores(head_dim: int, lanes: int) -> Arrays:
-    """The arrays of scores: whole registers of tokens, and behind the last row the channels that are read too many."""
+    """The arrays of scores: whole registers of tokens, and after the last row the extra channels that are read."""
     channels = 16 * sixteens(head_dim)
     keys = (lanes * GROUPS - 1) * head_dim + channels
     lengths = {"w": keys, "x": z3.IntVal(channels + 1), "y": lanes * GROUPS}
@@ -203,7 +204,7 @@ def of_scores(head_dim: int, lanes: int) -> Arrays:
 
 
 def of_mixed(head_dim: int, lanes: int) -> Arrays:
-    """The arrays of a mix: two tokens an iteration, from any tile of channels on."""
+    """The arrays of a mix: two tokens per iteration, starting at any tile of channels."""
     channels, columns, tile = 16 * sixteens(head_dim), tile_channels(head_dim, lanes), z3.Int("tile")
     lengths = {"w": (2 * GROUPS - 1) * head_dim + channels, "x": 2 * GROUPS, "y": z3.IntVal(channels)}
     facts = (GROUPS >= 1, tile >= 0, columns * (tile + 1) <= channels)
@@ -212,6 +213,6 @@ def of_mixed(head_dim: int, lanes: int) -> Arrays:
 
 
 def of_block_products(columns: int, block: int, lanes: int) -> Arrays:
-    """The arrays of integer products of blocks: L blocks of rows, one row, and L sums an iteration."""
+    """The arrays of integer products of blocks: L blocks of rows, one row, and L sums per iteration."""
     lengths = {"w": lanes * block // 4 * GROUPS, "s": z3.IntVal(columns // 4), "y": lanes * GROUPS}
     return Arrays(lengths, calls=_CALLS)

@@ -25,7 +25,7 @@ NO_VALUE = ("prefetch", "prefetch_once")
 
 
 def intrinsic(name: str) -> tuple[Intrinsic, int]:
-    """An intrinsic by its name in a body, and the lanes of its registers; of ARM's, whose types say it, 0.
+    """An intrinsic by its name in a body, and the lanes of its registers; 0 for ARM, whose types give the lanes.
 
     Raises:
         UndecidedError: it has no meaning.
@@ -40,7 +40,7 @@ def intrinsic(name: str) -> tuple[Intrinsic, int]:
 
 
 def executed(table: InstructionSet, word: str, operands: Mapping[str, Any]) -> Any:
-    """The result of a word by the meanings of what its body calls; of a store what it writes.
+    """The result of a word by the meanings of the calls in its body; for a store, what it writes.
 
     Args:
         table: the instruction set.
@@ -67,8 +67,8 @@ class Scope:
     """The variables of a body or a function.
 
     Attributes:
-        declared: by its table.
-        known: values by names. A list is a vector whose elements are assigned one by one.
+        declared: the declarations of its table.
+        known: values by name. A list is a vector whose elements are assigned one by one.
         types: of the variables; addresses and scalars have none.
     """
 
@@ -135,7 +135,7 @@ class Scope:
         if expression.kind == "list":
             return made(type_of(name, self.declared), values) if name else values
         if self.declared.intrinsics and not all(isinstance(each, int) for each in values):
-            # of __m256i it would mean lanes of 64 bits
+            # for __m256i it would mean lanes of 64 bits
             raise UndecidedError(f"{name} is unsupported beside intrinsics")
         return operators.applied(name, values)
 
@@ -179,7 +179,7 @@ class Scope:
         return found.applied(lanes, values)
 
     def _copied(self, target: Expression, source: Expression, count: Expression) -> Any:
-        """Bytes of a variable or of memory; what is written to memory is the result."""
+        """Copy bytes of a variable or of memory; the result is what is written to memory."""
         from_, to = (each.parts[0] if each.name == "address" else each for each in (source, target))
         size, given = self.value(count), bytes_of(self.value(from_))
         if given.shape[-1] < size:

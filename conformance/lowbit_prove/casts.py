@@ -34,9 +34,10 @@ from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, U
 
 PATTERNS = 2**32
 AT_ONCE = 2**26
-"""Patterns of a range, which one thread takes."""
+"""The number of patterns of a range, which one thread processes."""
 TOGETHER = 2**15
-"""Numbers that numpy takes at once: few enough for its intermediate results to lie in the processor's cache."""
+"""The count of numbers that numpy processes at once: few enough for its intermediate results to fit the processor's
+cache."""
 COMPILED: dict[str, tuple[str, Name | None, int]] = {
     "float16": ("wrong_half", "float16", 0),
     "bfloat16": ("wrong_brain", "bfloat16", 0),
@@ -45,14 +46,14 @@ COMPILED: dict[str, tuple[str, Name | None, int]] = {
     "bfp12": ("wrong_format", None, 4),
     "products-to-8-bits": ("wrong_products", None, 0),
 }
-"""For each cast its function of ``casts.cpp``, the type that it searches, or a number that it is given."""
+"""For each cast: its function of ``casts.cpp``, and the type that it searches or the number that it takes."""
 BESIDE = {"bfp16-exponents": 0, "bfp16-operation-exponents": 8, "bfp12-exponents": 4}
-"""Casts to blocks whose largest element is another: the bits of a mantissa, and 0 for those of activations."""
+"""Casts to blocks in which another element is the largest: the bits of a mantissa, or 0 for those of activations."""
 NUMPY: tuple[Name, ...] = ("float8_e4m3fn", "float8_e5m2")
 
 
 def theorems() -> Iterator[Theorem]:
-    """One for each cast."""
+    """One theorem for each cast."""
     for name in COMPILED:
         statement = "the exact rounding, for all 2^32 float32"
         run = partial(ran, partial(decide, name))
@@ -68,7 +69,7 @@ def theorems() -> Iterator[Theorem]:
 
 
 def ran(decide: Callable[..., Outcome], numbers: Numbers) -> Refutation | None:
-    """Take the pattern of a refutation through a cast."""
+    """Apply a cast to the pattern of a refutation."""
     bits = whole(numbers, "bits", PATTERNS - 1)
     found = decide(among=[Range(bits, bits + 1, 1)])
     if isinstance(found, Undecided):
@@ -77,7 +78,7 @@ def ran(decide: Callable[..., Outcome], numbers: Numbers) -> Refutation | None:
 
 
 def _text(name: str) -> str:
-    """The cast, and all C++ that the answer depends on."""
+    """The cast, and all C++ on which the answer depends."""
     folder = files("lowbit_cppyy") / "cpp"
     headers = sorted(each.read_text() for each in folder.iterdir() if each.name.endswith(".h"))
     return "\0".join((name, source(), *headers))
@@ -99,15 +100,16 @@ def library(text: str) -> ctypes.CDLL | None:
 
 
 def middles(kind: Name) -> F64:
-    """The numbers between neighbouring values of a type without sign; the last is between the largest and infinity."""
+    """The midpoints between neighbouring values of a type without sign; the last is between the largest value and
+    infinity."""
     values = FLOATS[kind].values[: FLOATS[kind].top + 1]
-    following = 2 * values[-1] - values[-2]  # what would be the next value
+    following = 2 * values[-1] - values[-2]  # the next value, if there were one
     found: F64 = (values + np.append(values[1:], following)) / 2
     return found
 
 
 class Range(ctypes.Structure):
-    """The patterns first, first + step, … below end, as ``casts.cpp`` takes them."""
+    """The patterns first, first + step, … below end, as the structure of ``casts.cpp``."""
 
     _fields_ = (("first", ctypes.c_uint64), ("end", ctypes.c_uint64), ("step", ctypes.c_uint64))
 
@@ -122,13 +124,13 @@ class Range(ctypes.Structure):
 
 
 def ranges(step: int, each: int = AT_ONCE) -> list[Range]:
-    """Every pattern, or one in `step`, in ranges of at most `each` patterns."""
+    """Every pattern, or every `step`-th, in ranges of at most `each` patterns."""
     length = max(1, each // step) * step
     return [Range(first, min(PATTERNS, first + length), step) for first in range(0, PATTERNS, length)]
 
 
 def decide(name: str, step: int = 1, text: str | None = None, among: list[Range] | None = None) -> Outcome:
-    """Compare a compiled cast for one float32 in `step`."""
+    """Compare a compiled cast for every `step`-th float32."""
     function, kind, number = COMPILED[name]
     table = middles(kind) if kind else np.zeros(1)
     return _compared(function, table, len(table) + 1 if kind else number, among or ranges(step), text)
@@ -140,11 +142,11 @@ def scaled(name: str, step: int = 1, text: str | None = None, among: list[Range]
 
 
 def fp8(kind: Name, step: int = 1, among: list[Range] | None = None) -> Outcome:
-    """Compare the specification's rounding to a type of 8 bits for one float32 in `step`."""
-    table = middles(kind)[:-1]  # what lies beyond the largest number is saturated
+    """Compare the specification's rounding to an 8-bit type for every `step`-th float32."""
+    table = middles(kind)[:-1]  # values beyond the largest number saturate
 
     def given(part: Range) -> Array:
-        with np.errstate(invalid="ignore"):  # of signalling NaNs
+        with np.errstate(invalid="ignore"):  # from signalling NaNs
             numbers = part.patterns.view(np.float32).astype(np.float64)
         return floats.round_to(numbers, kind, "saturate")
 
@@ -159,7 +161,7 @@ def _compared(
     text: str | None,
     given: Callable[[Range], Array] | None = None,
 ) -> Outcome:
-    """Take every range through a function of ``casts.cpp``; `given` are results that it compares."""
+    """Pass every range to a function of ``casts.cpp``; `given` computes the results that it compares."""
     compiled = library(source() if text is None else text)
     if compiled is None:
         return Undecided("there is no C++ compiler; install g++ or clang++")

@@ -39,12 +39,12 @@ from lowbit_prove import (
 from lowbit_prove.theorem import KINDS, Theorem
 
 ROWS, COLUMNS, GROUP = 4096, 11008, 128
-"""Of the matrix whose default kernels are listed; a kernel serves all sizes."""
+"""The size of the matrix whose default kernels are listed; a kernel serves all sizes."""
 
 
 def kernels() -> Iterator[Kernel]:
-    """The default kernel of every instruction set, width, type of scales and zeros, and purpose; and for each of these
-    but the purpose a small one of every method, with two chains, or with two rows."""
+    """The default kernel of every instruction set, width, type of scales and zeros, and purpose. In addition, for each
+    of these except the purpose, a small kernel of every method, with two chains, or with two rows."""
     for table, bits, scales, convention in product(TABLES.values(), BITS, SCALE_DTYPES, CONVENTIONS):
         layout = PanelLayout(bits, ROWS, COLUMNS, GROUP, scales, convention, PANEL)
         for purpose in PURPOSES:
@@ -57,7 +57,8 @@ def kernels() -> Iterator[Kernel]:
 
 
 def stored_kernels() -> Iterator[StoredKernel]:
-    """The default kernel of every format, instruction set and purpose, and that for activations with other scales."""
+    """The default kernel of every format, instruction set and purpose, and the kernel for activations with other
+    scales."""
     for table, name, bits in product(TABLES.values(), PARTS, BITS):
         structure = structure_of(name, bits)
         recipes = [default_stored(structure, table, purpose, PANEL) for purpose in purposes_of(structure)]
@@ -66,7 +67,7 @@ def stored_kernels() -> Iterator[StoredKernel]:
 
 
 def kernel(name: str) -> Kernel | StoredKernel:
-    """The kernel of a name: of a stored matrix one that is listed, or any of the grammar.
+    """The kernel with a name: a listed kernel of a stored matrix, or any kernel of the grammar.
 
     Raises:
         ArgumentError: there is none.
@@ -90,7 +91,7 @@ def theorems() -> Iterator[Theorem]:
 
 
 def names_of(theorem: Theorem) -> set[str]:
-    """By which a theorem is found: those of its kind and of its subject, of a format also without width and field.
+    """The names that find a theorem: its kind and its subject, for a format also without width and field.
 
     >>> sorted(names_of(next(each for each in theorems() if each.id == "formats/gptq-v2-u4/qzeros")))
     ['formats', 'formats/gptq-v2-u4/qzeros', 'gptq-v2', 'gptq-v2-u4', 'gptq-v2-u4/qzeros']
@@ -101,12 +102,12 @@ def names_of(theorem: Theorem) -> set[str]:
 
 
 def chosen(names: list[str]) -> list[Theorem]:
-    """The theorems of these names: of theorems, of kernels, of formats with or without their width, or of kinds.
+    """The theorems with these names: names of theorems, of kernels, of formats with or without width, or of kinds.
 
     A kernel that is not listed is found by the grammar of its name.
 
     Raises:
-        ArgumentError: there is nothing of such a name.
+        ArgumentError: nothing has such a name.
     """
     if not names:
         return list(theorems())
@@ -122,7 +123,7 @@ def chosen(names: list[str]) -> list[Theorem]:
 
 
 def _of_another_kernel(kind: str, name: str) -> list[Theorem]:
-    """The theorems of this kind, or of all, about a kernel that is not listed."""
+    """The theorems of this kind, or of all kinds, about a kernel that is not listed."""
     if not name.startswith(("gemv_", "gemm_")):
         return []
     kernel = kernel_of(name)

@@ -30,12 +30,12 @@ MEANING = (
     *("lowbit_cppyy.codegen", "lowbit_cppyy.layout", "lowbit_cppyy.runtime", "lowbit_cppyy.stored", "lowbit_prove"),
     *("lowbit.moe", "lowbit.model", "lowbit_cppyy.step", "lowbit_cuda.engine"),
 )
-"""The packages whose code says what theorems mean and how they are proved."""
+"""The packages whose code defines what theorems mean and how they are proved."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is written down of a proof.
+    """The record of a proof.
 
     Attributes:
         theorem: its id.
@@ -43,7 +43,7 @@ class Certificate:
         subject: SHA-256 of the theorem's subject.
         meaning: SHA-256 of the code that gives the statement its meaning.
         solver: name and version.
-        version: of this form of certificates.
+        version: of the certificate format.
     """
 
     theorem: str
@@ -55,7 +55,7 @@ class Certificate:
 
     @property
     def key(self) -> str:
-        """The same for theorems that are proved at once: all but the name."""
+        """A key shared by theorems with the same proof: everything except the name."""
         parts = [self.theorem.partition("/")[0], self.statement, self.subject, self.meaning, self.solver]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -67,7 +67,7 @@ def solver() -> str:
 
 @cache
 def meaning() -> str:
-    """The digest of all code that a theorem's meaning depends on."""
+    """The digest of all code on which a theorem's meaning depends."""
     total = hashlib.sha256()
     for package in MEANING:
         for path, content in sorted(_sources(files(package), package)):
@@ -84,13 +84,13 @@ def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def certificate(theorem: Theorem) -> Certificate:
-    """What a proof of a theorem would be written down as."""
+    """The certificate that a proof of a theorem would have."""
     subject = hashlib.sha256(theorem.subject().encode()).hexdigest()
     return Certificate(theorem.id, theorem.statement, subject, meaning(), solver())
 
 
 def kept(wanted: Certificate) -> Proof | None:
-    """The proof that an earlier run has found, if its certificate is for all of this."""
+    """The proof of an earlier run, if its certificate matches in every field."""
     with suppress(OSError, UnavailableError, ValueError):
         document = json.loads(read_own(_path(wanted), MOST_BYTES))
         return _believed(document, wanted)
@@ -108,7 +108,7 @@ def _believed(document: Any, wanted: Certificate) -> Proof | None:
 
 
 def keep(wanted: Certificate, proof: Proof) -> None:
-    """Write a certificate; without a folder for it, nothing is kept."""
+    """Write a certificate; does nothing without a folder for it."""
     text = json.dumps({**asdict(wanted), **asdict(proof)}, indent=1) + "\n"
     with suppress(OSError, UnavailableError):
         write_whole(_path(wanted), text.encode(), 0o644)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lowbit_prove.deciding import Decided
 
 MOST_SHOWN = 12
-"""Numbers of a refutation that are printed; ``--json`` has all."""
+"""The largest count of numbers of a refutation that are printed; ``--json`` has all."""
 
 
 def prove(
@@ -78,21 +78,21 @@ def prove(
 
 
 def not_compared(found: list["Decided"]) -> list[str]:
-    """What theorems of instructions say nothing about here, if there are any among those decided."""
+    """The limits of the theorems about instructions on this machine, if any such theorems were decided."""
     from lowbit_prove.processors import unchecked
 
     return unchecked() if any(each.theorem.kind == "instructions" for each in found) else []
 
 
 def compared_with_emulators(found: list["Decided"]) -> dict[str, list[str]]:
-    """Intrinsics about which theorems say only what an emulator does, by the emulator."""
+    """Intrinsics that the theorems compare only with an emulator, by emulator."""
     from lowbit_prove.processors import emulated
 
     return emulated() if any(each.theorem.kind == "instructions" for each in found) else {}
 
 
 def replay(names: list[str], path: Path, *, as_json: bool) -> int:
-    """Run refutations again and print what they give; 1 if one of them is wrong."""
+    """Run refutations again and print the results; returns 1 if one of them is wrong."""
     from lowbit_prove.replay import runs
 
     found = runs(names, path)
@@ -105,7 +105,7 @@ def replay(names: list[str], path: Path, *, as_json: bool) -> int:
 
 
 def told(each: "Decided") -> Iterator[str]:
-    """A theorem and its outcome in words."""
+    """A theorem and its outcome as text."""
     document = each.document
     yield f"{each.theorem.id}: {each.theorem.statement}"
     if document["outcome"] == "proof":

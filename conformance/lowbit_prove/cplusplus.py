@@ -33,7 +33,7 @@ class Expression:
 
 @dataclass(frozen=True)
 class Declare:
-    """A new variable; an array where it has a length, and without a value where nothing is assigned yet."""
+    """A new variable; an array if it has a length, and without a value if nothing is assigned yet."""
 
     type: str
     name: str
@@ -43,7 +43,7 @@ class Declare:
 
 @dataclass(frozen=True)
 class Assign:
-    """A variable, or one of its elements, gets a value."""
+    """An assignment to a variable or to one of its elements."""
 
     target: Expression
     value: Expression
@@ -51,7 +51,7 @@ class Assign:
 
 @dataclass(frozen=True)
 class Result:
-    """The result, or an expression that is evaluated for what it writes."""
+    """The result, or an expression that is evaluated for its side effect."""
 
     value: Expression
 
@@ -79,13 +79,13 @@ class Function:
 
 @dataclass(frozen=True)
 class Declarations:
-    """What a table declares.
+    """The declarations of a table.
 
     Attributes:
-        others: types that are other names, of vectors with their bytes, of registers without.
+        others: type aliases: of vectors with their number of bytes, of registers without.
         structs: the fields of each, with their types.
-        functions: by their names.
-        intrinsics: whether its registers are those of intrinsics; otherwise they are vectors of C++.
+        functions: by name.
+        intrinsics: whether its registers are those of intrinsics; otherwise they are C++ vectors.
     """
 
     others: Mapping[str, tuple[str, int | None]]
@@ -101,22 +101,22 @@ TOKEN = re.compile(
     r"//[^\n]*|\s+|(0x[0-9a-fA-F]+(?:p-?[0-9]+f)?u?|[0-9]+u?|[A-Za-z_]\w*(?:::\w+)*|<<|>>|<=|>=|==|!=|\+\+|[^\s\w])"
 )
 TYPE = re.compile(r"(std::)?u?int\d+_t|(u?int|float)\d+x\d+(x\d)?_t|int|float|auto|v[a-z]+|__m\d+[id]?|[A-Z][a-z]+")
-"""Names of types: those of C++, of ARM's and x86's registers, and those that tables declare."""
+"""Names of types: of C++, of ARM's and x86's registers, and those that tables declare."""
 BINARY = (("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"), ("*", "/"))
-"""Operators, the loosest first."""
+"""Operators, the lowest precedence first."""
 MACRO = "LOWBIT_ROUND_TWICE"
-"""It keeps compilers from fusing products and sums, as they are read here anyway."""
+"""Keeps compilers from fusing products and sums; this reader never fuses them."""
 
 
 class Reader:
-    """A text, read from its beginning."""
+    """A reader of a text, from its beginning."""
 
     def __init__(self, text: str) -> None:
         self.tokens = [found[1] for found in TOKEN.finditer(text) if found[1]]
         self.place = 0
 
     def next(self, ahead: int = 0) -> str:
-        """A token that was not taken yet; empty at the end."""
+        """A token that is not consumed yet; empty at the end."""
         place = self.place + ahead
         return self.tokens[place] if place < len(self.tokens) else ""
 
@@ -125,7 +125,7 @@ class Reader:
         return self.next(-1)
 
     def accept(self, *tokens: str) -> bool:
-        """Whether these follow; then they are taken."""
+        """Whether these tokens follow; if so, consumes them."""
         same = all(self.next(ahead) == each for ahead, each in enumerate(tokens))
         self.place += len(tokens) if same else 0
         return same
@@ -173,7 +173,7 @@ class Reader:
         return self._behind(self._primary())
 
     def _behind(self, found: Expression) -> Expression:
-        """What follows an expression: fields and elements."""
+        """An expression with the fields and elements that follow it."""
         while True:
             if self.accept("."):
                 found = Expression("field", self.take(), (found,))
@@ -191,7 +191,7 @@ class Reader:
             return found
         if token == "{":
             return Expression("list", "", self.separated(self.expression, "}"))
-        if token == "static_cast":  # of a pointer, or of one number to another type of as many bits
+        if token == "static_cast":  # of a pointer, or of a number to another type of the same width
             while self.take() not in (">", ""):
                 pass
             self.expect("(")
@@ -254,7 +254,7 @@ class Reader:
     # Declarations.
 
     def declarations(self) -> Declarations:
-        """All of a text."""
+        """All declarations of a text."""
         others, structs, functions = dict[str, tuple[str, int | None]](), dict[str, tuple[tuple[str, str], ...]](), {}
         while self.next():
             if self.accept("using"):
@@ -303,7 +303,7 @@ def body(text: str) -> tuple[Statement, ...]:
 
 @cache
 def declarations(text: str) -> Declarations:
-    """What a table declares.
+    """The declarations of a table.
 
     >>> declarations("struct vint { uint32x4_t lo, hi; };").structs
     {'vint': (('lo', 'uint32x4_t'), ('hi', 'uint32x4_t'))}

@@ -16,18 +16,18 @@ from lowbit_prove import catalogue, certificates
 from lowbit_prove.theorem import Outcome, Proof, Theorem
 
 LONGEST = ("casts", "encoding", "offload", "steps")
-"""Kinds of theorems that take longest, the longest first."""
+"""The kinds of theorems that take longest, the slowest first."""
 FEW = 8
-"""So many theorems are decided by this process alone: others take a second to begin."""
+"""Up to this many theorems are decided in this process, because other processes take a second to start."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which theorems, as the command line says it; so another process finds the same.
+    """A selection of theorems in the terms of the command line, so that another process finds the same.
 
     Attributes:
-        names: of kernels, formats, theorems or kinds; none for all.
-        sample: one in this number of them.
+        names: of kernels, formats, theorems or kinds; empty for all.
+        sample: one in this many of them is decided.
     """
 
     names: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ def _theorems(choice: Choice) -> list[Theorem]:
 
 @dataclass(frozen=True)
 class Decided:
-    """A theorem with its outcome, the seconds it took, and whether a certificate was believed instead."""
+    """A theorem with its outcome, the seconds it took, and whether the proof comes from a certificate."""
 
     theorem: Theorem
     outcome: Outcome
@@ -61,12 +61,12 @@ class Decided:
 
 
 def decided(choice: Choice, *, fresh: bool, jobs: int = 1) -> list[Decided]:
-    """Each theorem of a choice with its outcome, in their order; proofs are kept.
+    """Each theorem of a choice with its outcome, in order; proofs are kept.
 
     Args:
         choice: of theorems.
-        fresh: whether no certificate is believed.
-        jobs: the most processes.
+        fresh: whether certificates are ignored.
+        jobs: the maximum number of processes.
     """
     wanted = [certificates.certificate(each) for each in choice.theorems]
     first = {each.key: number for number, each in reversed(list(enumerate(wanted)))}

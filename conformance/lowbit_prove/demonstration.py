@@ -20,7 +20,7 @@ from lowbit_prove.solver import with_numbers
 
 Numbers = Mapping[str, int]
 VARIABLES = ("w_", "m_")
-"""How names of words and of mantissas begin."""
+"""The prefixes of the names of words and of mantissas."""
 
 
 class Demonstration:
@@ -28,15 +28,15 @@ class Demonstration:
 
     Args:
         setting: of the program.
-        numbers: bits of variables of the setting; those that are missing are 0, but for scales.
-        leaves: scales and activations that are 1; activations that are neither here nor in `numbers` are 0.
+        numbers: bits of variables of the setting; missing ones are 0, except scales.
+        leaves: scales and activations with value 1; activations that are neither here nor in `numbers` are 0.
 
     Attributes:
         w: the stream of weights.
         y: the results.
 
     Raises:
-        ArgumentError: the program leaves its memory.
+        ArgumentError: the program accesses an element outside its memory.
     """
 
     def __init__(self, setting: Setting, numbers: Numbers, leaves: Iterable[str] = ()) -> None:
@@ -56,19 +56,19 @@ class Demonstration:
 
     @property
     def x(self) -> F32:
-        """The activations, rows × K; of integers their mantissas, whose exponents are 0."""
+        """The activations, rows × K; for integers the mantissas, whose exponents are 0."""
         found = np.zeros((self.setting.recipe.rows, self.setting.rows), np.float32)
         for r, row in np.ndindex(found.shape):
             found[r, row] = self._reals.get(f"x_{r}_{row}", 0.0)
         return found
 
     def wanted(self, place: int) -> float:
-        """What element `place` of y should be: the sum of activation times weight, in float64, where it is exact."""
+        """The correct value of element `place` of y: the sum of activation times weight, exact in float64."""
         r, column = divmod(place, self.setting.recipe.panel)
         return float(self.x[r].astype(np.float64) @ self._weights[:, column])
 
     def wrong(self, places: Iterable[int]) -> dict[str, float] | None:
-        """The first of these elements that is wrong: its place, what it is and what it should be."""
+        """The first wrong element among these: its place, its value and the correct value."""
         for place in places:
             given, wanted = float(self.y[place]), self.wanted(place)
             if given != wanted:
@@ -77,14 +77,14 @@ class Demonstration:
 
 
 def read(numbers: Mapping[str, Any]) -> tuple[dict[str, int], list[str]]:
-    """The bits of words and mantissas, and the scales and activations that are 1, among a refutation's numbers."""
+    """The bits of words and mantissas, and the scales and activations with value 1, from a refutation's numbers."""
     bits = {name: value for name, value in numbers.items() if name.startswith(VARIABLES) and type(value) is int}
     rest = numbers.keys() - bits.keys() - {"place", "given", "wanted"}
     return bits, sorted(rest)
 
 
 def evaluated(polynomial: Polynomial, bits: Numbers, reals: Mapping[str, float]) -> float:
-    """A polynomial for given bits of its coefficients and given leaves; a leaf that is missing is 0."""
+    """The value of a polynomial for given bits of its coefficients and given leaves; a missing leaf is 0."""
     return sum(
         coefficient(number, bits) * float(np.prod([reals.get(leaf, 0.0) for leaf in leaves]))
         for leaves, number in polynomial.parts.items()
@@ -92,20 +92,21 @@ def evaluated(polynomial: Polynomial, bits: Numbers, reals: Mapping[str, float])
 
 
 def coefficient(number: Any, bits: Numbers) -> float:
-    """A coefficient for given bits."""
+    """The value of a coefficient for given bits."""
     if terms.known(number):
         return float(number)
     return float(with_numbers(number.integer, bits).as_signed_long() * 2.0**number.exponent)
 
 
 def _scales(all_: list[Scale], ones: list[Scale]) -> dict[str, int]:
-    """The bits of floats of the stream of weights: of the number 1 for these, and the usual ones for the others."""
+    """The bits of floats in the stream of weights: those of the number 1 for `ones`, and the usual bits for the
+    others."""
     usual = {str(each.variable): each.usual for each in all_}
     return usual | {str(each.variable): each.one for each in ones}
 
 
 def _activations(setting: Setting, bits: Numbers, leaves: list[str]) -> dict[str, float]:
-    """The activations: those of the leaves are 1, mantissas those of the numbers, and powers of two 1."""
+    """The activations: 1 for the leaves, the given numbers for mantissas, and 1 for powers of two."""
     found = dict.fromkeys(leaves, 1.0)
     for element in setting.x_elements():
         found |= {name: 1.0 for name in element.leaves if name.startswith("e_")}

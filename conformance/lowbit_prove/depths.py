@@ -26,11 +26,11 @@ from lowbit_prove.terms import UndecidedError
 
 @dataclass(frozen=True)
 class Count:
-    """What is known of a number.
+    """What is known about a number.
 
     Attributes:
-        roundings: the most that any of its terms has met; of zero, -1.
-        integer: whether it is one of few bits, so that sums of such numbers are exact.
+        roundings: the most roundings of any of its terms; -1 for zero.
+        integer: whether it is an integer of few bits, so that sums of such numbers are exact.
         power: whether it is a power of two.
     """
 
@@ -83,7 +83,7 @@ RULES: Mapping[str, Callable[..., Count]] = {
     "maximum": lambda a, b: Count(max(a.roundings, b.roundings)),
     **dict.fromkeys(("cvt_int_float", "cvt_signed_float"), lambda a: INTEGER),
 }
-"""The counts of words that give floats, but for `fmadd`; where one is missing, its roundings are not counted."""
+"""The counts of words with float results, except `fmadd`; the roundings of words not listed here are not counted."""
 
 
 class Depths(Machine):
@@ -91,12 +91,12 @@ class Depths(Machine):
 
     Args:
         program: any.
-        memory: counts of the elements of x and of y; of other pointers everything is exact.
+        memory: counts of the elements of x and of y; all elements of other pointers are exact.
         sizes: of the call.
         once: whether `fmadd` rounds once.
 
     Raises:
-        UndecidedError: of `block`, a word whose roundings are not counted.
+        UndecidedError: from `block`: a word whose roundings are not counted.
     """
 
     def __init__(self, program: Program, memory: Mapping[str, list[Count]], sizes: Sizes, *, once: bool) -> None:
@@ -138,10 +138,10 @@ class Depths(Machine):
 
 
 def depth(program: Program, x: list[Count], sizes: Sizes, y: int, *, once: bool) -> int:
-    """The most roundings that a term of y has met, where y is zero at first.
+    """The most roundings of any term of y, if y starts at zero.
 
     Args:
-        program: to run.
+        program: the program to run.
         x: the counts of its activations.
         sizes: of the call.
         y: elements of y.
@@ -157,12 +157,13 @@ def depth(program: Program, x: list[Count], sizes: Sizes, y: int, *, once: bool)
 
 
 def of_sum(terms: int) -> Count:
-    """A sum of activations: eight running sums, the first activation of each exact, and three additions."""
+    """The count of a sum of activations: eight running sums, the first activation of each exact, and three
+    additions."""
     return Count(-(-terms // 8) - 1 + 3) if terms else ZERO
 
 
 def of_table(terms: int) -> Count:
-    """A sum of a table of method `sums`: of at most four activations, two and two."""
+    """The count of a table entry of method `sums`: a sum of at most four activations, added in pairs."""
     return Count((-1, 0, 1, 2, 2)[terms])
 
 
@@ -184,7 +185,7 @@ def activations(setting: PreparedSetting) -> Iterator[Count]:
 
 
 def _runs(setting: PreparedSetting) -> Iterator[tuple[int, Count | None]]:
-    """For each group or segment the elements of a row in front of its scale, and the sum that follows, if one does."""
+    """For each group or segment: the elements of a row before its scale, and the sum that follows, if any."""
     stream, each = setting.activations, x_elements(setting.recipe)
     if not setting.recipe.integer:
         for group, units in enumerate(stream.units):

@@ -22,11 +22,11 @@ from lowbit.tensor_formats.stored import FORMATS
 from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, whole
 
 BITS = {"mxfp8-e5m2": 8, "mxfp8-e4m3": 8, "mxfp6-e3m2": 6, "mxfp6-e2m3": 6, "mxfp4": 4, "mxint8": 8}
-"""The formats of OCP MX, and the bits of their elements."""
+"""The formats of OCP MX, with the bits of their elements."""
 
 
 def theorems() -> Iterator[Theorem]:
-    """One, about all pairs of formats."""
+    """One theorem about all pairs of formats."""
     subject = partial(getsource, microscaling)
     yield Theorem(
         "formats", "ocp-mx/products", "every product of two elements is exact in float32", subject, decide, ran
@@ -35,7 +35,8 @@ def theorems() -> Iterator[Theorem]:
 
 @cache
 def elements(name: str) -> F64:
-    """float64, 2^bits: the element of each code, as `decode` gives it with the scale 1; NaN where a matrix has none."""
+    """float64, 2^bits: the element of each code, as `decode` gives it with the scale 1; NaN if no matrix can hold
+    it."""
     table, bits = FORMATS[name], BITS[name]
     at = table.sizes(max(2**bits, 32), 1, {})
     codes = np.resize(np.arange(2**bits), (1, at.K))
@@ -48,12 +49,12 @@ def elements(name: str) -> F64:
 
 
 def in_float32(first: F32, second: F32) -> F32:
-    """The products as float32 gives them."""
+    """The products computed in float32."""
     return first * second
 
 
 def decide() -> Outcome:
-    """Multiply every element of each format with every element of each other, and of its own."""
+    """Multiply every element of each format by every element of every format."""
     steps = 0
     for names in combinations_with_replacement(BITS, 2):
         first, second = (elements(each) for each in names)

@@ -42,21 +42,21 @@ from lowbit_prove.grids import Grid
 from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided, whole
 
 AT_ONCE = 2**17
-"""Numbers that are cast together."""
+"""The count of numbers that are cast together."""
 BINADE = 1.0
-"""Where the runs of m lie, for scales of float32: from here to twice this."""
+"""The start of the runs of m for float32 scales; they end at twice this number."""
 WIDTHS = {"nf4": 32, "fp4": 32, "fp8-block": 512, "matmulnbits": 16, "matmulnbits-symmetric": 128}
-"""Numbers with one scale, of formats that are no block formats and not free to choose."""
+"""The count of numbers that share a scale, for formats that are not block formats and fix this count."""
 POWERS_OF_TWO = np.ldexp(1.0, np.arange(-40, 41))
-"""Scales at which ties are met."""
+"""Scales at which ties occur."""
 
 
 class Encoded(NamedTuple):
-    """What a cast makes of blocks.
+    """The result of casting blocks.
 
     Attributes:
         values: float64, blocks × numbers: decode(encode(x)).
-        scales: float64, blocks: as they are stored.
+        scales: float64, blocks, as stored.
     """
 
     values: F64
@@ -74,11 +74,11 @@ class Cast:
 
     @property
     def width(self) -> int | None:
-        """The numbers of a block; None where it may have any."""
+        """The count of numbers of a block; None if any count is allowed."""
         return self.table.block or WIDTHS.get(self.table.name) or (32 if self.table.name.startswith("mx") else None)
 
     def encoded(self, m: F64, x: F64) -> Encoded:
-        """The numbers x, blocks × numbers, each beside the largest number m of its block."""
+        """The casts of the numbers x, blocks × numbers, each in a block with the largest number m."""
         begin = self.grid.begin(m) if self.grid.scale else np.empty((len(m), 0))
         count, first = x.shape[1], begin.shape[1]
         each = (self.width or first + max(count, 1)) - first
@@ -88,7 +88,7 @@ class Cast:
         return Encoded(values[:, first:].reshape(len(m), -1)[:, :count], scales[::parts])
 
     def _stored(self, blocks: F64) -> tuple[F64, F64]:
-        """The numbers of blocks as the bytes of the format hold them, and their scales."""
+        """The numbers of blocks after a round trip through the bytes of the format, and their scales."""
         if self.table.name == "fp8-tensor" and len(blocks) > 1:
             found = [self._stored(each[None]) for each in blocks]
             return np.concatenate([each for each, _ in found]), np.concatenate([each for _, each in found])
@@ -97,7 +97,7 @@ class Cast:
         at = self.table.sizes(rows, columns, self._options(blocks.shape[1]))
         fields = self.table.encoded(numbers, at, self.choice)
         tensors = dict(zip((each.name for each in self.table.tensors), self.table.tensors_of(fields, at), strict=True))
-        with np.errstate(invalid="ignore"):  # of a cast with a mistake, whose scale is infinite
+        with np.errstate(invalid="ignore"):  # a faulty cast may have an infinite scale
             values = read_back(self.table.name, self.table.terms(tensors, at).values, len(blocks))
         return values, self._scales(fields, len(blocks), at)
 
@@ -110,13 +110,13 @@ class Cast:
             return np.ones(count)
         (row,) = rows
         if fields[row.name].dtype != row.numpy_dtype:
-            return np.full(count, np.nan)  # no scale of the format, and so none that belongs to a largest number
+            return np.full(count, np.nan)  # not a scale of the format, so it belongs to no largest number
         scales: F64 = exact(fields[row.name]).reshape(count, -1)[:, 0]
         return scales
 
 
 def laid_out(name: str, blocks: F64) -> F64:
-    """Blocks as a matrix K × N of a format in which each has its own scale."""
+    """Blocks as a K × N matrix of a format, each block with its own scale."""
     if name.startswith("kivi-keys"):
         return blocks
     if name == "fp8-block":  # 128 rows and 4 columns of a tile of 128 × 128
@@ -131,18 +131,18 @@ def read_back(name: str, values: F64, count: int) -> F64:
     return values.reshape(count, -1) if name == "fp8-block" else np.ascontiguousarray(values.T)
 
 
-# **Float32 numbers about a number.**
+# **Float32 numbers near a number.**
 
 
 def first_from(numbers: F64, *, beyond: bool = False) -> F64:
-    """The least float32 that is at least each number, or above it."""
+    """The smallest float32 that is at least each number, or with `beyond` above it."""
     near = numbers.astype(np.float32)
     short = near <= numbers if beyond else near < numbers
     return np.where(short, np.nextafter(near, np.float32(np.inf)), near).astype(np.float64)
 
 
 def last_to(numbers: F64, *, beyond: bool = False) -> F64:
-    """The largest float32 that is at most each number, or below it."""
+    """The largest float32 that is at most each number, or with `beyond` below it."""
     return -first_from(-numbers, beyond=beyond)
 
 
@@ -150,7 +150,7 @@ def last_to(numbers: F64, *, beyond: bool = False) -> F64:
 
 
 def wrong_at(cast: Cast, m: float, x: float) -> str | None:
-    """What is wrong of a number x beside a largest number m, in words, or None."""
+    """What is wrong with a number x in a block with largest number m, as a sentence, or None."""
     grid = cast.grid
     values, scales = cast.encoded(np.array([m]), np.array([[x]]))
     given, scale, d = float(values[0, 0]), float(scales[0]), np.abs(scales)
@@ -173,13 +173,13 @@ def wrong_at(cast: Cast, m: float, x: float) -> str | None:
 
 
 def _met(cast: Cast, m: F64, d: F64) -> Array:
-    """Whether nothing but the code is rounded, so that middles are met: for positive m with the scales d."""
+    """Whether only the code is rounded, so that midpoints occur: for positive m with the scales d."""
     met: Array = (np.frexp(d)[0] == 0.5) & (m == cast.grid.most * d)
     return met | cast.grid.exact
 
 
 def _spanned(cast: Cast, m: F64, scales: F64) -> Array:
-    """Whether scales belong to largest numbers m, both with their signs."""
+    """Whether scales are correct for largest numbers m, both with their signs."""
     grid, largest, finite = cast.grid, np.abs(m), np.isfinite(scales)
     d = np.where(finite, np.abs(scales), 0.0)
     if grid.scale is None:
@@ -200,11 +200,11 @@ def _spanned(cast: Cast, m: F64, scales: F64) -> Array:
 
 
 def runs(cast: Cast, step: int) -> tuple[F64, F64]:
-    """The least and the largest m of each run: of those with one scale, or of equal parts of a binade.
+    """The smallest and the largest m of each run: the m with one scale, or an equal part of a binade.
 
     Args:
         cast: of one grid.
-        step: one run in this number of them.
+        step: one run in this many is taken.
     """
     grid = cast.grid
     if grid.scale is None:
@@ -226,15 +226,15 @@ def runs(cast: Cast, step: int) -> tuple[F64, F64]:
 
 
 def _first_with(cast: Cast, scales: F64) -> Array:
-    """The bits of the least m whose scale is at least each of these, from those that are decided; one more for none."""
+    """The bits of the smallest decided m whose scale is at least each of these; one past the last if there is none."""
     first, last = _bits(np.array(cast.grid.first)), _bits(np.array(cast.grid.last))
     with np.errstate(over="ignore", under="ignore"):
         guessed = _bits(np.minimum(scales * cast.grid.least * (1 - 2.0**-8), cast.grid.last))
         beyond = _bits(np.minimum(scales * cast.grid.most * (1 + 2.0**-8), cast.grid.last))
     low, high = (np.clip(each, first, last) for each in (guessed, beyond))
     reached = [np.abs(scales_of(cast, _number(each))) >= scales for each in (low, high)]
-    low = np.where(reached[0], first - 1, low)  # with the bits `low` the scale is smaller, as with those before `first`
-    high = np.where(reached[1], high, last + 1)  # with the bits `high` it is not, or there is none such
+    low = np.where(reached[0], first - 1, low)  # the bits `low` give a smaller scale, as do those before `first`
+    high = np.where(reached[1], high, last + 1)  # the bits `high` do not, or there are none
     while ((high - low) > 1).any():
         middle = np.clip((low + high) // 2, first, last)
         found = np.abs(scales_of(cast, _number(middle))) >= scales
@@ -257,7 +257,7 @@ def _number(bits: Array) -> F64:
 
 
 def decide(table: Format, bits: int | None, makes: grids.Makes, step: int = 1) -> Outcome:
-    """Prove every choice of a format, or one run of largest numbers in `step`."""
+    """Prove every choice of a format, with every `step`-th run of largest numbers."""
     total = 0
     for choice in table.encode:
         for grid in makes(choice).variants:
@@ -287,7 +287,7 @@ def _decided(cast: Cast, sign: float, low: F64, high: F64) -> Outcome:
 
 
 def _few(cast: Cast, sign: float, low: F64, high: F64) -> Outcome:
-    """Decide some runs: their scales, and the numbers about each middle."""
+    """Decide some runs: their scales, and the numbers around each midpoint."""
     few = Few(cast, sign, (low, high), (scales_of(cast, sign * low), scales_of(cast, sign * high)))
     for m, scales in zip(few.ends, few.scales, strict=True):
         if (wrong := _misplaced(cast, sign * m, scales)) is not None:
@@ -312,8 +312,8 @@ class Few:
     Attributes:
         cast: of one grid.
         sign: of the largest numbers.
-        ends: float64, runs: the least and the largest magnitude in each.
-        scales: float64, runs: of these.
+        ends: float64, runs: the smallest and the largest magnitude in each.
+        scales: float64, runs: their scales.
     """
 
     cast: Cast
@@ -322,10 +322,10 @@ class Few:
     scales: tuple[F64, F64]
 
     def first_wrong(self, *, upper: bool, outer: bool) -> tuple[int, float] | None:
-        """The first run and number that is wrong, of the numbers above middles or below, that are positive or not.
+        """The first run with a wrong number, and that number, among those above or below midpoints, positive or not.
 
-        A code does not move away from 0 where m grows, and a middle does. So the hardest number above a positive middle
-        is the first above that of the least m, beside the largest m; and so on.
+        As m grows, a code does not move away from 0, but a midpoint does. So the hardest number above a positive
+        midpoint is the first above the midpoint of the smallest m, in a block with the largest m; and so on.
         """
         grid, end = self.cast.grid, int(upper == outer)
         turned = -1.0 if (self.scales[0] < 0).any() else 1.0
@@ -349,18 +349,18 @@ class Few:
 
 
 def about(grid: Grid, middles: F64, d: F64, *, upper: bool) -> F64:
-    """The float32 nearest to middles that must go to the next number of the grid, or to the one before."""
+    """The float32 nearest to midpoints that must be rounded to the next number of the grid, or to the one before."""
     slack = grid.slack(middles, d)
     strict = grid.relative == 0
     return first_from(middles * d + slack, beyond=strict) if upper else last_to(middles * d - slack, beyond=strict)
 
 
 def _missed(values: F64, goals: F64, *, upper: bool) -> Array:
-    return ~(values >= goals if upper else values <= goals)  # NaN is missed, too
+    return ~(values >= goals if upper else values <= goals)  # this also counts NaN as wrong
 
 
 def _others(cast: Cast, sign: float) -> Outcome:
-    """Decide blocks of zeros, and the middles themselves, for scales with which they are met."""
+    """Decide blocks of zeros, and the midpoints themselves, for scales with which they occur."""
     grid = cast.grid
     if cast.encoded(np.zeros(1), np.zeros((1, 1))).values.any():
         return _refutation(cast, 0.0, 0.0)
@@ -383,7 +383,7 @@ def _others(cast: Cast, sign: float) -> Outcome:
 
 
 def _confirmed(cast: Cast, sign: float, ends: tuple[float, float], x: float) -> Outcome:
-    """The refutation that a run shows, if one of its numbers confirms it."""
+    """The refutation that a run shows, if a cast of one of its numbers confirms it."""
     for m in (*ends, min(max(abs(x), ends[0]), ends[1])):
         scale = scales_of(cast, np.array([sign * m]))
         tried = [
@@ -420,7 +420,7 @@ def ran(table: Format, bits: int | None, makes: grids.Makes, numbers: Numbers) -
 
 
 def theorems() -> Iterator[Theorem]:
-    """One for each format and width that is decided."""
+    """One theorem for each format and width that is decided."""
     for name, bits, makes in grids.grids():
         width = f"-u{bits}" if bits else ""
         statement = "decode(encode(x)) is the nearest number of the grid, up to ε about middles, for all float32 x"

@@ -33,23 +33,23 @@ from lowbit_prove.terms import UndecidedError
 from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, Undecided, whole
 
 GROUP = 32
-"""Of options that may be any number, and four times as many where a format wants more."""
+"""The value of options that may be any number; four times as much if a format requires more."""
 ROLES = ("codes", "zero", "scale", "other")
 SIZES = (32, 64, 128, 256)
-"""Rows and columns that are tried. Words of codes of any width are full with 32 of them."""
+"""Rows and columns to try. 32 codes of any width fill whole words."""
 LARGER: Mapping[str, tuple[int, int]] = {
     **{"awq-gemv": (1024, 1), "int4-tile-packed": (1024, 8)},
     **dict.fromkeys(("matmulnbits", "matmulnbits-symmetric"), (128, 1)),
 }
-"""Rows and columns with which nothing is padded, of formats that pad more."""
+"""Rows and columns without padding, for formats that pad more."""
 OTHER = "_other"
-"""What the name of a word's other value ends with."""
+"""The suffix of the name of a word's other value."""
 PACKED_WIDTHS = "bits"
-"""The option of which every value has a theorem."""
+"""The option for which every value has a theorem."""
 
 
 def theorems() -> Iterator[Theorem]:
-    """One for each field of integers of each format, and for each width that the format has."""
+    """One theorem for each field of integers of each format, and for each width of the format."""
     for name, each in FORMATS.items():
         for at in smallest(name):
             for row in each.fields:
@@ -71,7 +71,7 @@ LEFT_OUT: Mapping[str, str] = {
     "tq1_0": "several bytes have the same digits",
     "nf4-double/absmax": "scales are rounded to float32",
 }
-"""Formats whose codes are not told apart by their numbers, or not by a computation on bits, and why."""
+"""Formats whose codes their numbers do not determine, or not by a computation on bits, and why."""
 
 
 def decidable(name: str, row: Field) -> bool:
@@ -117,7 +117,8 @@ def _sizes(table: Format, rows: int, columns: int, options: Mapping[str, int]) -
 
 
 def given(table: Format, at: Sizes, unknown: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a matrix: those that are unknown as symbols; of the others integers with all bits set, floats 1."""
+    """The fields of a matrix: symbols for the unknown fields; elsewhere all bits of integers are set, and floats are
+    1."""
     found = dict[str, Any]()
     for row in table.fields:
         blocks = () if table.block is None else (at.N, at.K // table.block)
@@ -132,7 +133,7 @@ def given(table: Format, at: Sizes, unknown: tuple[str, ...]) -> dict[str, Any]:
 
 
 def decide(table: Format, row: Field, at: Sizes) -> Outcome:
-    """Whether the field can be told from the numbers."""
+    """Whether the numbers determine the field."""
     try:
         fields = given(table, at, (row.name,))
         terms_ = table.decode(fields, at)
@@ -143,10 +144,10 @@ def decide(table: Format, row: Field, at: Sizes) -> Outcome:
 
 
 def one_to_one(words: list[Any], numbers: list[Any]) -> Outcome:
-    """Whether words can be told from numbers that are computed from them.
+    """Whether numbers that are computed from words determine the words.
 
-    A word is told from the numbers in which it occurs. So each is decided by itself, with the words beside it equal or
-    not, whatever they are. Where these numbers alone do not tell it, all of them are taken together.
+    The numbers in which a word occurs should determine it. So each word is decided separately, for all values of the
+    other words, equal or not. If these numbers alone do not determine a word, all words are decided together.
     """
     equal: dict[str, list[Any]] = {str(word): [] for word in words}
     every = []
@@ -165,7 +166,7 @@ def one_to_one(words: list[Any], numbers: list[Any]) -> Outcome:
 
 
 def ran(table: Format, row: Field, at: Sizes, numbers: Numbers) -> Refutation | None:
-    """Decode both values of the field of a refutation; what a refutation does not say is the same in both."""
+    """Decode both values of the field of a refutation; words that it does not name are the same in both."""
     fields = given(table, at, (row.name,))
     first = with_numbers(fields[row.name], numbers)
     second = with_numbers(fields[row.name], numbers, OTHER)
@@ -177,12 +178,12 @@ def ran(table: Format, row: Field, at: Sizes, numbers: Numbers) -> Refutation | 
 
 
 def with_numbers(field: symbols.Symbols, numbers: Numbers, other: str = "") -> Array:
-    """The field of a refutation: for each of its variables the number of its name, or 0 where there is none.
+    """The field of a refutation: the number of each variable by its name, or 0 if there is none.
 
     Args:
         field: of variables.
         numbers: of the refutation.
-        other: what the name of a variable's other value ends with, where that is wanted and there is one.
+        other: the suffix of the name of a variable's other value, used if there is such a number.
     """
     values = []
     for name in map(str, field.data.flat):

@@ -24,14 +24,14 @@ MOST_WAYS = 64
 
 @dataclass(frozen=True)
 class Way:
-    """One way through a function: its result, under conditions."""
+    """One path through a function: its result, under conditions."""
 
     conditions: Facts
     result: Any
 
 
 class _Run:
-    """One run of a function, with the answers that its first comparisons get; the others are answered by True."""
+    """One run of a function with given answers to its first comparisons; later ones are answered with True."""
 
     def __init__(self, answers: list[bool]) -> None:
         self.answers, self.conditions, self.asked = answers, list[Any](), 0
@@ -46,7 +46,7 @@ class _Run:
 
 
 class Whole:
-    """An unknown integer; a quotient by an unknown is a variable of which its sign and its first values are known."""
+    """An unknown integer; a quotient by an unknown is a variable with known sign and known first values."""
 
     def __init__(self, run: _Run, expression: Any) -> None:
         self.run, self.expression = run, expression
@@ -77,7 +77,7 @@ class Whole:
 
     def __floordiv__(self, other: "Whole | int") -> "Whole":
         if isinstance(other, int) and other > 0:
-            return self._of(self.expression / other)  # of z3, which rounds down for a positive divisor
+            return self._of(self.expression / other)  # z3's quotient, which rounds down for a positive divisor
         return self._of(quotient(self.run, self.expression, _plain(other)))
 
     def __rfloordiv__(self, other: int) -> "Whole":
@@ -89,7 +89,7 @@ class Whole:
         raise UndecidedError("a formula takes a remainder by a size")
 
     def __rmod__(self, other: int) -> "Whole":
-        """The remainder of a number by an unknown, one by one; of a larger unknown it is the number."""
+        """The remainder of a number by an unknown, by cases; if the unknown is larger, it is the number."""
         rest = z3.Int(f"{other} mod {self.expression}")
         smaller = [z3.Implies(self.expression == by, rest == other % by) for by in range(1, other + 1)]
         self.run.conditions += [*smaller, z3.Implies(self.expression > other, rest == other)]
@@ -112,7 +112,7 @@ def _plain(number: Any) -> Any:
 
 
 def quotient(run: _Run, number: Any, by: Any) -> Any:
-    """``number // by`` for a positive unknown: a variable of which the sign and the first values are known."""
+    """``number // by`` for a positive unknown: a variable with known sign and known first values."""
     found = z3.Int(f"{number} // {by}")
     run.conditions += [z3.Implies(number < 0, found <= -1), z3.Implies(z3.And(number < 0, -number <= by), found == -1)]
     run.conditions += [z3.Implies(z3.And(number < 0, -number > by), found <= -2)]
@@ -120,14 +120,14 @@ def quotient(run: _Run, number: Any, by: Any) -> Any:
 
 
 def ways(function: Callable[..., Any], *unknowns: Any) -> Iterator[Way]:
-    """Every way through a function of integers.
+    """Every path through a function of integers.
 
     Args:
         function: of integers, with sums, products with numbers, quotients that round down, and comparisons.
-        unknowns: z3's expressions of integers that it is run on, or numbers.
+        unknowns: the arguments: z3's expressions of integers, or numbers.
 
     Raises:
-        UndecidedError: it does something else, or has more than `MOST_WAYS` ways.
+        UndecidedError: it does something else, or has more than `MOST_WAYS` paths.
     """
     pending, count = [list[bool]()], 0
     while pending:

@@ -34,14 +34,14 @@ from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, w
 
 STATEMENT = "in the order of launches every value is read as it was written, in its buffer"
 WHOLE = ("norm", "product", "attend", "gate")
-"""Kinds of lines whose launches read whole rows."""
+"""The kinds of lines whose launches read whole rows."""
 INNER, SCORES = "inner", "scores"
-"""The buffer inside a gated unit, and that of a gate's scores."""
+"""The buffer inside a gated unit, and the buffer of a gate's scores."""
 Buffers = Mapping[str, str]
 
 
 def theorems() -> Iterator[Theorem]:
-    """One for dense blocks and one for those with experts."""
+    """One theorem for dense blocks and one for blocks with experts."""
     for kind in ("dense-silu", "experts"):
         text = "\n".join((kind, *map(getsource, (step, device, loading, workspace))))
         runs = partial(decide, kind), partial(ran, kind)
@@ -76,7 +76,7 @@ def decide(kind: str, buffers: Buffers = device.BUFFERS) -> Outcome:
 
 
 def ran(kind: str, numbers: Numbers, buffers: Buffers = device.BUFFERS) -> Refutation | None:
-    """Follow the program of a refutation alone."""
+    """Follow only the program of a refutation."""
     found = dict(enumerate(programs(kind))).get(number := whole(numbers, "number"))
     if found is None:
         raise ArgumentError("number", number, f"the number of a program of {kind}")
@@ -88,7 +88,7 @@ def ran(kind: str, numbers: Numbers, buffers: Buffers = device.BUFFERS) -> Refut
 
 
 def touched(line: Line, buffers: Buffers) -> tuple[list[str], str]:
-    """The buffers that a line's launch reads, in the order of its inputs, and the one that it writes."""
+    """The buffers that a line's launch reads, in the order of its inputs, and the buffer that it writes."""
     if line.kind == "norm":
         return ["x"], "normed"
     if line.kind == "gate":
@@ -106,7 +106,7 @@ def touched(line: Line, buffers: Buffers) -> tuple[list[str], str]:
 
 
 def followed(program: Program, config: LlamaConfig, buffers: Buffers) -> int:
-    """Follow a program through the buffers; the number of values that were read.
+    """Follow a program through the buffers; returns the number of values read.
 
     Raises:
         WrongPlaceError: something is wrong.
@@ -127,7 +127,7 @@ def followed(program: Program, config: LlamaConfig, buffers: Buffers) -> int:
         if target not in (INNER, SCORES) and wide[line.out] > room[target]:
             raise WrongPlaceError(f"{line} writes {wide[line.out]} columns to {target}, which has {room[target]}")
         together = held.get(target, set()) if target == INNER and line.kind == "product" else set()
-        held[target] = {line.out, *together}  # a gated unit keeps both products side by side
+        held[target] = {line.out, *together}  # a gated unit stores both products side by side
     last = END if config.routing is None else "middle"
     if last not in held["x"] or (config.routing is not None and "middle_normed" not in held["normed"]):
         raise WrongPlaceError(f"the residual stream does not hold {last} at the end")
@@ -135,7 +135,7 @@ def followed(program: Program, config: LlamaConfig, buffers: Buffers) -> int:
 
 
 class _Expert:
-    """What the sizes of a workspace ask of an expert's layout."""
+    """The attributes of an expert's layout that determine the sizes of a workspace."""
 
     fused = True
 
@@ -144,7 +144,7 @@ class _Expert:
 
 
 def _launched(program: Program) -> Iterator[Line]:
-    """The lines that are launched before the host goes on: all of them, or up to a gate's scores."""
+    """The lines that are launched before the host continues: all of them, or up to a gate's scores."""
     for line in program:
         yield line
         if line.kind == "gate":

@@ -32,9 +32,9 @@ from lowbit.tensor_formats.bitsandbytes import FP4_TABLE, NF4_TABLE
 from lowbit.tensor_formats.stored import FORMATS
 
 Begin = Callable[[F64], F64]
-"""From the largest numbers of blocks to the numbers with which the blocks begin, blocks × numbers."""
+"""A function from the largest numbers of blocks to the first numbers of the blocks, blocks × numbers."""
 FLOAT32 = 2.0**-22
-"""Of four roundings in float32."""
+"""The relative error of four roundings in float32."""
 
 
 def largest_only(m: F64) -> F64:
@@ -43,38 +43,41 @@ def largest_only(m: F64) -> F64:
 
 
 def from_zero(m: F64) -> F64:
-    """Blocks whose least number is 0."""
+    """Blocks whose smallest number is 0."""
     return np.stack([np.zeros_like(m), m], axis=-1)
 
 
 def around_zero(zero: int, most: int, span: F64) -> F64:
-    """Blocks of this span, with 0 at code `zero` of 0 to `most`."""
+    """Blocks of this span, in which code `zero` of the codes 0 to `most` stands for 0."""
     low = (-span * zero / most).astype(np.float32).astype(np.float64)
     return np.stack([low, (span + low).astype(np.float32).astype(np.float64)], axis=-1)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What a cast should do, for one choice of a format.
+    """The specification of a cast, for one choice of a format.
 
     Attributes:
         levels: G, ascending.
-        least, most: between which multiples of the scale the largest number of a block lies, up to ε.
-        ties: where a number goes that is a middle exactly: to the level of even number, to the larger magnitude, to the
-            one nearer to 0, to the next of G, or to the one before; None where no such number is told apart.
+        least, most: the smallest and largest multiple of the scale that the largest number of a block may be, up to ε.
+        ties: the rounding of a number that is exactly a midpoint: to the level with even index, to the larger
+            magnitude, to the one nearer to 0, to the next of G, or to the one before; None if ties are not
+            distinguished.
         scale: the type of the stored scale.
         relative, absolute, floor: ρ, α and β.
-        rounded: whether the cast divides by a scale before it is rounded, so that h counts.
-        exact: whether a middle is met for every scale, and not for powers of two only.
-        signed: whether the scale has the sign that the largest number does not have; else it has none.
-        begin: with which numbers a block begins.
-        first, last: the least and the largest m that are decided.
-        serves: scales that serve other m than their rounding says, each with the least and the largest of these.
-        every: whether all scales are decided one by one; else a binade of them stands for the others that are normal.
-        of_scale: the relative error of the scale before it is rounded to its type.
-        held: the scale of all smaller m, where there is a least one.
-        zeros: how many codes may stand for 0, where the cast chooses that; m is then the span of a block.
-        zero: the code that stands for 0, of those.
+        rounded: whether the cast divides by the scale before the scale is rounded, so that h counts.
+        exact: whether midpoints occur for every scale, rather than only for powers of two.
+        signed: whether the sign of the scale is opposite to that of the largest number; otherwise the scale has no
+            sign.
+        begin: the first numbers of a block.
+        first, last: the smallest and the largest m that are decided.
+        serves: scales that are used for other m than their rounding implies, each with the smallest and the largest
+            such m.
+        every: whether all scales are decided one by one; otherwise one binade represents all other normal scales.
+        of_scale: the relative error of the scale before rounding to its type.
+        held: the scale of all smaller m, if there is a smallest scale.
+        zeros: the number of codes that may stand for 0, if the cast chooses that code; m is then the span of a block.
+        zero: the code among these that stands for 0.
     """
 
     levels: F64
@@ -100,7 +103,7 @@ class Grid:
 
     @property
     def variants(self) -> "list[Grid]":
-        """The grid, or where a code is chosen for 0 that of each such code."""
+        """The grid, or if a code is chosen for 0, the grid of each such code."""
         if not self.zeros:
             return [self]
         most = self.zeros - 1
@@ -111,17 +114,17 @@ class Grid:
 
     @property
     def lowest(self) -> float:
-        """The least number that may stand in a block."""
+        """The smallest number that may occur in a block."""
         return 0.0 if self.begin is from_zero else -np.inf
 
     @property
     def middles(self) -> F64:
-        """c: the numbers between neighbours of G."""
+        """c: the midpoints between neighbours of G."""
         return (self.levels[:-1] + self.levels[1:]) / 2
 
     @property
     def chosen(self) -> F64:
-        """The number to which each middle goes."""
+        """The number to which each midpoint is rounded."""
         below, above = self.levels[:-1], self.levels[1:]
         number = np.arange(len(below)) - (int(np.argmin(np.abs(self.levels))) if self.levels[0] < 0 else 0)
         upwards = {
@@ -142,20 +145,20 @@ class Grid:
 
     @property
     def scales(self) -> F64:
-        """Those that are decided, for scales of 16 or 8 bits."""
+        """The scales that are decided, if scales have 16 or 8 bits."""
         assert self.scale is not None
         found, least_normal = self.every_scale, 2.0 ** (1 - FLOATS[self.scale].bias)
         return found if self.every else found[(found < least_normal) | (found >= 1) & (found < 2)]
 
     def slack(self, middles: F64, scales: F64) -> F64:
-        """ε of multiples of scales; the scales are not negative."""
+        """ε for multiples of scales; the scales are not negative."""
         half = half_spacing(self.scale, scales) if self.rounded else 0.0
         found: F64 = np.abs(middles) * (half + self.relative * scales) + self.absolute * scales + self.floor
         return found
 
 
 def half_spacing(kind: Name | None, scales: F64) -> F64 | float:
-    """h: half the distance from a number of a type to the next, of float32 and of no type 0."""
+    """h: half the distance from a number of a type to the next; 0 for float32 and for no type."""
     if kind in (None, "float32", "float8_e8m0fnu"):
         return 0.0
     assert kind is not None
@@ -166,7 +169,7 @@ def half_spacing(kind: Name | None, scales: F64) -> F64 | float:
 
 
 def integers(least: int, most: int) -> F64:
-    """Levels that are integers."""
+    """The integers from `least` to `most` as levels."""
     return np.arange(least, most + 1, dtype=np.float64)
 
 
@@ -179,7 +182,7 @@ def floats(kind: Name) -> F64:
 BYTE = Grid(integers(-127, 127), 127, 127, "even", last=127 * 65504.0)
 """Codes of 8 bits with the scale m/127 in float16."""
 WIDE = 2.0**-12
-"""What ρ is for scales of float32: a run of m is half as long."""
+"""The value of ρ for float32 scales: a run of m is half as long."""
 
 
 def _byte(choice: str) -> str:
@@ -191,7 +194,7 @@ def _q8(choice: str) -> Grid:
 
 
 def _q8_1(choice: str) -> Grid:
-    """Beyond, the sum of a block may be too large for float16."""
+    """The grid of Q8_1. Beyond its last m, the sum of a block may be too large for float16."""
     return replace(_q8(choice), last=2.0**11, every=False)
 
 
@@ -218,7 +221,7 @@ def _ternary(choice: str) -> Grid:
 
 
 def _int8(scale: Name, choice: str) -> Grid:
-    """A cast that divides by the scale as it is stored has no h."""
+    """The grid of int8. A cast that divides by the stored scale has no h."""
     grid = replace(BYTE, ties=_byte(choice), scale=scale, rounded="rounded" not in choice, every=False)
     if scale == "float16":
         return grid
@@ -228,7 +231,7 @@ def _int8(scale: Name, choice: str) -> Grid:
 
 
 HELD = {"d at least": float(np.float32(1 / (448 * 512))), "m at least": float(np.float32(1e-4) / np.float32(448))}
-"""The least scales of FP8, by the words of the choice."""
+"""The smallest scales of FP8, by the name of the choice."""
 
 
 def _fp8(choice: str) -> Grid:
@@ -237,7 +240,8 @@ def _fp8(choice: str) -> Grid:
 
 
 def _table(levels: F64, choice: str) -> Grid:
-    """bitsandbytes: middles of the table are rounded to float32; CUDA's code writes those of FP4 with 6 to 8 digits."""
+    """bitsandbytes: midpoints of the table are rounded to float32; the CUDA code writes those of FP4 with 6 to 8
+    digits."""
     written = "by magnitude" in choice
     return Grid(
         *(np.unique(levels.astype(np.float64)), 1, 1, None if written else "down"),
@@ -248,7 +252,7 @@ def _table(levels: F64, choice: str) -> Grid:
 
 
 def _kivi(bits: int, scale: Name, choice: str) -> Grid:
-    """Computed in float32, or in the 16 bits of the scale, which is then divided by as it is stored."""
+    """Computed in float32, or in the 16 bits of the scale; in the latter case the divisor is the stored scale."""
     most = 2**bits - 1
     grid = Grid(integers(0, most), most, most, "even", scale=scale, begin=from_zero)
     grid = replace(grid, last=most * 65504.0) if scale == "float16" else grid
@@ -274,7 +278,7 @@ def _matmulnbits_symmetric(bits: int, choice: str) -> Grid:
 
 
 def _matmulnbits(bits: int, choice: str) -> Grid:
-    """The scale is the span over the largest code, and a code is rounded for 0."""
+    """The scale is the span divided by the largest code, and the code for 0 is rounded."""
     most = 2**bits - 1
     grid = Grid(integers(0, most), most, most, "up", scale="float32", relative=WIDE, absolute=2.0 ** (bits - 24))
     return replace(grid, zeros=most + 1)
@@ -286,7 +290,7 @@ def _dense(kind: Name, choice: str) -> Grid:
 
 
 BELOW = 1 - 2.0**-24
-"""A power of two times this has no float32 above it but the power."""
+"""The float32 after a power of two times this number is the power itself."""
 POWERS = Grid(
     *(floats("float4_e2m1fn"), 0, 0, "even"),
     scale="float8_e8m0fnu",
@@ -301,10 +305,10 @@ POWERS = Grid(
 
 
 def _mx(levels: F64, choice: str) -> Grid:
-    """OCP MX, by each of the chapter's rules for the scale X."""
+    """OCP MX, for each of the chapter's rules for the scale X."""
     grid, top = replace(POWERS, levels=levels), float(levels[-1])
     power = 2.0 ** (np.frexp(top)[1] - 1)
-    if choice == "scale rounded up":  # by a quotient in float32, which must be normal
+    if choice == "scale rounded up":  # uses a quotient in float32, which must be normal
         return replace(grid, least=top / 2, most=top, of_scale=FLOAT32, first=max(grid.first, top * 2.0**-126))
     if choice == "exponent rounded up":
         return replace(grid, least=power / 2 / BELOW, most=power)
@@ -313,13 +317,13 @@ def _mx(levels: F64, choice: str) -> Grid:
 
 
 def _gguf_mxfp4(choice: str) -> Grid:
-    """The logarithm in float32 is rounded up to a whole number that is at most 2^-18 above it."""
+    """The float32 logarithm is rounded up to an integer that is at most 2^-18 above it."""
     below = 1 - 2.0**-18 if "log2" in choice else 1.0
     return replace(POWERS, least=4 * below, most=8 * BELOW, ties="zero", first=2.0**-125)
 
 
 def _gguf_nvfp4(choice: str) -> Grid:
-    """ggml rounds to at most 7 subnormal steps, and from the middle of 240 and 256 on takes 448."""
+    """ggml rounds to at most 7 subnormal steps, and gives 448 from the midpoint of 240 and 256 on."""
     serves = (7 / 512, 6 * 6.5 / 512, 6 / 64), (448.0, 6 * 248.0, np.inf)
     grid = Grid(floats("float4_e2m1fn"), 6, 6, "zero", scale="float8_e4m3fn", relative=0.0, exact=True)
     return replace(grid, serves=serves)
@@ -352,7 +356,7 @@ GRIDS: Mapping[str, Makes] = {
     "gguf-nvfp4": _gguf_nvfp4,
     "ct-int": partial(_compressed, 8),
 }
-"""By format: from the name of a choice to its grid. Formats of several widths are in `OF_WIDTHS`."""
+"""For each format, the function from the name of a choice to its grid. Formats of several widths are in `OF_WIDTHS`."""
 OF_WIDTHS: Mapping[str, Callable[[int, str], Grid]] = {
     "ct-pack": _compressed,
     "matmulnbits-symmetric": _matmulnbits_symmetric,
@@ -363,7 +367,7 @@ OF_WIDTHS: Mapping[str, Callable[[int, str], Grid]] = {
 
 
 def grids() -> Iterator[tuple[str, int | None, Makes]]:
-    """Every format, width and choice that is decided: a name, bits where the format has several, and its grids."""
+    """Every format, width and choice that is decided: a name, bits if the format has several widths, and its grids."""
     for name, makes in GRIDS.items():
         yield name, None, makes
     for name, of_width in OF_WIDTHS.items():

@@ -35,14 +35,14 @@ from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, U
 STATEMENT = "by the meanings of its intrinsics, the body is the word, for all registers"
 COMPARED = "{} does what the intrinsic means, for bytes in all pairs, edges and random registers"
 BITS = 32
-"""A shift is by fewer."""
+"""Bits of a lane; shift counts are smaller."""
 TRIALS = 8
 DEFINED_BELOW = {"cvt_int_float": 2**31}
 """Words that are defined only for integers below a number."""
 
 
 def theorems() -> Iterator[Theorem]:
-    """One for each word of each table, and one for each intrinsic that can be run here."""
+    """One theorem for each word of each table, and one for each intrinsic that can run here."""
     for table in TABLES.values():
         for word in (each for each in table.words if each not in NO_VALUE):
             text = partial(_text, table, word)
@@ -67,7 +67,7 @@ def _subject(probe: Probe) -> str:
 
 
 def decide(table: InstructionSet, word: str) -> Outcome:
-    """Whether a table's body of a word is the word."""
+    """Whether a table's body of a word implements the word."""
     steps = 0
     try:
         for trial in _trials(table):
@@ -90,7 +90,7 @@ def decide(table: InstructionSet, word: str) -> Outcome:
 
 
 def _differences(a: terms.Term, b: terms.Term, dtype: terms.Dtype) -> Iterator[Question]:
-    """Questions of which one is true where two numbers differ."""
+    """Questions, of which at least one holds where two numbers differ."""
     if dtype.kind == "u" and not terms.known(a, b):
         yield from sums.differences(terms.expression(a, dtype), terms.expression(b, dtype))
         return
@@ -99,7 +99,7 @@ def _differences(a: terms.Term, b: terms.Term, dtype: terms.Dtype) -> Iterator[Q
 
 
 def _trials(table: InstructionSet) -> Iterator[Numbers]:
-    """Random registers, of bits and of floats of ordinary size: most mistakes show in them, without the solver."""
+    """Random registers, of bits and of floats of ordinary size; they reveal most errors without the solver."""
     random = np.random.default_rng(1)
     for trial in range(TRIALS):
         bits = random.integers(0, 2**31, (3, table.lanes), np.uint32)
@@ -109,13 +109,13 @@ def _trials(table: InstructionSet) -> Iterator[Numbers]:
 
 
 def _confirmed(table: InstructionSet, word: str, numbers: Numbers) -> Outcome:
-    """A refutation that a run on its numbers shows."""
+    """A refutation, if a run on its numbers confirms it."""
     found = ran(table, word, numbers)
     return Undecided("the solver's numbers are right on a run") if found is None else Refutation(found.reason, numbers)
 
 
 def ran(table: InstructionSet, word: str, numbers: Numbers) -> Refutation | None:
-    """Execute a body and a word on the numbers of a refutation; what it does not name is 0."""
+    """Execute a body and a word on the numbers of a refutation; numbers that it does not name are 0."""
 
     def registers(letter: str, elements: int) -> Any:
         names = [f"{letter}_{lane}" for lane in range(elements)]
@@ -135,7 +135,7 @@ def ran(table: InstructionSet, word: str, numbers: Numbers) -> Refutation | None
 
 
 def both(table: InstructionSet, word: str, i: int, registers: Callable[[str, int], Any]) -> tuple[Any, Any]:
-    """What a body gives and what a word gives, on registers by their letters; of a store what it writes."""
+    """The results of a body and of a word on registers by their letters; for a store, what it writes."""
     told, known, operands = VOCABULARY[word], dict[str, Any](), list[Any]()
     for letter, kind in zip("abc", told.takes, strict=False):
         elements = table.lanes * told.lane_bytes // 4 if kind == "address" else table.lanes
@@ -162,6 +162,6 @@ def _unknown(lanes: int, letter: str, elements: int) -> Symbols:
 
 
 def again(probe: Probe, numbers: Numbers) -> Refutation | None:
-    """Compare an intrinsic with this processor once more: all its registers, which are few."""
+    """Compare an intrinsic with this processor again, on all of its few registers."""
     found = probes.decide(probe)
     return found if isinstance(found, Refutation) else None

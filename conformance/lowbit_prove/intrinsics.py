@@ -24,9 +24,9 @@ from lowbit_prove.registers import scalar as scalar_type
 from lowbit_prove.registers import vector as vector_type
 
 Operand: TypeAlias = str
-"""Of x86 ``int``, ``float``, ``half``, ``quarter``, ``double``, ``pointer``, ``scalar int`` or ``scalar float``: half
-and quarter are registers of integers that are shorter by that, double pairs of lanes. Of ARM the type's name in C++. Of
-both ``constant``."""
+"""For x86 ``int``, ``float``, ``half``, ``quarter``, ``double``, ``pointer``, ``scalar int`` or ``scalar float``: half
+and quarter are integer registers of half or a quarter of the length, double is pairs of lanes. For ARM the C++ name of
+the type. For both ``constant``."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Intrinsic:
     """One instruction.
 
     Attributes:
-        takes: its operands; constants are numbers of the text, or `i`.
-        gives: its result; ``none`` where it writes to memory.
-        lane: bits of the numbers that it works on; 0 where bits are only moved.
+        takes: its operands; constants are literals, or `i`.
+        gives: its result; ``none`` if it writes to memory.
+        lane: bits of the numbers that it operates on; 0 if bits are only moved.
         meaning: a function of the number of lanes and of the operands.
     """
 
@@ -46,10 +46,10 @@ class Intrinsic:
     meaning: Callable[..., Any]
 
     def applied(self, lanes: int, values: Sequence[Any]) -> Any:
-        """The result for values of a body.
+        """The result for values from a body.
 
         Raises:
-            UndecidedError: an operand of ARM has another type.
+            UndecidedError: an operand of an ARM intrinsic has another type.
         """
         return self.meaning(lanes, *map(_taken, self.takes, values))
 
@@ -86,12 +86,12 @@ def split(name: str) -> tuple[str, int]:
 
 
 def _quarters(a: Any) -> Any:
-    """Registers as runs of 128 bits, four lanes each."""
+    """Registers split into 128-bit parts, four lanes each."""
     return a.reshape(*a.shape[:-1], -1, 4)
 
 
 def _as(a: Any, dtype: Any) -> Any:
-    """The lanes as shorter numbers."""
+    """The lanes viewed as shorter numbers."""
     return a.view(dtype)
 
 
@@ -108,13 +108,13 @@ def _halves(L: int, number: int) -> Any:
 
 
 def _lower(L: int, a: Any) -> Any:
-    """The 64 bits of a pointer, and as many zeros."""
+    """The 64 bits at a pointer, followed by 64 zero bits."""
     found = a.view(np.uint32)[..., :2]
     return np.concatenate([found, np.zeros_like(found)], axis=-1)
 
 
 def _horizontal(L: int, a: Any, b: Any) -> Any:
-    """In each 128 bits: sums of neighbours of a, then those of b."""
+    """In each 128 bits: sums of neighbours of a, then of b."""
     first, second = _quarters(a), _quarters(b)
     parts = [first[..., 0] + first[..., 1], first[..., 2] + first[..., 3]]
     parts += [second[..., 0] + second[..., 1], second[..., 2] + second[..., 3]]
@@ -122,7 +122,7 @@ def _horizontal(L: int, a: Any, b: Any) -> Any:
 
 
 def _permuted_pairs(L: int, a: Any, places: int) -> Any:
-    """Of four pairs of lanes those that two bits each name."""
+    """Pairs of lanes, each selected among four by two bits."""
     pairs = a.reshape(*a.shape[:-1], 4, 2)
     return np.stack([pairs[..., places >> 2 * n & 3, :] for n in range(4)], axis=-2).reshape(a.shape)
 
@@ -134,13 +134,13 @@ def _chosen(a: Any, index: Any) -> Any:
 
 def _of_two(L: int, a: Any, index: Any, b: Any) -> Any:
     both = np.concatenate([a, b], axis=-1)
-    if index.ndim < both.ndim:  # a constant beside many registers
+    if index.ndim < both.ndim:  # a constant with many registers
         index = np.broadcast_to(index, (*both.shape[:-1], index.shape[-1]))
     return _chosen(both, index)
 
 
 def _ternary(L: int, a: Any, b: Any, c: Any, table: int) -> Any:
-    """Bit n of the table is the result where a, b and c are the bits of n, a the highest."""
+    """Bit n of the table is the result for a, b and c equal to the bits of n, a the highest."""
     ones, found = np.uint32(2**32 - 1), np.zeros_like(a)
     for n in range(8):
         if table >> n & 1:
@@ -150,26 +150,27 @@ def _ternary(L: int, a: Any, b: Any, c: Any, table: int) -> Any:
 
 
 def _products_of_halves(L: int, a: Any, b: Any) -> Any:
-    """Signed products of 16 bits, two of them added in 32 bits, which wrap."""
+    """Products of signed 16-bit numbers, added in pairs in 32 bits, which wrap."""
     products = _as(a, np.int16).astype(np.int32) * _as(b, np.int16).astype(np.int32)
     return (products[..., ::2] + products[..., 1::2]).view(np.uint32)
 
 
 def _products_of_bytes(L: int, a: Any, b: Any) -> Any:
-    """Products of unsigned bytes and signed ones, two of them added in 16 bits, which saturate."""
+    """Products of unsigned and signed bytes, added in pairs in 16 bits, which saturate."""
     products = _as(a, np.uint8).astype(np.int32) * _as(b, np.int8).astype(np.int32)
     sums = products[..., ::2] + products[..., 1::2]
     return np.clip(sums, -(2**15), 2**15 - 1).astype(np.int16).view(np.uint32)
 
 
 def _dot(L: int, total: Any, a: Any, b: Any) -> Any:
-    """Four products of unsigned bytes and signed ones, added to 32 bits, which wrap."""
+    """Four products of unsigned and signed bytes, added to 32 bits, which wrap."""
     products = (_as(a, np.uint8).astype(np.int32) * _as(b, np.int8).astype(np.int32)).view(np.uint32)
     return total + products[..., ::4] + products[..., 1::4] + products[..., 2::4] + products[..., 3::4]
 
 
 def _shuffled(L: int, a: Any, index: Any) -> Any:
-    """In each 128 bits: the bytes of a that the low four bits of each byte name; 0 where its highest bit is set."""
+    """In each 128 bits: the bytes of a selected by the low four bits of each index byte; 0 if its highest bit is
+    set."""
     table, places = (_as(_quarters(each), np.uint8) for each in (a, index))
     found = np.take_along_axis(table, places & np.uint8(15), axis=-1)
     return np.where(places >> np.uint8(7) != 0, np.uint8(0), found).view(np.uint32).reshape(a.shape)
@@ -235,4 +236,4 @@ MEANINGS: Mapping[str, Intrinsic] = {
     "dpbusd_epi32": Intrinsic((*INTS, "int"), "int", 8, _dot),
     "dpbusd_avx_epi32": Intrinsic((*INTS, "int"), "int", 8, _dot),
 }
-"""By their names without widths."""
+"""The intrinsics by their names without widths."""

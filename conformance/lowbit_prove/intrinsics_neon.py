@@ -24,13 +24,13 @@ FULL = {
     "f16": "float16x8_t",
     "f32": "float32x4_t",
 }
-"""Registers of 128 bits, by the endings of intrinsics."""
+"""The 128-bit registers, by the suffixes of intrinsics."""
 HALF = {"u8": "uint8x8_t", "s8": "int8x8_t", "u16": "uint16x4_t", "s16": "int16x4_t", "f16": "float16x4_t"}
-"""Those of 64 bits."""
+"""The 64-bit registers."""
 
 
 def _same(ending: str, count: int, meaning: Callable[..., Any]) -> Intrinsic:
-    """Operands and result have the same type, and lanes do not meet others."""
+    """An intrinsic whose operands and result have the same type, lane by lane."""
     bits = 8 if meaning in BITWISE else int(ending[1:])
     return Intrinsic((FULL[ending],) * count, FULL[ending], bits, lambda L, *given: meaning(*given))
 
@@ -51,7 +51,7 @@ BITWISE = (_and, _or, _xor)
 
 
 def _pairs(a: Any, b: Any) -> Any:
-    """Sums of neighbours of a, and behind them those of b; integers wrap."""
+    """Sums of neighbours of a, followed by those of b; integers wrap."""
     both = np.concatenate([a, b], axis=-1)
     return both[..., ::2] + both[..., 1::2]
 
@@ -63,12 +63,12 @@ def _long_pairs(L: int, a: Any) -> Any:
 
 
 def _narrowed(a: Any) -> Any:
-    """In half as many bits, saturated."""
+    """Numbers in half as many bits, saturated."""
     return np.clip(a, -(2**15), 2**15 - 1).astype(np.int16)
 
 
 def _long_products(a: Any, b: Any) -> Any:
-    """In twice as many bits."""
+    """Products in twice as many bits."""
     return a.astype(np.int32) * b.astype(np.int32)
 
 
@@ -82,20 +82,20 @@ def _high(a: Any) -> Any:
 
 
 def _shifted(a: Any, count: Any) -> Any:
-    """To the left by the lowest byte of a lane's count, which is signed; to the right where that is negative."""
+    """Shift left by the lowest byte of a lane's count, which is signed; shift right if it is negative."""
     by = count.view(np.int8)[..., ::4].astype(np.int32)
     left, right = by.astype(np.uint32).view(a.dtype), (-by).astype(np.uint32).view(a.dtype)
     return np.where(by >= np.int32(0), a << left, a >> right)
 
 
 def _looked_up(L: int, table: Any, index: Any) -> Any:
-    """Bytes of a table by their places; 0 for a place behind it."""
+    """Bytes of a table by index; 0 for an index past its end."""
     most = np.uint8(table.shape[-1] - 1)
     return np.where(index <= most, np.take_along_axis(table, index & most, axis=-1), np.uint8(0))
 
 
 def _selected(L: int, mask: Any, a: Any, b: Any) -> Any:
-    """Bits of a where the mask has 1, else of b."""
+    """Bits of a where the mask is 1, else of b."""
     bits = mask & a.view(np.uint32) | (mask ^ np.uint32(2**32 - 1)) & b.view(np.uint32)
     return bits.view(np.float32)
 
@@ -124,7 +124,7 @@ def _reinterpreted(to: str, of: str) -> Intrinsic:
 
 
 def _widened(of: str, to: str, dtype: Any, *, high: bool = False) -> Intrinsic:
-    """Numbers in twice as many bits: of a register of 64 bits, or of the upper half of one of 128."""
+    """Numbers in twice as many bits: of a 64-bit register, or of the upper half of a 128-bit one."""
     takes, bits = (FULL if high else HALF)[of], int(of[1:])
     return Intrinsic((takes,), FULL[to], bits, lambda L, a: (_high(a) if high else a).astype(dtype))
 
@@ -181,4 +181,4 @@ NEON_MEANINGS: Mapping[str, Intrinsic] = {
     "vqtbl1q_u8": Intrinsic((FULL["u8"], FULL["u8"]), FULL["u8"], 8, _looked_up),
     "vqtbl2q_u8": Intrinsic(("uint8x16x2_t", FULL["u8"]), FULL["u8"], 8, _looked_up),
 }
-"""By their names."""
+"""The intrinsics by their names."""

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 CPPYY = "lowbit_cppyy:CppyyBackend"
 CUDA = "lowbit_cuda.backend:CudaBackend"
 OF_BACKENDS = {CPPYY: ("casts", "steps", "storage"), CUDA: ("graphs", "offload")}
-"""By entry point the kinds of theorems that are about all of a backend; those about its kernels name their table."""
+"""For each entry point, the kinds of theorems about the whole backend; theorems about its kernels name their table."""
 
 
 class KnownProofs:
-    """The prover that `lowbit.theorems` finds."""
+    """The prover as `lowbit.theorems` discovers it."""
 
     def of_kernel(self, name: str) -> list[Known]:
         """The theorems about a kernel; none without the solver."""
@@ -50,7 +50,7 @@ class KnownProofs:
 
 
 def known(theorems: Iterable["Theorem"]) -> list[Known]:
-    """What certificates say of theorems."""
+    """What certificates say about theorems."""
     from lowbit_prove import certificates
 
     found = []

@@ -31,13 +31,13 @@ from lowbit_cppyy.recipe import PANELS
 from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem
 
 MOST_ROWS, MOST_COLUMNS = 9, 9
-"""Of column panels and of blocks along the Z-curve."""
+"""The largest matrices of column panels and of blocks along the Z-curve."""
 MOST_UNITS = 3
-"""Of nested panels, in rows and in columns; and of groups and units of a prepared matrix."""
+"""The most units of nested panels, in rows and in columns, and the most groups and units of a prepared matrix."""
 
 
 def theorems() -> Iterator[Theorem]:
-    """One for each order of blocks, and one for each width of a prepared matrix."""
+    """One theorem for each order of blocks, and one for each width of a prepared matrix."""
     for order, (sizes, _) in ORDERS.items():
         statement = f"index is one to one onto 0 … RN − 1, and apply puts each word there; for {sizes}"
         run = partial(ran, order)
@@ -69,11 +69,11 @@ ORDERS: dict[str, tuple[str, Callable[[], Iterator[Layout]]]] = {
     ZCurve.order: ("1 to 9 rows and columns and all blocks", _z_curve),
     NestedPanels.order: ("1 to 3 units of rows and of columns and all panels", _nested_panels),
 }
-"""For each order which sizes are enumerated, in words and as layouts."""
+"""For each order, the sizes that are enumerated, as text and as layouts."""
 
 
 def decide(order: str) -> Outcome:
-    """Every layout of an order."""
+    """Check every layout of an order."""
     steps = 0
     for layout in ORDERS[order][1]():
         if (found := one_to_one(layout)) is not None:
@@ -83,7 +83,7 @@ def decide(order: str) -> Outcome:
 
 
 def one_to_one(layout: Layout) -> Refutation | None:
-    """Two words with one place, or a word that `apply` puts elsewhere."""
+    """A refutation if two words have one place, or if `apply` puts a word elsewhere."""
     words = np.arange(layout.size, dtype=np.uint32).reshape(layout.rows, layout.columns)
     stream, taken = layouts.apply(words, layout), dict[int, tuple[int, int]]()
     for row, column in np.ndindex(words.shape):
@@ -100,7 +100,7 @@ def one_to_one(layout: Layout) -> Refutation | None:
 
 
 def ran(order: str, numbers: Numbers) -> Refutation | None:
-    """Look at the layout of a refutation alone."""
+    """Check only the layout of a refutation."""
     for layout in ORDERS[order][1]():
         if vars(layout).items() <= numbers.items():
             return one_to_one(layout)
@@ -112,12 +112,12 @@ def ran(order: str, numbers: Numbers) -> Refutation | None:
 
 @dataclass
 class Taken:
-    """The bits of a stream that are taken, by element."""
+    """The bits of a stream that are already taken, by element."""
 
     bits: list[int]
 
     def take(self, element: int, mask: int) -> bool:
-        """Take bits; whether they were free and inside the stream."""
+        """Take bits; returns whether they were free and inside the stream."""
         free = 0 <= element < len(self.bits) and not self.bits[element] & mask
         if free:
             self.bits[element] |= mask
@@ -125,7 +125,8 @@ class Taken:
 
 
 def prepared(bits: int) -> Outcome:
-    """Every prepared matrix of a width, up to some groups and units, with groups that are no whole units."""
+    """Check every prepared matrix of a width, up to some groups and units, also with groups that are not whole
+    units."""
     steps = 0
     for layout in _prepared(bits):
         if (found := disjoint(layout)) is not None:
@@ -135,7 +136,7 @@ def prepared(bits: int) -> Outcome:
 
 
 def ran_prepared(bits: int, numbers: Numbers) -> Refutation | None:
-    """Look at the prepared matrix of a refutation alone."""
+    """Check only the prepared matrix of a refutation."""
     for layout in _prepared(bits):
         if _sizes(layout).items() <= numbers.items():
             return disjoint(layout)
@@ -154,7 +155,7 @@ def _prepared(bits: int) -> Iterator[PanelLayout]:
 
 
 def disjoint(layout: PanelLayout) -> Refutation | None:
-    """A code, a scale or a zero that shares a bit with another, or lies outside the stream."""
+    """A refutation if a code, a scale or a zero shares a bit with another, or lies outside the stream."""
     taken = Taken([0] * (layout.nbytes // 4))
     for row, column in product(range(layout.rows), range(layout.columns)):
         for element, field in layout.index(row, column):

@@ -27,16 +27,16 @@ from lowbit_prove.solver import satisfied
 from lowbit_prove.symbols import Symbols
 
 Range = tuple[int, int]
-"""The least and the greatest of some integers."""
+"""The smallest and the largest of some integers."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """How a word for sums sees its operands, and its result.
+    """How a word for sums interprets its operands and its result.
 
     Attributes:
-        added: bits of the numbers that are added as they are: of the first operand, or of both.
-        multiplied: bits of the numbers that are multiplied; 0 where nothing is.
+        added: bits of the numbers that are added unchanged: of the first operand, or of both.
+        multiplied: bits of the numbers that are multiplied; 0 if none are.
         result: bits of each sum.
         unsigned: whether the first factor is unsigned.
     """
@@ -60,9 +60,9 @@ class Number:
     """An integer in a register.
 
     Attributes:
-        bits: as they are in the register.
-        range: between which numbers it lies.
-        meaning: what it is as a polynomial; computed when it is asked for, because few are.
+        bits: its bits in the register.
+        range: the interval in which it lies.
+        meaning: its value as a polynomial; computed on request, because few are needed.
     """
 
     bits: Any
@@ -71,7 +71,7 @@ class Number:
 
 
 class InexactError(Exception):
-    """An obligation that may not hold: `numbers` are what the solver found, with sums as any number of their range."""
+    """An obligation that may not hold: `numbers` are the solver's, with sums as any number of their range."""
 
     def __init__(self, what: str, numbers: Mapping[str, int]) -> None:
         super().__init__(what)
@@ -85,7 +85,7 @@ class Prover(Machine):
         reader: reads floats as polynomials.
 
     Raises:
-        InexactError: of `block`, an obligation that may not hold.
+        InexactError: from `block`: an obligation that may not hold.
     """
 
     def __init__(self, program: Program, memory: Mapping[str, Symbols], sizes: Mapping[str, Any]) -> None:
@@ -97,7 +97,7 @@ class Prover(Machine):
         self._without_sums: dict[int, Any] = {}
 
     def declare(self, number: Any, least: int, greatest: int) -> None:
-        """Assume of an integer of memory, or of a part of one, that it is signed and between these."""
+        """Assume that an integer of memory, or a part of one, is signed and between these numbers."""
         plain = z3.simplify(number)
         self._numbers[plain.get_id(), True] = Number(plain, (least, greatest), partial(self.reader.leaf, plain))
 
@@ -120,7 +120,7 @@ class Prover(Machine):
             raise InexactError(what, numbers)
 
     def _exactly(self, word: str, lane: list[Any]) -> Any:
-        """A word for sums in one lane: its obligation, and the variables that its results become."""
+        """Execute a word for sums in one lane: prove its obligation and return variables for its results."""
         kind = SUMS[word]
         added, factors = self._operands(kind, lane)
         ranges = tuple(each.range for each in added), tuple((a.range, b.range) for a, b in factors)
@@ -138,8 +138,8 @@ class Prover(Machine):
         return terms.joined(parts, kind.result)
 
     def origin(self, number: Any) -> Any:
-        """An expression with sums as functions of what they are sums of, in the place of their variables."""
-        if not self._origins:  # a program of floats has no sums of integers, and looking for them takes half its proof
+        """An expression in which the variables of sums are replaced by the sums themselves."""
+        if not self._origins:  # a program of floats has no sums of integers, and the search takes half of its proof
             return number
         if number.get_id() in self._origins:
             return self._origins[number.get_id()]
@@ -164,7 +164,7 @@ class Prover(Machine):
         return found
 
     def _operands(self, kind: Operands, lane: list[Any]) -> tuple[list[Number], list[tuple[Number, Number]]]:
-        """The numbers that are added as they are, and the factors, from the lowest bits up."""
+        """The numbers that are added unchanged, and the factors, from the lowest bits up."""
         factors = lane[-2:] if kind.multiplied else []
         rest = lane[: len(lane) - len(factors)]
         added = [number for each in rest for number in self._cut(each, kind.added, True)]
@@ -173,7 +173,7 @@ class Prover(Machine):
         return added, list(zip(*pairs, strict=True))
 
     def _cut(self, register: Any, each: int, signed: bool) -> list[Number]:
-        """The numbers of `each` bits in a lane, from the lowest on."""
+        """The numbers of `each` bits in a lane, the lowest first."""
         if terms.known(register):
             return [self._number(part, signed=signed) for part in _parts(register, each)]
         key = register.get_id(), each, signed
@@ -195,7 +195,7 @@ class Prover(Machine):
         return self._numbers[key]
 
     def _inexact(self, word: str, lane: list[Any], added: list[Number], factors: list[tuple[Number, Number]]) -> Any:
-        """The condition under which a sum is not what it is in mathematics."""
+        """The condition under which a sum differs from the mathematical sum."""
         numbers = [*added, *(each for pair in factors for each in pair)]
         signed = [each for each in numbers if not terms.known(each.bits) and each.range[0] < 0]
         within = [_within(each.bits, each.range) for each in signed]
@@ -216,7 +216,7 @@ def _constant(bits: Any, dtype: terms.Dtype) -> Polynomial:
 
 
 def _sum(name: str, kind: Operands, added: list[Number], factors: list[tuple[Number, Number]], place: int) -> Number:
-    """One result of a word: a new variable, the sum that it is, and between which numbers that lies."""
+    """One result of a word: a new variable, the sum that it stands for, and the range of the sum."""
     results = 32 // kind.result
     run = len(factors) // results
     mine, products = added[place::results], factors[place * run : (place + 1) * run]
@@ -245,8 +245,8 @@ def exact(word: str, added: tuple[Range, ...], factors: tuple[tuple[Range, Range
 
     Args:
         word: one of `SUMS`.
-        added: the ranges of what is added as it is.
-        factors: the ranges of each two numbers that are multiplied.
+        added: the ranges of the numbers that are added unchanged.
+        factors: the ranges of each pair of numbers that are multiplied.
     """
     kind = SUMS[word]
     plain = [z3.BitVec(f"c{n}", kind.added) for n in range(len(added))]
@@ -263,11 +263,11 @@ def exact(word: str, added: tuple[Range, ...], factors: tuple[tuple[Range, Range
 
 
 WIDE = 48
-"""Bits of the sums that results are compared with: more than any of them needs."""
+"""Bits of the sums with which results are compared: more than any result needs."""
 
 
 def _differs(word: str, lane: list[Any], added: list[Any], factors: list[tuple[Any, Any]]) -> Any:
-    """Whether a result of a word differs from the sum in mathematics."""
+    """The condition that a result of a word differs from the mathematical sum."""
     kind, function = SUMS[word], VOCABULARY[word].function
     assert function is not None
     register = function(*(Symbols(np.array([each, None], object)[:-1], np.uint32) for each in lane))

@@ -35,11 +35,11 @@ from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, U
 
 STATEMENT = "every load and store lies inside the arrays that the caller passes, for all sizes"
 HEAD_DIMS = range(1, 257)
-"""Channels of heads whose programs are looked at, one by one."""
+"""The head sizes, in channels, whose programs are checked one by one."""
 PROGRAM = "program"
-"""In a refutation of a theorem about several programs, which of them it is."""
+"""The name of a program's number in the refutation of a theorem about several programs."""
 BLOCKS = tuple(2**power for power in range(2, 13))
-"""Elements of blocks of Block Floating Point whose programs are looked at."""
+"""The block sizes of Block Floating Point, in elements, whose programs are checked."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Subject:
     Attributes:
         program: as it is lowered.
         arrays: what callers pass.
-        unit: codes of a unit, if the program goes through segments; otherwise 0.
+        unit: codes of a unit, if the program loops over segments; otherwise 0.
     """
 
     program: Program
@@ -58,7 +58,7 @@ class Subject:
 
 
 def of_kernel(kernel: Kernel, program: Program | None = None) -> Theorem:
-    """The theorem about a kernel of a prepared matrix, or about a program in the place of its own."""
+    """The theorem about a kernel of a prepared matrix, or about a program in place of the kernel's own."""
 
     def subject() -> Subject:
         unit = kernel.recipe.unit_codes if kernel.recipe.integer else 0
@@ -73,7 +73,7 @@ def of_stored(kernel: StoredKernel) -> Theorem:
 
 
 def _of(kernel: Kernel | StoredKernel, of: Program | Kernel | StoredKernel, subject: Callable[[], Subject]) -> Theorem:
-    """The theorem about a subject, which is made when the theorem is decided."""
+    """The theorem about a subject, which is created when the theorem is decided."""
 
     def text() -> str:
         return repr((kernel.recipe, of if isinstance(of, Program) else of.program))
@@ -84,7 +84,7 @@ def _of(kernel: Kernel | StoredKernel, of: Program | Kernel | StoredKernel, subj
 
 
 def theorems() -> Iterator[Theorem]:
-    """Those of passes, heads and blocks, of each instruction set."""
+    """The theorems about passes, heads and blocks, for each instruction set."""
     kinds: tuple[tuple[str, str, Any, Callable[[InstructionSet], Iterator[Subject]]], ...] = (
         ("passes", "", elementwise, passes),
         ("scores", f"; heads of {HEAD_DIMS[0]} to {HEAD_DIMS[-1]} channels", attention, scores),
@@ -120,7 +120,7 @@ def mixes(table: InstructionSet) -> Iterator[Subject]:
 
 
 def blocks(table: InstructionSet) -> Iterator[Subject]:
-    """Products of blocks of every size, with every number of them in a row."""
+    """Products of blocks of every size, with every number of blocks in a row."""
     for block, each in product(BLOCKS, range(1, table.lanes + 1)):
         if block_products.fits(block * each, block, table.lanes):
             kernel = block_products.block_products(block * each, block, table)
@@ -131,7 +131,7 @@ def blocks(table: InstructionSet) -> Iterator[Subject]:
 
 
 def decide(subject: Subject) -> Outcome:
-    """Whether every access is inside; a mistake is shown by a call."""
+    """Whether every access is inside its array; an error is demonstrated by a call."""
     steps = 0
     if subject.unit:
         found = segments_hold(subject.unit)
@@ -149,7 +149,7 @@ def decide(subject: Subject) -> Outcome:
 
 
 def decide_all(subjects: Callable[[], Iterable[Subject]]) -> Outcome:
-    """Whether that holds of each of several programs."""
+    """Whether that holds for each of several programs."""
     steps = 0
     for number, subject in enumerate(subjects()):
         outcome = decide(subject)
@@ -162,7 +162,7 @@ def decide_all(subjects: Callable[[], Iterable[Subject]]) -> Outcome:
 
 
 def _outside(access: Access, arrays: Arrays) -> str | None:
-    """In words, an access that may lie outside its array; None if none can."""
+    """A sentence about an access that may lie outside its array; None if none can."""
     pointer = access.pointer
     if pointer not in arrays.lengths:
         return f"{pointer} is no array of its caller"
@@ -180,7 +180,7 @@ def _outside(access: Access, arrays: Arrays) -> str | None:
 
 
 def _shown(subject: Subject, why: str) -> Outcome:
-    """A call in which a program leaves its memory; if there is none among a few, the theorem is undecided."""
+    """A call in which a program leaves its memory; if none of a few calls shows this, the theorem is undecided."""
     for call in subject.arrays.calls:
         if (error := ran(subject, call)) is not None:
             return Refutation(f"the program leaves its memory: {error}", flat(call))
@@ -188,7 +188,7 @@ def _shown(subject: Subject, why: str) -> Outcome:
 
 
 def flat(call: Call) -> dict[str, int]:
-    """The sizes of a call, each by a name of its own."""
+    """The sizes of a call, each with its own name."""
     found = dict(call.others)
     for name, size in call.sizes.items():
         found |= {name: size} if isinstance(size, int) else {f"{name}[{n}]": each for n, each in enumerate(size)}
@@ -196,7 +196,7 @@ def flat(call: Call) -> dict[str, int]:
 
 
 def ran_on(subject: Subject, numbers: Numbers) -> Refutation | None:
-    """Run a program in the call of a refutation: what it does outside of its arrays, if anything."""
+    """Run a program in the call of a refutation; returns its access outside its arrays, if any."""
     if subject.unit and isinstance(found := segments_hold(subject.unit), str):
         return Refutation(found)
     error = ran(subject, _call(numbers, subject.arrays.calls[0]))
@@ -204,7 +204,7 @@ def ran_on(subject: Subject, numbers: Numbers) -> Refutation | None:
 
 
 def _ran_one(subjects: Callable[[], Iterable[Subject]], numbers: Numbers) -> Refutation | None:
-    """The same of one of several programs."""
+    """The same for one of several programs."""
     place = whole(numbers, PROGRAM)
     subject = next(islice(subjects(), place, None), None)
     if subject is None:
@@ -213,10 +213,10 @@ def _ran_one(subjects: Callable[[], Iterable[Subject]], numbers: Numbers) -> Ref
 
 
 def _call(numbers: Numbers, like: Call) -> Call:
-    """The call of which `flat` has made these numbers.
+    """The call from which `flat` made these numbers.
 
     Raises:
-        ArgumentError: a size that another call of the program has is missing, or one is no integer.
+        ArgumentError: a size that another call of the program has is missing, or is not an integer.
     """
     found = dict[str, Any]()
     for name in numbers:
@@ -230,14 +230,14 @@ def _call(numbers: Numbers, like: Call) -> Call:
 
 
 class Walker(Machine):
-    """The interpreter without arithmetic: it looks at every address, and at nothing else."""
+    """The interpreter without arithmetic: it checks every address and nothing else."""
 
     def execute(self, step: Instruction, operands: list[Any]) -> Any:
         return None
 
 
 def ran(subject: Subject, call: Call) -> str | None:
-    """Run a program with arrays of one call's lengths: what it does outside of them, if anything."""
+    """Run a program with arrays of one call's lengths; returns its access outside of them, if any."""
     numbers = call.integers
     memory = {name: np.zeros(_valued(each, numbers), np.float32) for name, each in subject.arrays.lengths.items()}
     machine = Walker(subject.program, memory, call.sizes)
@@ -250,6 +250,6 @@ def ran(subject: Subject, call: Call) -> str | None:
 
 
 def _valued(expression: Any, numbers: Mapping[str, int]) -> int:
-    """A linear expression for given integers."""
+    """The value of a linear expression for given integers."""
     chosen = [(z3.Int(name), z3.IntVal(number)) for name, number in numbers.items()]
     return int(z3.simplify(z3.substitute(expression, *chosen)).as_long())

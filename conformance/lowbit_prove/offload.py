@@ -35,9 +35,9 @@ from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, w
 EXPERTS, NEEDED, BUFFERS, LAYERS = 8, 2, 4, 3
 SLOTS = (2,)
 LAYER = 1
-"""The layer of the request: not the first, which drops what waits, and not the last, which has no guesses."""
+"""The layer of the request: not the first, which drops waiting experts, and not the last, which has no guesses."""
 GUESSES = (0, 5, 0, 7)
-"""Of the next layer, in every request."""
+"""The guessed experts of the next layer, in every request."""
 
 Memory: TypeAlias = Literal["mirror", "swap"]
 
@@ -48,7 +48,7 @@ class LostError(Exception):
 
 @dataclass
 class State:
-    """Where the experts are.
+    """The locations of the experts.
 
     Attributes:
         slots: the expert in each slot of the layer, the one that ran longest ago first.
@@ -61,7 +61,7 @@ class State:
     host: dict[int, int] = field(default_factory=dict)
 
     def check(self, arrangement: Arrangement) -> None:
-        """Refuse a state that is not sound."""
+        """Raise an error if the state is not sound."""
         own = [expert for layer, expert in self.waiting.values() if layer == LAYER]
         places = list(self.host.values())
         for fault, why in (
@@ -78,7 +78,7 @@ class State:
 
 
 def theorems() -> Iterator[Theorem]:
-    """One for each implementation, kind of memory and number of slots."""
+    """One theorem for each implementation, kind of memory and number of slots."""
     for name, (build, module) in MACHINES.items():
         for memory in ("mirror", "swap"):
             for slots in SLOTS:
@@ -90,7 +90,7 @@ def theorems() -> Iterator[Theorem]:
 
 
 def decide(build: "Build", memory: Memory, slots: int, every: int = 1) -> Outcome:
-    """Try every request on every sound state, or one in `every`."""
+    """Try every request on every sound state, or every `every`-th of these cases."""
     arrangement, steps = Arrangement(LAYERS, EXPERTS, slots, BUFFERS, memory), 0
     for number, (state, request) in enumerate(cases(memory, slots, every)):
         try:
@@ -104,7 +104,7 @@ def decide(build: "Build", memory: Memory, slots: int, every: int = 1) -> Outcom
 
 
 def ran(build: "Build", memory: Memory, slots: int, numbers: Numbers) -> Refutation | None:
-    """Try the request of a refutation alone, on its state."""
+    """Try only the request of a refutation, on its state."""
     number, arrangement = whole(numbers, "number"), Arrangement(LAYERS, EXPERTS, slots, BUFFERS, memory)
     found = next(islice(cases(memory, slots), number, None), None)
     if found is None:
@@ -118,7 +118,7 @@ def ran(build: "Build", memory: Memory, slots: int, numbers: Numbers) -> Refutat
 
 
 def cases(memory: Memory, slots: int, every: int = 1) -> Iterator[tuple[State, Request]]:
-    """Every sound state, with every request for it; or one in `every`."""
+    """Every sound state, with every request for it; or every `every`-th of these."""
     for residents, own, waiting, needed in islice(_chosen(memory, slots), 0, None, every):
         staged = {buffer: (LAYER, expert) for buffer, expert in enumerate(waiting)}
         host = {expert: place for place, expert in enumerate(own)}
@@ -129,7 +129,7 @@ Experts: TypeAlias = tuple[int, ...]
 
 
 def _chosen(memory: Memory, slots: int) -> Iterator[tuple[Experts, Experts, Experts, Experts]]:
-    """The experts in slots, on the host, in buffers, and those that are needed."""
+    """The experts in slots, on the host, in buffers, and the needed ones."""
     for count in range(slots + 1) if memory == "mirror" else (slots,):
         for residents in permutations(range(EXPERTS), count):
             rest = tuple(expert for expert in range(EXPERTS) if expert not in residents)
@@ -144,7 +144,7 @@ def _chosen(memory: Memory, slots: int) -> Iterator[tuple[Experts, Experts, Expe
 
 
 def carried_out(events: Trace, state: State, request: Request, arrangement: Arrangement) -> None:
-    """Do what the events say, and check the state at the end.
+    """Carry out the events, and check the state at the end.
 
     Raises:
         LostError: an event that cannot be carried out, a needed expert that is in no slot, or an unsound state.

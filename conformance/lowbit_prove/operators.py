@@ -44,7 +44,7 @@ OF_FLOATS = ("+", "-", "*", "/")
 
 
 def number(text: str) -> Any:
-    """A number by its text: an ``int`` of Python, or of its own type where the text says it.
+    """A number from its text: a Python ``int``, or a number of the type that the text gives.
 
     >>> number("0x7BFF"), number("7u").dtype, float(number("0x1p-24f")) == 2.0**-24
     (31743, dtype('uint32'), True)
@@ -55,7 +55,7 @@ def number(text: str) -> Any:
 
 
 def applied(name: str, values: list[Any]) -> Any:
-    """An operator of its operands.
+    """The result of an operator.
 
     Raises:
         UndecidedError: it is not defined for them.
@@ -145,7 +145,7 @@ def _chosen(condition: Any, yes: Any, no: Any) -> Any:
 
 
 def _element(vector: Any, place: Any) -> Any:
-    """An element by its place, which lies inside for all values of the unknowns."""
+    """An element by its index, which is in range for all values of the unknowns."""
     if not _lanes(vector):
         raise UndecidedError("an element of a value that is not a vector")
     index = of(place).data[()] if isinstance(place, Symbols) else int(place)
@@ -160,7 +160,7 @@ def _element(vector: Any, place: Any) -> Any:
 
 
 def reinterpreted(value: Any, kind: Type) -> Any:
-    """A vector's bits as another vector of as many bytes."""
+    """A vector's bits as another vector with the same number of bytes."""
     same = _lanes(value) and isinstance(kind, Vector) and value.shape[-1] * value.dtype.itemsize == kind.size
     if not same or not isinstance(kind, Vector):
         raise UndecidedError("a cast between values of other sizes")
@@ -175,7 +175,7 @@ def each_converted(value: Any, kind: Type) -> Any:
 
 
 def shuffled(first: Any, second: Any, *places: int) -> Any:
-    """Lanes of two vectors, those of the second numbered after those of the first."""
+    """Selected lanes of two vectors; those of the second are numbered after those of the first."""
     first, second = _alike(first, second)
     both = np.concatenate([first, second], axis=-1)
     if not all(0 <= place < both.shape[-1] for place in places):

@@ -31,7 +31,7 @@ CODE = np.dtype(np.uint8)
 
 
 def theorems() -> Iterator[Theorem]:
-    """Those of each width."""
+    """The theorems of each width."""
     for bits in BITS:
         statement = "unpack(words)_k = bits bk … bk + b − 1 of the stream, and pack(unpack(words)) = words"
         subject = partial(_subject, bits, packing)
@@ -48,7 +48,7 @@ def _subject(bits: int, chapter: ModuleType) -> str:
 
 
 def packed(bits: int) -> Outcome:
-    """Whether packing is what its chapter says, and has an inverse."""
+    """Whether packing matches its chapter and has an inverse."""
     words = _unit(bits)
     codes = _unchecked(packing.unpack)(words, bits)
     stream = terms.expression(_stream(words), np.dtype(np.uint32))
@@ -80,7 +80,7 @@ def interleaved(bits: int) -> Outcome:
 
 
 def _numbers(bits: int, numbers: Numbers) -> U32:
-    """The words of a refutation; one that it does not name is 0."""
+    """The words of a refutation; words that it does not name are 0."""
     names = [str(each) for each in _unit(bits).data[:, 0]]
     words = [whole(numbers, each, 2**WORD_BITS - 1) if each in numbers else 0 for each in names]
     return np.array(words, np.uint32)[:, None]
@@ -110,7 +110,8 @@ def ran_interleaved(bits: int, numbers: Numbers) -> Refutation | None:
 
 
 def compared(pairs: list[tuple[str, Any, Any, terms.Dtype]]) -> Outcome:
-    """Whether numbers are equal for all values of their variables: each with a name, what it is and should be."""
+    """Whether numbers are equal for all values of their variables: each with a name, its value and the expected
+    value."""
     for name, given, wanted, dtype in pairs:
         same = terms.same(given, wanted, dtype)
         different = z3.Not(same) if isinstance(same, z3.ExprRef) else z3.BoolVal(not same)
@@ -128,7 +129,7 @@ def _moved(words: Any, bits: int) -> Any:
 
 
 def _unchecked(operation: Any) -> Any:
-    """An operation without the checks of its arguments, which take numpy's own arrays only."""
+    """An operation without the checks of its arguments, which accept only numpy arrays."""
     return operation.__wrapped__
 
 

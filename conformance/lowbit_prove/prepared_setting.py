@@ -28,9 +28,9 @@ from lowbit_prove.symbols import Symbols, unknowns
 
 
 def smallest(recipe: Recipe) -> PanelLayout:
-    """A matrix of two groups for a recipe, whose groups are no whole units and, with integers, end inside segments.
+    """A matrix of two groups for a recipe. Its groups are not whole units and, with integers, end inside segments.
 
-    Where an iteration is several units, groups are whole iterations.
+    If an iteration has several units, groups are whole iterations.
     """
     unit = CODES_PER_UNIT[recipe.bits]
     rows, group = (96, 44) if recipe.integer else (2 * unit, 3 * unit // 2)
@@ -48,7 +48,7 @@ class PreparedSetting(Setting):
     recipe: Recipe
     layout: PanelLayout
     mantissas: ClassVar[Range] = (-127, 127)
-    """Those of `lowbit.linear.integer.ACTIVATIONS`."""
+    """The range of mantissas of `lowbit.linear.integer.ACTIVATIONS`."""
 
     @cached_property
     def activations(self) -> ActivationStream:
@@ -100,7 +100,7 @@ class PreparedSetting(Setting):
             yield from ((FLOAT, [meaning]) for meaning in self._floats())
 
     def _floats(self) -> Iterator[Polynomial]:
-        """Of float32: for each group its values or its tables of sums, and then the sum of its activations."""
+        """For float32: the values of each group or its tables of sums, then the sum of its activations."""
         for group in range(self.layout.groups):
             rows = self._rows(group)
             for unit in range(self.layout.group_units(group)):
@@ -128,7 +128,7 @@ class PreparedSetting(Setting):
                 yield total
 
     def _integers(self) -> Iterator[Meaning]:
-        """Of integers: for each segment its mantissas and its power of two; where a group ends, its sum."""
+        """For integers: the mantissas of each segment and its power of two; where a group ends, its sum."""
         sums = [Polynomial()] * self.recipe.rows
         for number, segment in enumerate(self.activations.segments):
             for quarter in range(segment.units * self.layout.unit_codes // 4):
@@ -148,14 +148,14 @@ class PreparedSetting(Setting):
         return activation(r, segment.first + row) if 0 <= row < segment.length else Polynomial()
 
     def _sum(self, total: Polynomial, numbers: list[Polynomial]) -> Polynomial:
-        """The sum of activations as the stream holds it: of zero-points, less than nothing."""
+        """The sum of activations as the stream holds it; negated for zero-points."""
         sign = constant(-1.0 if self.recipe.convention == "zero_point" else 1.0)
         return sum_of((total, *(each * sign for each in numbers)))
 
-    # What the result must be.
+    # The expected result.
 
     def code(self, row: int, column: int) -> Any:
-        """The code of a row and column, as its fields say: a float64 without leaves."""
+        """The code of a row and column, assembled from its fields: a float64 without leaves."""
         bits = z3.BitVecVal(0, 8)
         for element, field in self.layout.index(row, column):
             part = z3.Extract(field.position + field.width - 1, field.position, self.stream.data[element])
@@ -186,7 +186,7 @@ class PreparedSetting(Setting):
                 yield Scale(each.data[()], number, bits_of(1, dtype), bits_of(usual, dtype))
 
     def weights(self, prover: Prover, group: int, column: int) -> tuple[Polynomial, Polynomial]:
-        """The scale of a group and column, and what is added to each of its codes times the scale."""
+        """The scale of a group and column, and the number added to each of its codes times the scale."""
         scale, zero = self._numbers(group, column)
         read = prover.reader.read
         number = read(scale.view(self.recipe.scales).astype(FLOAT).data[()])
@@ -213,7 +213,7 @@ class PreparedSetting(Setting):
                 yield self._power(r, row) * activation(r, row) * weight
 
     def _power(self, r: int, row: int) -> Polynomial:
-        """What a mantissa is multiplied by; 1 of a float32."""
+        """The factor of a mantissa; 1 for a float32."""
         if not self.recipe.integer:
             return constant(1.0)
         number = next(n for n, s in enumerate(self.activations.segments) if s.first <= row < s.first + s.length)

@@ -21,9 +21,9 @@ from lowbit_prove.registers import Vector
 from lowbit_prove.theorem import Outcome, Proof, Refutation, Undecided
 
 RANDOM = 1 << 18
-"""Random bytes of each operand."""
+"""The number of random bytes of each operand."""
 OTHERS = 256
-"""Numbers of 16 bits that each other one meets."""
+"""The count of 16-bit numbers with which each other one is combined."""
 INTEGERS = (
     *(0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFE, 0xFFFFFFFF),
     *(0x80008000, 0x7FFF7FFF, 0x80007FFF, 0x7FFF8000, 0xFFFF0000, 0x00010001),
@@ -40,7 +40,7 @@ SIGNALLING = 0x7F800001
 
 
 def operands(lane: int, count: int) -> Iterator[list[U8]]:
-    """Bytes for `count` operands that work on numbers of `lane` bits; each run is as long for all of them."""
+    """Bytes for `count` operands with numbers of `lane` bits; each run has equal length for all operands."""
     random = np.random.default_rng(1)
     yield [random.integers(0, 256, RANDOM, np.uint8) for _ in range(count)]
     yield from _edges(count)
@@ -63,7 +63,7 @@ def operands(lane: int, count: int) -> Iterator[list[U8]]:
 
 
 def _edges(count: int) -> Iterator[list[U8]]:
-    """All combinations of edges, and all of them beside random bits."""
+    """All combinations of edge cases, and all edge cases combined with random bits."""
     floats = np.array([*FLOATS, *(-each for each in FLOATS)], np.float32).view(np.uint32)
     edges = np.unique(np.concatenate([np.array([*INTEGERS, SIGNALLING], np.uint32), floats]))
     yield [np.ascontiguousarray(each).view(np.uint8) for each in np.array(list(product(edges, repeat=count))).T]
@@ -73,7 +73,7 @@ def _edges(count: int) -> Iterator[list[U8]]:
 
 
 def decide(probe: Probe, meaning: Callable[..., Any] | None = None) -> Outcome:
-    """Whether the processor gives what an intrinsic means; another meaning may stand in the place of its own."""
+    """Whether the processor's results match the meaning of an intrinsic, or another given meaning."""
     if not probe.possible:
         return Undecided(f"this processor lacks {', '.join(lacking(probe.table))}")
     try:
@@ -104,24 +104,24 @@ def _compared(probe: Probe, meaning: Callable[..., Any]) -> Outcome:
 
 
 def counts(probe: Probe) -> range:
-    """The numbers `i` of bits of a shift, below the width of its lanes; of others one that means nothing."""
+    """The bit counts `i` of a shift, below the width of its lanes; for other intrinsics one unused count."""
     return range(intrinsic(probe.use[0])[0].lane) if None in probe.use[1] else range(1)
 
 
 def _registers(kind: Vector, given: U8) -> Array:
-    """Bytes as registers; the last one is filled with zeros."""
+    """Bytes as registers; the last one is padded with zeros."""
     padded = np.concatenate([given, np.zeros(-len(given) % kind.size, np.uint8)])
     return np.ascontiguousarray(padded.reshape(-1, kind.size)).view(kind.dtype)
 
 
 def _alike(taken: list[Array]) -> list[Array]:
-    """As many registers of each operand: of longer registers there are fewer, so these are repeated."""
+    """The same number of registers for each operand: longer registers are fewer, so they are repeated."""
     number = max(map(len, taken), default=1)
     return [np.resize(each, (number, each.shape[-1])) for each in taken]
 
 
 def _seen(registers: Array) -> Array:
-    """Registers as a meaning takes them: of a scalar numbers."""
+    """Registers as a meaning takes them: single numbers for a scalar."""
     return registers[:, 0] if registers.shape[-1] == 1 else registers
 
 
@@ -130,7 +130,7 @@ def _bits(numbers: Array) -> Array:
 
 
 def _different(result: Array, wanted: Array) -> Array:
-    """The numbers of registers that have other bits."""
+    """The indices of registers with different bits."""
     expected = np.broadcast_to(wanted.view(result.dtype), result.shape)
     same = _bits(result) == _bits(expected)
     if result.dtype.kind == "f":

@@ -30,19 +30,19 @@ from lowbit_prove.intrinsics import register
 
 ABOUT = ("vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags")
 ABOUT_ARM = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features")
-"""Lines of ``/proc/cpuinfo`` that tell processors apart."""
+"""Lines of ``/proc/cpuinfo`` that distinguish processors."""
 HERE = "this processor"
 
 Run = Callable[[list[Array], Array, int], Array]
-"""Runs an intrinsic on its operands, with a number `i` of bits: fills an array with the results, and returns it."""
+"""Runs an intrinsic on its operands with a bit count `i`; fills an array with the results and returns it."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """An intrinsic as tables call it.
+    """A use of an intrinsic in tables.
 
     Attributes:
-        table: the first table, in order, that has it; whose features the processor needs.
+        table: the first table, in order, that has it; the processor needs the features of this table.
         use: its name and constants.
     """
 
@@ -56,7 +56,7 @@ class Probe:
 
     @property
     def function(self) -> str:
-        """Of C++."""
+        """The C++ name of its function."""
         return "probe_" + self.name.replace("-", "_")
 
     @property
@@ -66,7 +66,7 @@ class Probe:
 
     @property
     def processor(self) -> str:
-        """What it runs on, in words; empty where nothing has the instruction."""
+        """The processor on which it runs, as text; empty if nothing has the instruction."""
         if self.native:
             return HERE
         version = emulator() if self.table.name in guest.PROCESSORS else ""
@@ -74,17 +74,17 @@ class Probe:
 
     @property
     def possible(self) -> bool:
-        """Whether it can be run."""
+        """Whether it can run."""
         return bool(self.processor)
 
     @property
     def described(self) -> str:
-        """What it runs on, told apart from others."""
+        """The processor on which it runs, distinguished from others."""
         return this_processor() if self.native else f"{emulator()} {guest.PROCESSORS[self.table.name]}"
 
 
 def probes() -> list[Probe]:
-    """One for each use of an intrinsic in any table; of tables the least that have it."""
+    """One probe for each use of an intrinsic in any table, with the smallest table that has it."""
     found = dict[Use, Probe]()
     for table in sorted(TABLES.values(), key=lambda each: len(each.requires)):
         for use in uses(table):
@@ -98,7 +98,7 @@ def unchecked() -> list[str]:
 
 
 def emulated() -> dict[str, list[str]]:
-    """Intrinsics that are compared with no processor, by the emulator that they are compared with."""
+    """Intrinsics that are compared only with an emulator, by emulator."""
     found = dict[str, list[str]]()
     for each in probes():
         if each.possible and not each.native:
@@ -107,7 +107,7 @@ def emulated() -> dict[str, list[str]]:
 
 
 def lacking(table: InstructionSet) -> list[str]:
-    """The features of a table that this processor lacks; all of them where archspec, which knows them, is missing."""
+    """The features of a table that this processor lacks; all of them if archspec is not installed."""
     if find_spec("archspec") is None:
         return list(table.requires)
     return [each for each in table.requires if not processor.has(each)]
@@ -115,7 +115,7 @@ def lacking(table: InstructionSet) -> list[str]:
 
 @cache
 def this_processor() -> str:
-    """What tells this processor from others."""
+    """A text that distinguishes this processor from others."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -126,7 +126,7 @@ def this_processor() -> str:
 
 @cache
 def emulator() -> str:
-    """The emulator of ARM's processors with its version; empty where it or the compiler for it is not installed."""
+    """The emulator of ARM processors with its version; empty if it or its compiler is not installed."""
     if guest.missing() is not None:
         return ""
     told = subprocess.run([str(guest.EMULATOR), "--version"], capture_output=True, text=True, check=False)
@@ -136,10 +136,10 @@ def emulator() -> str:
 
 @contextmanager
 def running(probe: Probe) -> Iterator[Run]:
-    """What runs an intrinsic.
+    """A function that runs an intrinsic.
 
     Raises:
-        UnavailableError: there is no compiler, or the emulated process ended.
+        UnavailableError: there is no compiler, or the emulated process has ended.
     """
     if probe.native:
         yield partial(_called, library()[probe.function])
@@ -172,7 +172,7 @@ def _called(function: Any, taken: list[Array], result: Array, count: int) -> Arr
 
 
 def _asked(process: "subprocess.Popen[bytes]", function: int, taken: list[Array], result: Array, count: int) -> Array:
-    """The same of an emulated process: sizes and registers there, results back."""
+    """The same in an emulated process: sends sizes and registers, and receives results."""
     assert process.stdin is not None and process.stdout is not None
     sizes = [each.nbytes for each in taken] + [0] * (3 - len(taken))
     head = np.array([function, *sizes, result.nbytes, len(result), count], np.int64)
@@ -195,7 +195,7 @@ X86 = {"int": "__m{}i", "float": "__m{}", "double": "__m{}d"}
 
 
 def source(chosen: Sequence[Probe]) -> str:
-    """The functions of probes in C++: each applies an intrinsic to `n` registers one after the other."""
+    """The functions of probes in C++: each applies an intrinsic to `n` registers in turn."""
     headers = dict.fromkeys(header for each in chosen for header in each.table.headers)
     lines = [f"#include <{header}>" for header in ("cstdint", "cstring", *headers)]
     return "\n".join([*lines, *map(_text, chosen)]) + "\n"

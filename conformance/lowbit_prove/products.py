@@ -41,12 +41,12 @@ from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, U
 
 STATEMENT = "y_rj = y_rj + Σ_k x_rk · w_kj in exact arithmetic, for all words, scales, zeros and activations"
 RANDOM = 4
-"""Runs on random numbers, where the solver has none."""
+"""The number of runs on random numbers, if the solver gives none."""
 INTEGERS = "; no sum of integers saturates or wraps"
 
 
 def of_kernel(kernel: Kernel | StoredKernel, program: Program | None = None) -> Theorem:
-    """The theorem about a generated kernel, or about a program in the place of its own."""
+    """The theorem about a generated kernel, or about a program in place of the kernel's own."""
     setting = partial(setting_of, kernel, program)
     statement = STATEMENT + (INTEGERS if kernel.recipe.integer else "")
     run = partial(_ran, setting)
@@ -54,7 +54,7 @@ def of_kernel(kernel: Kernel | StoredKernel, program: Program | None = None) -> 
 
 
 def setting_of(kernel: Kernel | StoredKernel, program: Program | None = None) -> Setting:
-    """A small matrix for a kernel, or for a program in the place of its own."""
+    """A small matrix for a kernel, or for a program in place of the kernel's own."""
     own = program or kernel.program
     if isinstance(kernel, StoredKernel):
         return StoredSetting(kernel.recipe, own, stored_setting.smallest(kernel.recipe))
@@ -68,8 +68,8 @@ def _ran(setting: Callable[[], Setting], numbers: Numbers) -> Refutation | None:
 def decide(setting: Setting) -> Outcome:
     """Prove or refute the theorem for one program.
 
-    What the solver cannot say, such as how a number is rounded, is tried on numbers. If they show nothing wrong, the
-    theorem is undecided.
+    Properties that the solver cannot express, such as the rounding of a number, are tried on numbers. If these show no
+    error, the theorem is undecided.
     """
     try:
         prover, y = setting.ready()
@@ -85,7 +85,7 @@ def decide(setting: Setting) -> Outcome:
 
 
 def ran(setting: Setting, numbers: Numbers) -> Refutation | None:
-    """Run a program on the numbers of a refutation: the first result that is wrong, if one is."""
+    """Run a program on the numbers of a refutation; returns the first wrong result, if any."""
     columns = range(setting.first_column, setting.recipe.panel)
     places = [r * setting.recipe.panel + column for r, column in product(range(setting.recipe.rows), columns)]
     try:
@@ -98,7 +98,7 @@ def ran(setting: Setting, numbers: Numbers) -> Refutation | None:
 
 
 def _tried(setting: Setting, why: str, numbers: Mapping[str, int] | None = None) -> Outcome:
-    """A run that is wrong: on the solver's numbers, on the largest codes and mantissas, or on random ones."""
+    """A run with a wrong result: on the solver's numbers, on the largest codes and mantissas, or on random ones."""
     places = [r * setting.recipe.panel + setting.first_column for r in range(setting.recipe.rows)]
     ones = [leaf for each in setting.x_elements() for leaf in each.leaves]
     for chosen in [*([numbers] if numbers else []), *_trials(setting)]:
@@ -121,7 +121,8 @@ def _trials(setting: Setting) -> Iterator[dict[str, int]]:
 
 
 def _rows(setting: Setting, prover: Prover, y: Symbols) -> Refutation | int:
-    """All rows of x and all columns of the tile: what is wrong, or how many coefficients were compared."""
+    """Compare all rows of x and all columns of the tile; returns a refutation or the number of coefficients
+    compared."""
     shapes, steps = dict[Any, Any](), 0
     for r, column in product(range(setting.recipe.rows), range(setting.first_column, setting.recipe.panel)):
         place = r * setting.recipe.panel + column
@@ -129,7 +130,7 @@ def _rows(setting: Setting, prover: Prover, y: Symbols) -> Refutation | int:
         if (r, key) in shapes:
             steps += 1
             continue
-        shapes[r, key] = shape  # kept, so that its number stays its own
+        shapes[r, key] = shape  # kept, so that its number is not reused
         given = prover.reader.read(y.data[place])
         wanted = sum_of((variable(f"y_{place}"), setting.expected(prover, r, column)))
         for leaves, different in given.differences(wanted):
@@ -145,7 +146,7 @@ def _rows(setting: Setting, prover: Prover, y: Symbols) -> Refutation | int:
 
 
 def _shape(setting: Setting, result: Any, column: int, place: int) -> tuple[Any, Any]:
-    """A result with the names of its column's variables left out; equal keys mean equal results."""
+    """A result without the names of its column's variables; equal keys mean equal results."""
     own, places = setting.variables(column)
     names = [*own, z3.FP(f"y_{place}", z3.Float32())]
     plain = [z3.Const(f"own_{number}", each.sort()) for number, each in enumerate(names)]

@@ -25,7 +25,7 @@ MANTISSA = 24
 """Bits of a float32's mantissa."""
 
 Leaves = tuple[str, ...]
-"""The variables of a monomial by name, in order; one that occurs twice stands there twice."""
+"""The variables of a monomial by name, in order; a variable that occurs twice is listed twice."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Polynomial:
         )
 
     def differences(self, other: "Polynomial") -> Iterator[tuple[Leaves, Any]]:
-        """Each monomial with the condition under which its coefficients differ; those that never do are left out."""
+        """Each monomial with the condition under which its coefficients differ; monomials that never differ are left
+        out."""
         for leaves in sorted(self.parts.keys() | other.parts.keys()):
             equal = terms.same(self.parts.get(leaves, 0.0), other.parts.get(leaves, 0.0), REAL)
             equal = z3.simplify(equal) if isinstance(equal, z3.ExprRef) else z3.BoolVal(equal)
@@ -63,7 +64,7 @@ def sum_of(polynomials: Iterable[Polynomial]) -> Polynomial:
 
 
 def constant(number: Term) -> Polynomial:
-    """A number without leaves."""
+    """A number as a polynomial without leaves."""
     return Polynomial() if terms.known(number) and number == 0 else Polynomial({(): number})
 
 
@@ -81,7 +82,7 @@ class Reader:
     """Reads floats as polynomials.
 
     Attributes:
-        meanings: what a float or an integer of memory stands for, by its number among z3's expressions.
+        meanings: the meaning of a float or an integer of memory, by the id of its z3 expression.
         leaves: the expression of each variable that stands for itself.
     """
 
@@ -89,10 +90,10 @@ class Reader:
         self.meanings: dict[int, Callable[[], Polynomial]] = {}
         self.leaves: dict[str, Any] = {}
         self._read: dict[int, tuple[Any, Polynomial]] = {}
-        self._kept: list[Any] = []  # so that the number of an expression stays its own
+        self._kept: list[Any] = []  # so that the id of an expression is not reused
 
     def leaf(self, number: Any) -> Polynomial:
-        """A float of memory as a polynomial: what it stands for, or a variable."""
+        """A float of memory as a polynomial: its meaning, or a variable."""
         plain = z3.simplify(number)
         if plain.get_id() in self.meanings:
             return self.meanings[plain.get_id()]()
@@ -101,7 +102,7 @@ class Reader:
         return Polynomial({(name,): 1.0})
 
     def means(self, number: Any, meaning: Callable[[], Polynomial]) -> None:
-        """Say what a float stands for, or a signed integer of at most `MANTISSA` bits."""
+        """Set the meaning of a float, or of a signed integer of at most `MANTISSA` bits."""
         plain = z3.simplify(number)
         self._kept.append(plain)
         self.meanings[plain.get_id()] = cache(meaning)
@@ -134,14 +135,14 @@ class Reader:
         return self.leaf(number)
 
     def _products(self, number: Any) -> Iterator[Polynomial]:
-        """A chain of multiply-adds: each product, and what the first is added to."""
+        """The terms of a chain of multiply-adds: each product, and the number to which the first is added."""
         while z3.is_app_of(number, z3.Z3_OP_FPA_FMA):
             _, a, b, number = number.children()
             yield self.read(a) * self.read(b)
         yield self.read(number)
 
     def integer(self, number: Any, dtype: terms.Dtype) -> Polynomial:
-        """An integer that is converted to float32, exactly."""
+        """An integer that is converted to float32 exactly, as a polynomial."""
         plain = z3.simplify(number)
         if plain.get_id() in self.meanings:
             if dtype.kind != "i":
@@ -163,6 +164,6 @@ class Reader:
 
 
 def _trailing(number: Any) -> int:
-    """The zeros at the end of an integer that are known."""
+    """The number of low bits of an integer that are known to be zero."""
     last = number.children()[-1] if z3.is_app_of(number, z3.Z3_OP_CONCAT) else None
     return int(last.size()) if last is not None and z3.is_bv_value(last) and last.as_long() == 0 else 0

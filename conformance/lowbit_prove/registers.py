@@ -16,7 +16,7 @@ from lowbit_prove.terms import UndecidedError
 
 @dataclass(frozen=True)
 class Vector:
-    """So many numbers of a dtype; an array of C++ is one, too."""
+    """A fixed number of elements of a dtype; also stands for a C++ array."""
 
     dtype: np.dtype[Any]
     lanes: int
@@ -43,7 +43,7 @@ Type: TypeAlias = Vector | Struct
 
 
 def vector(name: str) -> Vector | None:
-    """The registers of ARM and of x86, by their names in C++; of x86, numbers of 32 bits.
+    """The registers of ARM and of x86 by their C++ names; those of x86 hold 32-bit numbers.
 
     >>> vector("int16x8_t"), vector("uint8x16x2_t").lanes, vector("__m256i").lanes
     (Vector(dtype=dtype('int16'), lanes=8), 32, 8)
@@ -68,7 +68,7 @@ def scalar(name: str) -> np.dtype[Any]:
 
 
 def type_of(name: str, declared: Declarations, length: int | None = None) -> Type:
-    """A type by its name; with a length, an array of so many.
+    """A type by its name; with a length, an array of that length.
 
     Raises:
         UndecidedError: it is not known.
@@ -87,7 +87,7 @@ def type_of(name: str, declared: Declarations, length: int | None = None) -> Typ
 
 
 def made(kind: Type, given: Any) -> Any:
-    """A value of this type: the value itself, or made of a list in braces.
+    """A value of this type: the value itself, or one built from a list in braces.
 
     Raises:
         UndecidedError: it is a value of another type.
@@ -106,7 +106,7 @@ def made(kind: Type, given: Any) -> Any:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Numbers as one vector, or vectors one behind the other."""
+    """Numbers as one vector, or concatenated vectors."""
     while len(parts) == 1 and isinstance(parts[0], list):
         (parts,) = parts
     if any(isinstance(each, list | dict | int) for each in parts):

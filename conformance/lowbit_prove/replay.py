@@ -31,12 +31,12 @@ from lowbit_prove.theorem import Numbers, Refutation, Theorem
 
 @dataclass(frozen=True)
 class Run:
-    """A theorem's subject on numbers.
+    """A run of a theorem's subject on numbers.
 
     Attributes:
-        theorem: which.
-        wrong: what is wrong on the numbers; None for nothing.
-        compiled: in words, what the compiled kernel gives; empty for what is no kernel of a matrix.
+        theorem: the theorem.
+        wrong: the error on the numbers; None if there is none.
+        compiled: the result of the compiled kernel, as text; empty for subjects that are not kernels of a matrix.
     """
 
     theorem: Theorem
@@ -51,14 +51,14 @@ class Run:
 
     @property
     def told(self) -> Iterator[str]:
-        """In words."""
+        """The run as text."""
         yield f"{self.theorem.name}: {'right on these numbers' if self.wrong is None else self.wrong.reason}"
         if self.compiled:
             yield f"    {self.compiled}"
 
 
 def runs(names: list[str], path: Path) -> list[Run]:
-    """Run what a file holds: the answer of ``--json``, or numbers for the one theorem that is named.
+    """Run the content of a file: the output of ``--json``, or numbers for the one named theorem.
 
     Raises:
         ArgumentError: the file holds neither.
@@ -92,7 +92,7 @@ def _run(name: str, numbers: object) -> Run:
 
 
 def _theorem(name: str) -> Theorem:
-    """The theorem of a name; of a kernel alone, that of its products."""
+    """The theorem with a name; for the name of a kernel, the theorem about its products."""
     found = catalogue.chosen([name])
     if len(found) > 1:
         found = [each for each in found if each.kind == "products"]
@@ -102,7 +102,7 @@ def _theorem(name: str) -> Theorem:
 
 
 def on_this_machine(kernel: Kernel | StoredKernel, numbers: Numbers) -> str:
-    """In words, what a kernel gives on the numbers of a refutation when it is compiled and called."""
+    """The result, as text, of compiling a kernel and calling it on the numbers of a refutation."""
     if missing := lacking(kernel.table):
         return f"not compiled: this processor lacks {', '.join(missing)}"
     setting = setting_of(kernel)
@@ -123,7 +123,7 @@ def compiled(kernel: Kernel | StoredKernel, shown: Demonstration) -> Any:
     from lowbit_cppyy.stored.linear import functions
 
     setting: Any = shown.setting
-    called = partial(_stored, functions()) if isinstance(kernel, StoredKernel) else _prepared  # before there is a route
+    called = partial(_stored, functions()) if isinstance(kernel, StoredKernel) else _prepared  # before a route exists
     linear, route = Linear(setting.layout, shown.w, Pool(1)), Route(kernel, setting.activations)
     out = np.zeros((len(shown.x), setting.layout.columns), np.float32)
     if status := called(linear.handle, route.handle, shown.x, out, integer=kernel.recipe.integer):

@@ -48,13 +48,13 @@ LOST: Mapping[tuple[str, int | None, str], int] = {
         for bits, lost in ((2, 4620), (4, 1540))
     },
 }
-"""Of the scales that are decided, how many a choice does not give back."""
+"""The number of decided scales that a choice does not give back."""
 NEVER = ("ct-int", "ct-pack")
-"""Formats whose bytes do not return in general."""
+"""Formats whose bytes are not restored in general."""
 
 
 def theorems() -> Iterator[Theorem]:
-    """One for each format and width whose scales have 16 bits or 8."""
+    """One theorem for each format and width whose scales have 16 or 8 bits."""
     for name, bits, makes in grids.grids():
         scale = makes(next(iter(FORMATS[name].encode))).scale
         if scale in (None, "float32") or name in NEVER:
@@ -68,14 +68,14 @@ def theorems() -> Iterator[Theorem]:
 
 
 def extreme(cast: Cast) -> float:
-    """E: the largest magnitude of the grid from which the scale is taken."""
+    """E: the largest magnitude of the grid, which determines the scale."""
     grid = cast.grid
     magnitudes = np.abs(grid.levels)
     return float(magnitudes[magnitudes <= grid.most].max())
 
 
 def decide(table: Format, bits: int | None, makes: grids.Makes, step: int = 1) -> Outcome:
-    """Encode every number of the grid for every scale, or for one in `step`, by each choice."""
+    """Encode every number of the grid for every `step`-th scale, by each choice."""
     total = 0
     for choice in table.encode:
         cast = Cast(table, bits, choice, makes(choice))
@@ -109,7 +109,7 @@ def _decided(cast: Cast, sign: float, step: int) -> Outcome:
 
 
 def kept_scales(cast: Cast, sign: float, step: int) -> tuple[F64, int]:
-    """The scales that a cast gives back, and the number of those that it does not."""
+    """The scales that a cast gives back, and the number of scales that it does not."""
     grid, d = cast.grid, cast.grid.scales[::step]
     m = extreme(cast) * d
     d, m = d[(m >= grid.first) & (m <= grid.last)], m[(m >= grid.first) & (m <= grid.last)]
@@ -118,7 +118,8 @@ def kept_scales(cast: Cast, sign: float, step: int) -> tuple[F64, int]:
 
 
 def _beside(cast: Cast, sign: float) -> F64:
-    """The numbers of the grid beside E, for the scale 1, or -1 where the scale has a sign and m has not the other."""
+    """The numbers of the grid other than E, for the scale 1, or for -1 if the scale has a sign and m does not have the
+    opposite one."""
     levels = cast.grid.levels if not cast.grid.signed or sign < 0 else -cast.grid.levels
     return levels[np.abs(levels) <= extreme(cast)]
 
@@ -130,7 +131,7 @@ def _refutation(cast: Cast, m: float, v: float) -> Refutation:
 
 
 def ran(table: Format, bits: int | None, makes: grids.Makes, numbers: Numbers) -> Refutation | None:
-    """Encode the number of a refutation again, or count the scales that do not return.
+    """Encode the number of a refutation again, or count the scales that are not given back.
 
     Raises:
         ArgumentError: a choice that the format does not have, or no numbers.

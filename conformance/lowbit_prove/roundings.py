@@ -49,18 +49,18 @@ from lowbit_prove.theorem import Numbers, Outcome, Proof, Refutation, Theorem, U
 STATEMENT = "no term meets more roundings than are declared for K rows in groups of g, for all K and g"
 ROWS, SIZE, TOTAL = z3.Ints("rows group_size total")
 HEAD_DIMS = range(1, 257)
-"""Channels of heads whose programs are looked at, one by one."""
+"""The head sizes, in channels, whose programs are checked one by one."""
 RUNNING = 8
-"""Running sums of a sum of activations: it takes one more addition for every `RUNNING` rows."""
+"""The number of running sums of a sum of activations, which takes one more addition for every `RUNNING` rows."""
 
 
 FEW_ROWS = 8192
-"""A refutation has no more rows, if the solver finds one of so few."""
+"""The most rows of a refutation, if the solver finds one this small."""
 MOST_CORRECTIONS = 200
 
 
 class TooManyError(Exception):
-    """A matrix for which a term meets more roundings than are declared."""
+    """A matrix for which a term has more roundings than declared."""
 
     def __init__(self, found: int, declared: int, numbers: dict[str, int]) -> None:
         super().__init__(f"a term meets {found} roundings, and {declared} are declared")
@@ -68,7 +68,7 @@ class TooManyError(Exception):
 
 
 def of_kernel(kernel: Kernel, program: Program | None = None, declared: Roundings | None = None) -> Theorem:
-    """The theorem about a kernel of a prepared matrix; a program or a formula may stand in the place of its own."""
+    """The theorem about a kernel of a prepared matrix; a program or a formula may replace the kernel's own."""
     formula = declared or (backend.integer_roundings if kernel.recipe.integer else backend.roundings)
 
     def derived() -> Derived:
@@ -86,7 +86,7 @@ def of_kernel(kernel: Kernel, program: Program | None = None, declared: Rounding
 
 
 def theorems() -> Iterator[Theorem]:
-    """Those of sums along rows and of heads, of each instruction set."""
+    """The theorems about sums along rows and about heads, for each instruction set."""
     for table in TABLES.values():
         for name, module, decide, run in (
             ("sums", elementwise, _sums, ran_sum),
@@ -100,7 +100,8 @@ def theorems() -> Iterator[Theorem]:
 
 
 def decided(decision: Callable[[], int], ran: Callable[[Numbers], Refutation | None]) -> Outcome:
-    """A proof, or a refutation that a run confirms: what is derived for all sizes may be more than a run has."""
+    """A proof, or a refutation that a run confirms, because the count derived for all sizes may exceed that of a
+    run."""
     try:
         return Proof(decision())
     except TooManyError as error:
@@ -110,18 +111,18 @@ def decided(decision: Callable[[], int], ran: Callable[[Numbers], Refutation | N
 
 
 def compared_once(found: int, declared: int, sizes: dict[str, int]) -> Refutation | None:
-    """The roundings of one run beside those that are declared."""
+    """Compare the roundings of one run with the declared ones."""
     if found <= declared:
         return None
     error = TooManyError(found, declared, sizes)
     return Refutation(str(error), error.numbers)
 
 
-# **Growth**: how much more the counts are after an iteration than after the one before.
+# **Growth**: how much the counts increase from one iteration to the next.
 
 
 class Watched(Depths):
-    """A run that keeps the counts of all registers at the end of each iteration of the loops over one body."""
+    """A run that records the counts of all registers at the end of each iteration of the loops over one body."""
 
     body: tuple[Step, ...] = ()
 
@@ -136,10 +137,10 @@ class Watched(Depths):
 
 
 def growth(seen: list[dict[str, Count]]) -> int:
-    """By how much the counts grow at most from one time to the next; of registers that are zero at both, by nothing.
+    """The largest increase of the counts from one iteration to the next; registers that are zero in both do not count.
 
     Raises:
-        UndecidedError: a register is zero at first and not later, so that the next times may differ.
+        UndecidedError: a register is zero at first and not later, so that later iterations may differ.
     """
     most = 0
     for first, second in pairwise(seen):
@@ -155,7 +156,7 @@ def growth(seen: list[dict[str, Count]]) -> int:
 
 @dataclass(frozen=True)
 class Derived:
-    """What is derived of a kernel's program.
+    """What is derived from a kernel's program.
 
     Attributes:
         kernel: for its recipe and its instruction set.
@@ -167,7 +168,7 @@ class Derived:
 
     @property
     def period(self) -> int:
-        """P: rows of whole iterations, and whole additions of a sum of activations."""
+        """P: a number of rows that is whole iterations and whole additions of a sum of activations."""
         recipe = self.kernel.recipe
         return SEGMENT if recipe.integer else lcm(recipe.unit_codes * recipe.unroll, RUNNING)
 
@@ -194,7 +195,7 @@ class Derived:
 
     @property
     def growth(self) -> tuple[int, int]:
-        """By how much D grows at most with P more rows of a group, and with another group."""
+        """The largest increase of D with P more rows of a group, and with another group."""
         period = self.period
         if self.kernel.recipe.integer:
             more = growth(self.seen("i", 3 * period, 3 * period)[:2])
@@ -216,11 +217,11 @@ def body_of(steps: tuple[Step, ...], index: str) -> tuple[Step, ...]:
 
 
 Case: TypeAlias = tuple[Any, Facts]
-"""The most roundings of one group, under conditions on K and the rows of a group."""
+"""The most roundings in one group, under conditions on K and the rows of a group."""
 
 
 def _matrix(derived: Derived, formula: Roundings) -> int:
-    """Compare D with a formula for all sizes; the number of comparisons."""
+    """Compare D with a formula for all sizes; returns the number of comparisons."""
     period, (more, each) = derived.period, derived.growth
     if derived.kernel.recipe.integer:
         return _segments(formula, derived.depth(SEGMENT, SEGMENT), more, each)
@@ -234,7 +235,7 @@ def _matrix(derived: Derived, formula: Roundings) -> int:
 
 @cache
 def float_groups(formula: Roundings, found: tuple[tuple[int, int], ...], period: int, more: int, each: int) -> int:
-    """Compare with a formula: D of some rows, by how much it grows with P rows more, and with a group more."""
+    """Compare with a formula: D for some numbers of rows, its growth with P more rows, and with one more group."""
     cases, top = list[Case](), max(depth for _, depth in found)
     for rows, _ in found:
         most = max(depth for n, depth in found if n <= rows)  # the last group may have fewer rows
@@ -246,7 +247,7 @@ def float_groups(formula: Roundings, found: tuple[tuple[int, int], ...], period:
 
 @cache
 def _segments(formula: Roundings, base: int, more: int, each: int) -> int:
-    """The same of integers: D by the segments of a group, of which there are as many as blocks that it touches."""
+    """The same for integers: D by the segments of a group, which has one segment for each block that it overlaps."""
     segments, first, turn = z3.Ints("segments first turn")
     last = first + z3.If(ROWS < SIZE, ROWS, SIZE) - 1
     touched = (segments >= 1, segments <= last / SEGMENT - first / SEGMENT + 1, first >= 0)
@@ -257,7 +258,8 @@ def _segments(formula: Roundings, base: int, more: int, each: int) -> int:
 
 
 def compared(formula: Roundings, cases: list[Case], each: int) -> int:
-    """Whether ``one + each (G - 1)`` is at most what is declared, in all cases; the number of comparisons."""
+    """Check that ``one + each (G - 1)`` is at most the declared number in all cases; returns the number of
+    comparisons."""
     steps = 0
     for way in ways(lambda rows, size: (formula(rows, size), -(-rows // size)), ROWS, SIZE):
         declared, groups = (_plain(part) for part in way.result)
@@ -278,7 +280,7 @@ Sizes: TypeAlias = tuple[int, int, int]
 
 
 def _fewer(solver: z3.Solver, groups: Any, numbers: Sizes) -> Sizes:
-    """Numbers with at most `FEW_ROWS` rows in the place of larger ones, if some are found."""
+    """Numbers with at most `FEW_ROWS` rows in place of larger ones, if any are found."""
     if numbers[0] <= FEW_ROWS:
         return numbers
     solver.add(ROWS <= FEW_ROWS, SIZE <= ROWS)
@@ -288,12 +290,12 @@ def _fewer(solver: z3.Solver, groups: Any, numbers: Sizes) -> Sizes:
 
 
 def _numbers(solver: z3.Solver, groups: Any) -> Sizes | None:
-    """K, the rows of a group and D, where D is larger than declared; None if there are none.
+    """K, the rows of a group and D, with D larger than declared; None if there are none.
 
-    To the solver the number of groups is any for which a few facts hold, since a quotient of two unknowns is beyond it.
-    Where it takes a wrong one, it is told for which sizes the right one is the number of groups; and what the rows
-    allow at this size of a group, and so at larger and smaller ones: G = ⌈K/n⌉ has (G − 1)·n < K ≤ G·n. With either
-    alone some formulas take too many corrections, depending on what the solver was asked before.
+    The solver cannot handle a quotient of two unknowns, so it takes any number of groups for which a few facts hold. If
+    it takes a wrong one, two facts are added: for which sizes the right number is the number of groups, and what the
+    rows allow at this group size, and so at larger and smaller ones: G = ⌈K/n⌉ has (G − 1)·n < K ≤ G·n. With only one
+    of these facts, some formulas need too many corrections, depending on earlier questions to the solver.
     """
     for _ in range(MOST_CORRECTIONS):
         answer = solver.check()
@@ -318,10 +320,10 @@ def _plain(number: Any) -> Any:
     return getattr(number, "expression", number)
 
 
-# **Sums along rows, and heads.** Programs that C++ calls for whole chunks; it adds what is left over, and halves sums.
+# **Sums along rows, and heads.** Programs that C++ calls for whole chunks; C++ adds the rest of a row, and halves sums.
 
 HALVINGS = 6
-"""Additions by which ``cpp/decode.h`` makes one sum of the 64 running sums."""
+"""The number of additions by which ``cpp/decode.h`` combines the 64 running sums into one."""
 LENGTH = z3.Int("length")
 
 
@@ -353,12 +355,12 @@ def _score(table: InstructionSet, head_dim: int) -> int:
     """D of the scores of a head."""
     program = attention.scores(head_dim, table).program
     channels = attention.CHANNELS * attention.sixteens(head_dim)
-    x = [EXACT] * head_dim + [ZERO] * (channels - head_dim) + [POWER]  # the bound charges the scale apart
+    x = [EXACT] * head_dim + [ZERO] * (channels - head_dim) + [POWER]  # the bound counts the scale separately
     return depths.depth(program, x, {"groups": 1}, table.lanes, once=table.fused)
 
 
 def _mixes(table: InstructionSet) -> int:
-    """Mixes: after the first chunk of tokens, each adds to what is there."""
+    """Mixes: after the first chunk of tokens, each chunk adds to the earlier result."""
     chunk, steps, mixed = elementwise.CHUNK, 0, partial(_mixed, table)
     one = mixed(chunk, ZERO)
     each = mixed(chunk, Count(one)) - one
@@ -371,7 +373,7 @@ def _mixes(table: InstructionSet) -> int:
 
 
 def _mixed(table: InstructionSet, tokens: int, earlier: Count) -> int:
-    """D of a mix of at most 64 tokens, added to what is there."""
+    """D of a mix of at most 64 tokens, added to the earlier result."""
     program = attention.mixed(attention.CHANNELS, table).program
     y = [earlier] * attention.CHANNELS
     x = [EXACT] * tokens + [ZERO] * (tokens % 2)
@@ -400,7 +402,7 @@ def ran_head(table: InstructionSet, numbers: Numbers) -> Refutation | None:
 
 
 def _within(formula: Roundings, length: Any, found: Any, facts: Facts) -> int:
-    """Whether the roundings found are at most those that are declared for a length."""
+    """Check that the roundings found are at most those declared for a length."""
     steps = 0
     for way in ways(lambda length: formula(length, length), length):
         solver = z3.Solver()

@@ -27,10 +27,10 @@ from lowbit_prove.symbols import Symbols, unknowns
 from lowbit_prove.terms import Dtype, Term
 
 FLOAT, WHOLE, BYTES = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int8)
-"""What an element of a stream holds: a float, an integer, or four mantissas."""
+"""The content of an element of a stream: a float, an integer, or four mantissas."""
 
 Meaning: TypeAlias = tuple[Dtype, list[Polynomial]]
-"""What an element of the stream of activations holds, from its lowest bits up; an empty polynomial is 0."""
+"""The content of an element of the stream of activations, from its lowest bits up; an empty polynomial is 0."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Element:
     """An element of the stream of activations.
 
     Attributes:
-        bits: of 32.
+        bits: its 32 bits.
         dtype: of its numbers.
-        numbers: each with what it means; a constant has none.
+        numbers: each with its meaning; empty for a constant.
     """
 
     bits: Term
@@ -55,13 +55,13 @@ class Element:
 
 @dataclass(frozen=True)
 class Scale:
-    """A float of the stream of weights: a scale, or what is added to a product.
+    """A float of the stream of weights: a scale, or a number added to a product.
 
     Attributes:
         variable: its bits.
-        number: as a float32.
+        number: its value as a float32.
         one: the bits of the number 1.
-        usual: the bits that it has in demonstrations, unless it is 1: those of 2 for a scale, of 0 for another.
+        usual: its bits in demonstrations, unless it is 1: those of 2 for a scale, and of 0 otherwise.
     """
 
     variable: Any
@@ -76,7 +76,7 @@ class Setting(ABC):
 
     Attributes:
         recipe: of the kernel.
-        program: what is to be proved, usually the program of the recipe.
+        program: the program to verify, usually that of the recipe.
         layout: of the matrix.
     """
 
@@ -84,7 +84,7 @@ class Setting(ABC):
     program: Program
     layout: Any
     mantissas: ClassVar[Range]
-    """Between which numbers mantissas lie."""
+    """The range of mantissas."""
 
     @property
     @abstractmethod
@@ -99,28 +99,28 @@ class Setting(ABC):
     @property
     @abstractmethod
     def sizes(self) -> dict[str, Any]:
-        """What the kernel is told of the matrix."""
+        """The sizes of the matrix that are passed to the kernel."""
 
     @property
     @abstractmethod
     def each(self) -> tuple[int, int]:
-        """In how many numbers an element is counted where the pointers of scales and of zeros begin."""
+        """The count of numbers per element for the starts of the pointers of scales and of zeros."""
 
     @property
     @abstractmethod
     def head(self) -> list[int]:
-        """The bits of the constants in front of the activations."""
+        """The bits of the constants before the activations."""
 
     @abstractmethod
     def meanings(self) -> Iterator[Meaning]:
-        """What the elements of the stream of activations hold."""
+        """The contents of the elements of the stream of activations."""
 
     @abstractmethod
     def variables(self, column: int) -> tuple[list[Any], Hashable]:
-        """All variables of a column, in an order that is the same in each, and where its codes lie in them.
+        """All variables of a column, in the same order for each column, and the positions of its codes in them.
 
-        What is expected of a column is made of these and of nothing else; so two columns whose codes lie at the same
-        places are expected to be the same but for the names of their variables.
+        The expected result of a column depends on these alone. So the expected results of two columns whose codes lie
+        at the same positions differ only in the names of their variables.
         """
 
     @abstractmethod
@@ -137,7 +137,7 @@ class Setting(ABC):
 
     @abstractmethod
     def words(self, bits: Mapping[str, int]) -> U32:
-        """The stream of weights for these bits of its variables; those that are missing are 0."""
+        """The stream of weights for these bits of its variables; missing bits are 0."""
 
     @abstractmethod
     def matrix(self, bits: Mapping[str, int]) -> F64:
@@ -149,12 +149,12 @@ class Setting(ABC):
         return int(self.recipe.panel - self.recipe.registers * self.program.lanes)
 
     def pointers(self, stream: Any) -> dict[str, Any]:
-        """A stream of weights, from where the three pointers into it begin for the last tile."""
+        """A stream of weights, from the starts of its three pointers for the last tile."""
         first, (scales, zeros) = self.first_column, self.each
         return {"w": stream[first:], "s": stream[first // scales :], "z": stream[first // zeros :]}
 
     def ready(self) -> tuple[Prover, Symbols]:
-        """The machine in front of the first instruction, with the meanings of its memory; and the results."""
+        """The machine before the first instruction, with the meanings of its memory; and the results."""
         elements = list(self.x_elements())
         x = Symbols(np.array([*(each.bits for each in elements), None], object)[:-1], np.uint32)
         y = unknowns("y", self.recipe.rows * self.recipe.panel, FLOAT)
@@ -166,7 +166,7 @@ class Setting(ABC):
         return prover, y
 
     def _say(self, prover: Prover, dtype: Dtype, number: Any, meaning: Polynomial) -> None:
-        """What a number of the stream of activations means, and between which numbers it lies."""
+        """Set the meaning and the range of a number of the stream of activations."""
         prover.reader.means(number, partial(Polynomial, meaning.parts))
         if dtype == BYTES:
             prover.declare(number, *self.mantissas)
@@ -175,7 +175,7 @@ class Setting(ABC):
             prover.declare(number, -most, most)
 
     def x_elements(self) -> Iterator[Element]:
-        """The stream of activations: for each element its bits, and the numbers in it with what they mean."""
+        """The stream of activations: for each element its bits, and its numbers with their meanings."""
         yield from map(Element, self.head)
         for place, (dtype, meanings) in enumerate(self.meanings()):
             if dtype == FLOAT:
@@ -189,7 +189,7 @@ class Setting(ABC):
 
 
 def variable(name: str) -> Polynomial:
-    """A real number of this name."""
+    """A real variable of this name."""
     return Polynomial({(name,): 1.0})
 
 

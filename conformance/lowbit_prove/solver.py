@@ -14,7 +14,7 @@ from lowbit_prove.terms import UndecidedError
 MOST_SECONDS = 120
 
 _impossible: dict[int, Any] = {}
-"""Renamed conditions that no numbers satisfy, by their number among z3's expressions, which they keep by being here."""
+"""Renamed conditions that no numbers satisfy, by z3's id; storing the expression here keeps its id in use."""
 
 
 def satisfied(condition: Any, logic: str = "QF_BV", byte: str = "") -> Mapping[str, int] | None:
@@ -22,9 +22,9 @@ def satisfied(condition: Any, logic: str = "QF_BV", byte: str = "") -> Mapping[s
 
     Args:
         condition: over bit vectors.
-        logic: z3's name of the theory; ``QF_FPBV`` where the condition has floats, too.
-        byte: a variable that the condition says to be below 256. The solver is asked for each of its values, which
-            takes less time where products are compared.
+        logic: z3's name of the theory; ``QF_FPBV`` if the condition also has floats.
+        byte: a variable that the condition restricts to below 256. The solver is called for each of its values, which
+            takes less time if products are compared.
 
     Raises:
         UndecidedError: the solver gives up.
@@ -73,6 +73,6 @@ def variables(expression: Any) -> Iterator[Any]:
 
 
 def with_numbers(expression: Any, bits: Mapping[str, int]) -> Any:
-    """An expression with numbers in the place of its variables, simplified; those that are missing are 0."""
+    """An expression with numbers in place of its variables, simplified; missing numbers are 0."""
     chosen = [(each, z3.BitVecVal(bits.get(str(each), 0), each.size())) for each in variables(expression)]
     return z3.simplify(z3.substitute(expression, *chosen))

@@ -50,9 +50,9 @@ OPTIONAL = (
 )
 """Vectors that a block may have or lack."""
 SIZES = ((64, 128, 4, 2, 16), (96, 40, 2, 2, 48), (4096, 14336, 32, 8, 128), (640, 2048, 4, 1, 256))
-"""Hidden, feed-forward, query heads, key-value heads and channels of a head."""
+"""Hidden size, feed-forward size, query heads, key-value heads and channels of a head."""
 SIZED = tuple(zip(SIZES, (1.0, 0.22, 0.22, 1.0), strict=True))
-"""The same, each with a factor of what parts of a block add."""
+"""The same sizes, each with a factor for what parts of a block add."""
 KINDS: dict[str, tuple[str, Routing | None]] = {
     "dense-silu": ("silu", None),
     "dense-gelu": ("gelu", None),
@@ -60,24 +60,25 @@ KINDS: dict[str, tuple[str, Routing | None]] = {
     "dense-clamped": ("clamped", None),
     "experts-clamped": ("clamped", Routing(8, 2, "after")),
 }
-"""The activation and the routing; clamped units stand beside sinks and biases of routers and experts, as in GPT-OSS."""
+"""The activation and the routing; clamped units occur with sinks and with biases of routers and experts, as in
+GPT-OSS."""
 EXPERTS = ("router_bias", *(f"expert_{name}" for name in EXPERT_BIASES))
 PlacesOf = Callable[[Program, Sequence[Phase], LlamaConfig], Places]
 
 
 class WrongPlaceError(Exception):
-    """A value that is not read as it was written, or two lines that touch the same columns."""
+    """A value that is not read as it was written, or two lines that access the same columns."""
 
 
 def theorems() -> Iterator[Theorem]:
-    """One for each kind of feed-forward part."""
+    """One theorem for each kind of feed-forward part."""
     for name in KINDS:
         text = f"{name}\n{getsource(step)}{getsource(phases)}"
         yield Theorem("steps", name, STATEMENT, partial(str, text), partial(decide, name), partial(ran, name))
 
 
 def programs(kind: str, every: int = 1) -> Iterator[tuple[LlamaConfig, Program]]:
-    """The programs of all blocks of a kind, or one in `every`."""
+    """The programs of all blocks of a kind, or every `every`-th."""
     activation, routing = KINDS[kind]
     choices = chain.from_iterable(combinations(OPTIONAL, count) for count in range(len(OPTIONAL) + 1))
     every_one = product(choices, (False, True), (False, True), SIZED)
@@ -107,7 +108,7 @@ def decide(kind: str, every: int = 1, places: PlacesOf = places_of) -> Outcome:
 
 
 def ran(kind: str, numbers: Numbers, places: PlacesOf = places_of) -> Refutation | None:
-    """Follow the places of the program of a refutation alone."""
+    """Follow only the places of the program of a refutation."""
     number, one = whole(numbers, "number"), whole(numbers, "one token", 1)
     found = next(islice(programs(kind), number, None), None)
     if found is None:
@@ -122,9 +123,10 @@ def ran(kind: str, numbers: Numbers, places: PlacesOf = places_of) -> Refutation
 # **Following.**
 
 WHOLE = ("product", "gate", "experts", "attend", "attend_shaped")
-"""Kinds of lines that read whole rows, of which several threads need each element; and norms, but those of heads."""
+"""The kinds of lines that read whole rows, so that several threads need each element; so do norms, except those of
+heads."""
 ROW = -2
-"""The row of a thread, in which a norm of one token lies."""
+"""The row of a thread, which holds a norm of one token."""
 
 
 @dataclass(frozen=True)
@@ -142,30 +144,30 @@ class Span:
 
 @dataclass
 class Memory:
-    """What lies where.
+    """The contents of memory.
 
     Attributes:
         columns: of the buffer.
-        held: for each value that is whole, its columns.
+        held: the columns of each intact value.
     """
 
     columns: int
     held: dict[str, Span] = field(default_factory=dict)
 
     def read(self, name: str, span: Span, line: str) -> None:
-        """A value must lie whole at its place."""
+        """Check that a value is intact at its place."""
         if self.held.get(name) != span:
             raise WrongPlaceError(f"{line} reads {name}, which was not written or was overwritten")
 
     def write(self, name: str, span: Span, line: str) -> None:
-        """What it covers is no longer there."""
+        """Write a value; values that it overlaps are lost."""
         if span.area == 0 and not 0 <= span.first <= span.end <= self.columns:
             raise WrongPlaceError(f"{line} writes {name} outside of the buffer")
         self.held = {other: at for other, at in self.held.items() if not at.meets(span)} | {name: span}
 
 
 def followed(program: Program, config: LlamaConfig, places: PlacesOf, *, one_token: bool) -> int:
-    """Follow a program through its phases; the number of values that were read.
+    """Follow a program through its phases; returns the number of values read.
 
     Raises:
         WrongPlaceError: something is wrong.
@@ -197,7 +199,7 @@ def followed(program: Program, config: LlamaConfig, places: PlacesOf, *, one_tok
 
 
 def _run(memory: Memory, lines: Sequence[Line], span: Callable[[str], Span], room: Span | None) -> int:
-    """Run the lines of a phase one after the other, as each thread does for its part."""
+    """Run the lines of a phase in order, as each thread does for its part."""
     if room is not None:
         needed = {name: at for line in lines for name in line.inputs if name in memory.held and (at := span(name))}
         for name, at in needed.items():
@@ -213,10 +215,10 @@ def _run(memory: Memory, lines: Sequence[Line], span: Callable[[str], Span], roo
 
 
 def _check_at_once(lines: Sequence[Line], span: Callable[[str], Span], room: Span | None) -> None:
-    """Whether lines that threads run at the same time touch different columns.
+    """Check that lines that threads run at the same time access different columns.
 
-    A value that is made in the phase and read in it is read by the thread that made it, in its own columns or heads. So
-    a line may write over what a line in front of it reads, unless that reads whole rows.
+    A value that is made and read in the same phase is read by the thread that made it, in its own columns or heads. So
+    a line may overwrite what an earlier line reads, unless the earlier line reads whole rows.
     """
     made = {line.out for line in lines}
     for line, other in product(lines, lines):
@@ -237,7 +239,7 @@ def _whole(line: Line) -> bool:
 
 
 def _chained(line: Line, other: Line, lines: Sequence[Line]) -> bool:
-    """Whether one of two lines reads what was made, over lines between, from what the other made."""
+    """Whether one of two lines reads a value derived from the other's result, possibly through lines between them."""
     made_from = {each.out: each.inputs for each in lines if each.out}
 
     def comes_from(name: str, source: str) -> bool:

@@ -40,7 +40,7 @@ LEFT_OUT = {
 
 @dataclass(frozen=True)
 class Unknown:
-    """What the backend asks of a stored matrix and of its table, with symbols in a field."""
+    """The attributes of a stored matrix and its table that the backend uses, with symbols in a field."""
 
     by_name: dict[str, Any]
     rows: int
@@ -53,12 +53,12 @@ class Unknown:
         return self
 
     def fields_of(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """The fields themselves: there are no records to cut."""
+        """The fields themselves: there are no records to split."""
         return tensors
 
 
 def theorems() -> Iterator[Theorem]:
-    """One for each field of integers of each format with kernels, and for each of its widths."""
+    """One theorem for each field of integers of each format with kernels, and for each of its widths."""
     for name in backend.PARTS:
         table = FORMATS[name]
         for at in formats.smallest(name):
@@ -157,13 +157,13 @@ def numbers(parts: Parts) -> Symbols:
 
 
 def values_of(parts: Parts) -> F64:
-    """The same of parts that are numbers."""
+    """The same for parts that are numbers."""
     found: F64 = numbers(parts).data.astype(np.float64)
     return found
 
 
 def values(parts: Parts) -> Symbols:
-    """What codes stand for: themselves, signed bytes, numbers of a table, or floats."""
+    """The values of codes: themselves, signed bytes, numbers of a table, or floats."""
     if parts.structure.is_floats:
         return symbols.of(parts.codes.view(FLOATS[parts.structure.values].dtype)).astype(np.float64)
     if parts.structure.values == "signed":

@@ -52,11 +52,11 @@ from lowbit_prove.roundings import (
 from lowbit_prove.theorem import Numbers, Refutation, Theorem, whole
 
 ROUNDED = Count(1)
-"""A byte of an activation times its scale, as a float."""
+"""The count of an activation's byte times its scale, as a float."""
 
 
 def of_kernel(kernel: StoredKernel, program: Program | None = None, declared: Roundings | None = None) -> Theorem:
-    """The theorem about a kernel of a stored matrix; a program or a formula may stand in the place of its own."""
+    """The theorem about a kernel of a stored matrix; a program or a formula may replace the kernel's own."""
     bytes_ = kernel.recipe.integer or kernel.recipe == separate_recipe(kernel.recipe.structure, kernel.recipe.panel)
     formula = declared or (linear.cast_roundings if bytes_ else linear.roundings)
 
@@ -76,7 +76,7 @@ def of_kernel(kernel: StoredKernel, program: Program | None = None, declared: Ro
 
 
 def blocks(structure: Structure) -> tuple[int, ...]:
-    """The rows of the blocks of all formats of a structure with runs."""
+    """The block sizes, in rows, of all formats of a structure with runs."""
     found = {
         block
         for name in PARTS
@@ -86,10 +86,10 @@ def blocks(structure: Structure) -> tuple[int, ...]:
 
 
 class StoredDepths(Watched):
-    """What bits are as a float: a power of two where they are shifted to its exponent, else a weight as it is stored.
+    """Depths in which bits as a float are a power of two if shifted to its exponent, and otherwise a stored weight.
 
     Attributes:
-        bits: the count of it.
+        bits: the count of a stored weight.
     """
 
     bits = POWER
@@ -100,7 +100,7 @@ class StoredDepths(Watched):
 
 @dataclass(frozen=True)
 class Derived:
-    """What is derived of a program.
+    """What is derived from a program.
 
     Attributes:
         kernel: for its recipe and its instruction set.
@@ -113,7 +113,7 @@ class Derived:
     activation: Count
 
     def run(self, lengths: list[int], index: str = "g") -> tuple[int, list[dict[str, Count]]]:
-        """D of a matrix with groups of these rows, and the registers after each iteration of a loop."""
+        """D of a matrix with groups of these lengths, and the registers after each iteration of a loop."""
         recipe = self.kernel.recipe
         y = [ZERO] * recipe.rows * recipe.panel
         sizes: Sizes = {"groups": len(lengths), "turns": [-(-length // UNIT) for length in lengths]}
@@ -125,14 +125,14 @@ class Derived:
         return max(each.roundings for each in y), machine.seen
 
     def depth(self, lengths: list[int]) -> int:
-        """D of a matrix with groups of these rows."""
+        """D of a matrix with groups of these lengths."""
         return self.run(lengths)[0]
 
     @property
     def growth(self) -> tuple[int, int]:
-        """By how much D grows at most with another unit of a group, and with another group.
+        """The largest increase of D with another unit of a group, and with another group.
 
-        Sums of activations grow with a unit, too. Where a sum of products begins with one, both growths add up.
+        Sums of activations grow with a unit, too. If a sum of products begins with one, both growths add up.
         """
         recipe = self.kernel.recipe
         sums = UNIT // recipe.run if recipe.integer else UNIT // RUNNING
@@ -156,7 +156,7 @@ class Derived:
                 yield from [total] * recipe.rows
 
     def _of_run(self, held: int, run: int) -> Iterator[Count]:
-        """One row of a run: what it begins with, its activations, their scale, their sum."""
+        """One row of a run: its initial value, its activations, their scale, their sum."""
         recipe = self.kernel.recipe
         if recipe.centered:
             yield EXACT if recipe.integer else multiplied(self._sum(held), EXACT)
@@ -176,7 +176,7 @@ class Derived:
 
 
 def _all(derived: Derived, formula: Roundings) -> int:
-    """Compare D with a formula for all sizes; the number of comparisons."""
+    """Compare D with a formula for all sizes; returns the number of comparisons."""
     (more, each), structure = derived.growth, derived.kernel.recipe.structure
     if structure.run:
         cases: list[Case] = [

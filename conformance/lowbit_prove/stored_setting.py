@@ -37,21 +37,22 @@ SCALES: Mapping[str, terms.Dtype] = {
     "exponent": EXPONENT,
     "one": FLOAT,
 }
-"""The types of scales in the parts of a matrix; there are none where they are one."""
+"""The types of scales in the parts of a matrix; a scale of ``one`` has no entry."""
 MANTISSA = 23
 """Bits of a float32 below its exponent."""
 
 
 def smallest(recipe: StoredRecipe) -> StoredLayout:
-    """A matrix of two groups of two units and one; no whole units, unless groups are blocks that are cut into runs."""
+    """A matrix of two groups of two units and one; these are not whole units, unless groups are blocks that are divided
+    into runs."""
     lengths = (2 * UNIT, UNIT) if recipe.structure.run else (44, 20)
     return StoredLayout(recipe.structure, recipe.panel, lengths, recipe.panel)
 
 
 def constants(structure: Structure) -> tuple[int, F32 | None]:
-    """The center and the table of the formats of a structure; 0 and None where they have none.
+    """The center and the table of the formats of a structure; 0 and None if they have none.
 
-    A table whose scales are no float16 may hold halves, so it is that of float4, which has them.
+    A table without float16 scales may hold multiples of 1/2, so the table of float4, which has them, is used.
     """
     if structure.values == "signed":
         return 128, None
@@ -62,7 +63,7 @@ def constants(structure: Structure) -> tuple[int, F32 | None]:
 
 @cache
 def unknown_parts(layout: StoredLayout) -> Parts:
-    """All matrices of a layout at once."""
+    """Parts that stand for all matrices of a layout at once."""
     structure, columns, groups = layout.structure, layout.columns, len(layout.lengths)
     runs = sum(layout.units) * UNIT // structure.run if structure.run else 0
     center, table = constants(structure)
@@ -92,7 +93,7 @@ def unknown_stream(layout: StoredLayout) -> Symbols:
 
 
 def _unknown(name: str, rows: int, columns: int, dtype: terms.Dtype, bits: int = 0) -> Symbols:
-    """An array of variables, perhaps of integers of fewer bits than the dtype has."""
+    """An array of variables, possibly integers with fewer bits than the dtype."""
     width = terms.width(dtype)
     data = np.empty((rows, columns), object)
     for row, column in np.ndindex(data.shape):
@@ -162,16 +163,16 @@ class StoredSetting(Setting):
         return [range(first, end) for first, end in pairwise(ends)]
 
     def _runs(self, group: int, rows: range) -> list[range]:
-        """The rows of each run of a group; a whole group where there are none."""
+        """The rows of each run of a group; the whole group if there are no runs."""
         padded = self.layout.units[group] * UNIT
         return [rows[first : first + self._length(group)] for first in range(0, padded, self._length(group))]
 
     def _length(self, group: int) -> int:
-        """Rows of a run of a group, with those that are missing."""
+        """The number of rows of a run of a group, including missing ones."""
         return self.recipe.run or self.layout.units[group] * UNIT
 
     def _floats(self, group: int, run: range) -> Iterator[Meaning]:
-        """Of a run of float32: minus the center times their sum, and the activations."""
+        """For a run of float32: minus the center times their sum, and the activations."""
         if self.recipe.centered:
             center = constant(-float(self.activations.center))
             for r in range(self.recipe.rows):
@@ -183,7 +184,7 @@ class StoredSetting(Setting):
                 yield FLOAT, [activation(r, run[place]) * factor if place < len(run) else Polynomial()]
 
     def _integers(self, group: int, run: range) -> Iterator[Meaning]:
-        """Of a run of mantissas: minus the center times their sum, the mantissas, and their scale."""
+        """For a run of mantissas: minus the center times their sum, the mantissas, and their scale."""
         if self.recipe.centered:
             center = constant(-float(self.activations.center))
             for r in range(self.recipe.rows):
@@ -196,16 +197,16 @@ class StoredSetting(Setting):
             yield FLOAT, [self._power(r, group, run)]
 
     def _power(self, r: int, group: int, run: range) -> Polynomial:
-        """What the mantissas of a run are multiplied by; 1 of a float32."""
+        """The factor of the mantissas of a run; 1 for a float32."""
         return variable(f"e_{r}_{group}_{run.start}") if self.recipe.integer else constant(1.0)
 
     def _sums(self, group: int, runs: list[range]) -> Iterator[Meaning]:
-        """What an offset is multiplied by: a sum of activations, less than nothing for what is subtracted."""
+        """The factor of an offset: a sum of activations, negated if the offset is subtracted."""
         sign = constant(-1.0 if self.recipe.structure.offset in ("minimum", "zero") else 1.0)
         for r in range(self.recipe.rows):
             yield FLOAT, [sum_of(activation(r, row) * self._power(r, group, run) * sign for run in runs for row in run)]
 
-    # What the result must be.
+    # The expected result.
 
     def variables(self, column: int) -> tuple[list[Any], Hashable]:
         return [*self.integers(column), *(each.variable for each in self.scales(column))], None
@@ -300,7 +301,7 @@ class StoredSetting(Setting):
 
 
 def widened(codes: Symbols, parts: Parts) -> Symbols:
-    """Codes that are floats, as float32; bfloat16 is the upper half of one."""
+    """Codes that are floats, as float32; bfloat16 is the upper half of a float32."""
     if parts.structure.values != "bfloat16":
         return codes.view(FLOATS[parts.structure.values].dtype).astype(FLOAT)
     shifted: Symbols = codes.astype(np.uint32) << np.uint32(16)
@@ -308,7 +309,7 @@ def widened(codes: Symbols, parts: Parts) -> Symbols:
 
 
 def _float(number: Symbols) -> Symbols:
-    """A scale as a float32: of an exponent E the float whose exponent's bits are E, :math:`2^{E - 127}`."""
+    """A scale as a float32: for an exponent E the float with the exponent bits E, :math:`2^{E - 127}`."""
     if number.dtype != EXPONENT:
         return number.astype(FLOAT)
     shifted: Symbols = number.astype(np.uint32) << np.uint32(MANTISSA)

@@ -23,9 +23,9 @@ class Question:
     """Whether groups of terms differ.
 
     Attributes:
-        condition: under which they do.
-        byte: an unknown that is below 256 and should be asked for value by value; empty for none.
-        shifts: by how many bits the unknowns of the sums are those of the condition, shifted to the left.
+        condition: under which they differ.
+        byte: an unknown below 256 for which the solver should be called value by value; empty for none.
+        shifts: the number of bits by which the condition's unknowns are shifted left to give those of the sums.
     """
 
     condition: Any
@@ -34,7 +34,7 @@ class Question:
 
 
 def differences(a: Any, b: Any) -> Iterator[Question]:
-    """Questions of which one is true wherever two integers of as many bits differ.
+    """Questions, of which at least one holds wherever two integers of equal width differ.
 
     >>> x, y = z3.BitVecs("x y", 32)
     >>> sorted(str(each.condition) for each in differences(x + y + 7, y + 8 + x))
@@ -54,7 +54,7 @@ def differences(a: Any, b: Any) -> Iterator[Question]:
 
 
 def _question(bits: Bits, different: Any) -> Question:
-    """Of two bytes, which are the same wherever they lie; of other unknowns the condition as it is."""
+    """For two bytes, a condition independent of their positions; for other unknowns, the condition unchanged."""
     first = {name: min(bit for of, bit in bits if of == name) for name, _ in bits}
     found = list(variables(different))
     bytes_ = {(name, low + bit) for name, low in first.items() for bit in range(8)}
@@ -66,7 +66,7 @@ def _question(bits: Bits, different: Any) -> Question:
 
 
 def _terms(number: Any) -> Iterator[Any]:
-    """Integers that add up to this one, modulo a power of two."""
+    """The integers whose sum is this one, modulo a power of two."""
     kind, parts = number.decl().kind(), number.children()
     if kind == z3.Z3_OP_BADD:
         for each in parts:
@@ -80,7 +80,7 @@ def _terms(number: Any) -> Iterator[Any]:
 
 
 def _bits(number: Any, first: int, end: int) -> Bits:
-    """The bits of unknowns on which a run of bits of an expression depends; perhaps more."""
+    """The bits of unknowns on which a run of bits of an expression depends; possibly a superset."""
     kind, parts = number.decl().kind(), number.children()
     if z3.is_bv_value(number):
         return frozenset()

@@ -93,7 +93,7 @@ class Symbols(NDArrayOperatorsMixin):
         return bits._each(partial(terms.from_bits, dtype=kind), kind)
 
     def sum(self, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> "Symbols":
-        """As numpy's: small integers are added in 64 bits where no dtype is asked for."""
+        """As numpy's: small integers are added in 64 bits if no dtype is given."""
         kind = np.dtype(dtype) if dtype is not None else np.zeros(1, self.dtype).sum().dtype
         wide = self.astype(kind)
         if axis is None:
@@ -138,11 +138,11 @@ class Symbols(NDArrayOperatorsMixin):
         return Symbols(_mapped(terms.fused, self.data, of(b).data, of(c).data), self.dtype)
 
 
-# **Making them.**
+# **Creating symbols.**
 
 
 def of(array: Any, dtype: Dtype | None = None) -> Symbols:
-    """An array or a number as symbols; Python's own numbers take the dtype."""
+    """An array or a number as symbols; Python numbers take the dtype."""
     if isinstance(array, Symbols):
         return array
     given = np.asarray(array, None if hasattr(array, "dtype") else dtype)
@@ -150,7 +150,7 @@ def of(array: Any, dtype: Dtype | None = None) -> Symbols:
 
 
 def unknowns(name: str, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Symbols:
-    """An array of variables, each named by its place: all arrays of this shape and dtype at once."""
+    """An array of variables, each named by its index; it stands for all arrays of this shape and dtype at once."""
     data = np.empty(shape, object)
     for place in np.ndindex(data.shape):
         data[place] = terms.unknown("_".join(map(str, (name, *place))), dtype)
@@ -158,7 +158,7 @@ def unknowns(name: str, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> S
 
 
 def _boxed(data: Any) -> npt.NDArray[Any]:
-    """An array of objects, also where numpy gives a single object."""
+    """An array of objects, even if numpy gives a single object."""
     if isinstance(data, np.ndarray):
         return data
     box = np.empty((), object)
@@ -200,7 +200,7 @@ def _arrays(given: Any) -> list[Any]:
 
 
 def _objects(given: Any, kind: Dtype) -> Any:
-    """Arguments with arrays of objects in the place of arrays."""
+    """Arguments with arrays of objects in place of arrays."""
     if isinstance(given, Symbols | np.ndarray | np.generic):
         return of(given).astype(kind).data
     if isinstance(given, Mapping):
@@ -229,7 +229,7 @@ def _zeros_like(a: Any, dtype: npt.DTypeLike | None = None, order: str = "C", sh
 
 
 def _take_along_axis(table: Any, index: Any, axis: int = -1) -> Symbols:
-    """For each index the entry of the table: a choice for each bit of the index."""
+    """The entry of the table for each index, by a selection for each bit of the index."""
     entries, places = np.moveaxis(of(table).data, axis, -1), np.moveaxis(of(index).data, axis, -1)
     shape = np.broadcast_shapes(entries.shape[:-1], places.shape[:-1])
     entries = np.broadcast_to(entries, (*shape, entries.shape[-1]))
@@ -267,7 +267,7 @@ def _bit(number: Term, at: int) -> Term:
 
 
 def _pad(a: Symbols, widths: Sequence[tuple[int, int]]) -> Symbols:
-    """With zeros around."""
+    """An array padded with zeros."""
     padded = np.full([size + before + after for size, (before, after) in zip(a.shape, widths, strict=True)], 0, object)
     inside = tuple(slice(before, before + size) for size, (before, _) in zip(a.shape, widths, strict=True))
     padded[inside] = a.data

@@ -20,18 +20,18 @@ import z3
 from lowbit.kernels.vector import fmadd
 
 ROUND = z3.RNE()
-"""To nearest, ties to even: how every float of a kernel is rounded."""
+"""To nearest, ties to even: the rounding of every float of a kernel."""
 FLOATS = {"float16": z3.Float16(), "float32": z3.Float32()}
 MOST_BITS = 53
-"""Of a float64's mantissa."""
+"""The bits of a float64's mantissa."""
 EXTENDED = 64
-"""Bits of the integer of an `Exact`: its sign, and more than `MOST_BITS`."""
+"""Bits of the integer of an `Exact`: a sign, and more than `MOST_BITS`."""
 
 Dtype: TypeAlias = np.dtype[Any]
 
 
 class UndecidedError(Exception):
-    """A computation leaves what terms can say; it is no answer, neither a proof nor a refutation."""
+    """A computation that terms cannot express; the result is neither a proof nor a refutation."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ Term: TypeAlias = Any
 
 
 def known(*numbers: Term) -> bool:
-    """Whether all of these are numbers and not expressions."""
+    """Whether all of these are numbers rather than expressions."""
     return all(isinstance(each, bool | int | float) for each in numbers)
 
 
@@ -131,13 +131,13 @@ def _resized(number: z3.BitVecRef, source: Dtype, target: Dtype) -> z3.BitVecRef
 
 
 def _signed(number: z3.BitVecRef, source: Dtype, bits: int) -> z3.BitVecRef:
-    """An integer extended to this many bits, by its sign where its dtype has one."""
+    """An integer extended to this many bits, with its sign if its dtype is signed."""
     more = bits - number.size()
     return number if not more else z3.SignExt(more, number) if source.kind == "i" else z3.ZeroExt(more, number)
 
 
 def magnitude(number: Any) -> int:
-    """A number s for which the signed integer is known to lie from ``-2**s`` to ``2**s - 1``."""
+    """A number s such that the signed integer is known to be between ``-2**s`` and ``2**s - 1``."""
     most, kind, parts = int(number.size()) - 1, number.decl().kind(), number.children()
     if z3.is_bv_value(number):
         value = int(number.as_signed_long())
@@ -166,7 +166,7 @@ def bits_of(number: Term, dtype: Dtype) -> Term:
     if dtype.kind != "f":
         return number
     if z3.is_app_of(number, z3.Z3_OP_FPA_TO_FP) and number.num_args() == 1:
-        return number.arg(0)  # what it was made from by `from_bits`, also the bits of a NaN
+        return number.arg(0)  # the argument of `from_bits`, even for a NaN
     return z3.fpToIEEEBV(number)
 
 
@@ -196,7 +196,7 @@ def part(bits: Term, first: int, count: int) -> Term:
 
 
 def choose(condition: Term, yes: Term, no: Term, dtype: Dtype) -> Term:
-    """``yes`` where the condition holds, else ``no``."""
+    """``yes`` if the condition holds, else ``no``."""
     if known(condition):
         return yes if condition else no
     if known(yes, no) and yes == no and np.signbit(yes) == np.signbit(no):
@@ -210,7 +210,7 @@ def choose(condition: Term, yes: Term, no: Term, dtype: Dtype) -> Term:
 
 
 def product(a: z3.BitVecRef, b: z3.BitVecRef) -> z3.BitVecRef:
-    """A product of integers; of two that were extended from fewer bits, computed in as many as it needs."""
+    """A product of integers; if both were extended from fewer bits, it is computed in as few bits as it needs."""
     short = [min(_unextended(each), _unextended(z3.simplify(each)), key=lambda form: form.size()) for each in (a, b)]
     bits = sum(each.size() for each in short)
     if bits >= a.size():
@@ -220,7 +220,7 @@ def product(a: z3.BitVecRef, b: z3.BitVecRef) -> z3.BitVecRef:
 
 
 def _unextended(number: z3.BitVecRef) -> z3.BitVecRef:
-    """The shortest signed integer of which this one is known to be an extension."""
+    """The shortest signed integer that is known to extend to this one."""
     if z3.is_app_of(number, z3.Z3_OP_SIGN_EXT):
         return number.arg(0)
     if z3.is_app_of(number, z3.Z3_OP_ZERO_EXT):
@@ -246,7 +246,7 @@ def _compared(signed: Callable[[Any, Any], Any], unsigned: Callable[[Any, Any], 
 
 
 def _power(number: Any) -> int:
-    """The exponent of a power of two; only by these are unknown integers divided."""
+    """The exponent of a power of two; unknown integers are divided only by powers of two."""
     value = number.as_signed_long() if z3.is_bv_value(number) else 0
     if value < 1 or value & (value - 1):
         raise UndecidedError("a quotient or remainder by anything but a power of two")
@@ -254,7 +254,7 @@ def _power(number: Any) -> int:
 
 
 def _remainder(a: Any, b: Any, dtype: Dtype) -> Any:
-    """Also of negative numbers: numpy's remainder has the sign of the divisor."""
+    """The remainder, also of negative numbers: as in numpy, it has the sign of the divisor."""
     return a & z3.BitVecVal((1 << _power(b)) - 1, a.size())
 
 
@@ -280,7 +280,7 @@ INTEGERS: dict[str, Callable[[Any, Any, Dtype], Any]] = {
     "equal": lambda a, b, dtype: a == b,
     "not_equal": lambda a, b, dtype: a != b,
 }
-"""Of bit vectors. The shifts of numpy and of z3 agree for counts beyond the width, too."""
+"""Operations on bit vectors. The shifts of numpy and z3 also agree for counts beyond the width."""
 
 REALS: dict[str, Callable[[Any, Any, Dtype], Any]] = {
     "add": lambda a, b, dtype: z3.fpAdd(ROUND, a, b),
@@ -291,7 +291,7 @@ REALS: dict[str, Callable[[Any, Any, Dtype], Any]] = {
     "less": lambda a, b, dtype: z3.fpLT(a, b),
     "equal": lambda a, b, dtype: z3.fpEQ(a, b),
 }
-"""Of float16 and float32."""
+"""Operations on float16 and float32."""
 
 
 def _sum(a: Exact, b: Exact, dtype: Dtype) -> Exact:
@@ -305,7 +305,7 @@ def _negative(a: Exact) -> Exact:
 
 
 def _scaled(a: Exact, b: Exact, dtype: Dtype) -> Exact:
-    """A product; one with a known number stays a sum of multiples, which z3 compares without a search."""
+    """A product; a product with a known number stays a sum of multiples, which z3 compares without a search."""
     if z3.is_bv_value(a.integer):
         a, b = b, a
     size, exponent = a.size + b.size + 1, a.exponent + b.exponent
@@ -341,7 +341,7 @@ EXACTLY: dict[str, Callable[[Any, Any, Dtype], Any]] = {
     "equal": _same,
     "not_equal": lambda a, b, dtype: z3.Not(_same(a, b, dtype)),
 }
-"""Of float64."""
+"""Operations on float64."""
 
 
 def applied(ufunc: Any, dtype: Dtype, result: Dtype, *numbers: Term) -> Term:
@@ -379,7 +379,7 @@ def fused(a: Term, b: Term, c: Term) -> Term:
 
 
 def extended(number: z3.BitVecRef, bits: int) -> z3.BitVecRef:
-    """An unsigned integer, widened to `bits` bits by zeros in front."""
+    """An unsigned integer, zero-extended to `bits` bits."""
     return z3.ZeroExt(bits - number.size(), number)
 
 
@@ -389,7 +389,7 @@ def is_one(number: z3.BitVecRef, bit: int) -> Any:
 
 
 def is_set(number: Term, dtype: Dtype) -> Term:
-    """The bit that says whether an integer is not 0."""
+    """A bit that is 1 if an integer is not 0."""
     if known(number):
         return int(number != 0)
     plain = z3.simplify(number)
@@ -407,7 +407,7 @@ def same(a: Term, b: Term, dtype: Dtype) -> Any:
 
 
 def unknown(name: str, dtype: npt.DTypeLike) -> z3.ExprRef:
-    """A new variable of this dtype: all numbers that the dtype has."""
+    """A new variable that stands for every number of this dtype."""
     kind: Dtype = np.dtype(dtype)
     if kind.kind in "ui":
         return z3.BitVec(name, width(kind))

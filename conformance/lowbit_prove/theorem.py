@@ -33,7 +33,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Way = Literal["solver", "enumeration"]
 WAYS: tuple[Way, ...] = ("solver", "enumeration")
-"""How a proof covers all values: all at once, or one by one."""
+"""How a proof covers all values: symbolically all at once, or one by one."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Proof:
     """The statement holds.
 
     Attributes:
-        steps: conditions that were shown to be impossible, or values that were enumerated.
-        by: how.
+        steps: the number of conditions shown to be impossible, or of values enumerated.
+        by: the method.
     """
 
     steps: int
@@ -53,7 +53,7 @@ def whole(numbers: "Numbers", name: str, most: int | None = None) -> int:
     """An integer of at least 0 among the numbers of a refutation.
 
     Raises:
-        ArgumentError: there is none of this name, it is no integer, or it is out of its range.
+        ArgumentError: there is none of this name, it is not an integer, or it is out of range.
     """
     number = numbers.get(name)
     check_integer(name, number, 0, most)
@@ -66,8 +66,8 @@ class Refutation:
     """The statement is false.
 
     Attributes:
-        reason: what is wrong, in a sentence.
-        numbers: for which values: each with a name, as numbers or text.
+        reason: what is wrong, as a sentence.
+        numbers: the values, each with a name, as numbers or text.
     """
 
     reason: str
@@ -90,14 +90,13 @@ class Theorem:
     """A statement and how it is decided.
 
     Attributes:
-        kind: which of the statements of the docs' page it is.
-        name: what it is about: a kernel, a format, a layout.
+        kind: which statement of the documentation page it is.
+        name: its subject: a kernel, a format, a layout.
         statement: what is claimed, in mathematics.
-        subject: a text that says all about its subject: a program, or the source of a function. A certificate is for
-            this text.
+        subject: a complete text of its subject: a program, or the source of a function. A certificate covers this text.
         decide: proves or refutes it.
-        run: runs the subject on the numbers of a refutation: what is wrong on them, or None. It raises an error where
-            the numbers are not those of a refutation of this theorem.
+        run: runs the subject on the numbers of a refutation and returns the error that they show, or None. It raises an
+            exception if the numbers are not those of a refutation of this theorem.
     """
 
     kind: Kind
@@ -109,5 +108,5 @@ class Theorem:
 
     @property
     def id(self) -> str:
-        """By which the command line names it."""
+        """Its name on the command line."""
         return f"{self.kind}/{self.name}"
