@@ -57,7 +57,7 @@ FLOAT_BITS = 32
 
 
 def equation_3(bits: int, m_b: int, t_b: int) -> int:
-    """Bits of cache that a block takes, as printed: its part of x, its codes, its part of y.
+    """The bits of cache that a block takes, as printed: its part of x, its codes, its part of y.
 
     >>> equation_3(4, m_b=312, t_b=197)
     262144
@@ -73,7 +73,7 @@ def equation_3(bits: int, m_b: int, t_b: int) -> int:
 
 
 def equation_3_extended(bits: int, m_b: int, t_b: int, group_size: int) -> int:
-    """The same with the scales and zeros of each group of g rows that the block meets, 32 bits each.
+    """The same with the scales and zeros of each group of g rows that the block overlaps, 32 bits each.
 
     >>> equation_3_extended(4, m_b=192, t_b=312, group_size=16)
     495360
@@ -84,7 +84,7 @@ def equation_3_extended(bits: int, m_b: int, t_b: int, group_size: int) -> int:
 
 
 def equation_4(m_u: int, t_u: int) -> int:
-    """Registers that a tile takes, as printed: of x, of W and of y.
+    """The number of registers that a tile takes, as printed: for x, W and y.
 
     >>> equation_4(m_u=3, t_u=3)
     15
@@ -99,7 +99,8 @@ def equation_4(m_u: int, t_u: int) -> int:
 
 
 def equation_4_extended(bits: int, m_u: int, t_u: int) -> int:
-    """Registers that Algorithm 3 takes, counted in its program: one more for the mask, and one for codes that straddle.
+    """The number of registers that the program of Algorithm 3 takes: one more for the mask, and one for codes that
+    straddle words.
 
     >>> equation_4_extended(4, m_u=3, t_u=3), equation_4_extended(3, m_u=10, t_u=1)
     (16, 23)
@@ -109,7 +110,7 @@ def equation_4_extended(bits: int, m_u: int, t_u: int) -> int:
     return live_registers(algorithm_3(bits, m_u, t_u, lanes=1, stride=t_u))
 
 
-# **The search space of the tile.** Which :math:`m_u` and :math:`t_u` run fastest is found by trying (the paper calls it
+# **The search space of the tile.** The fastest :math:`m_u` and :math:`t_u` are found by trial (the paper calls it
 # empirical search). There are few candidates: every pair that fits.
 
 
@@ -122,10 +123,10 @@ def tiles(registers: int) -> list[tuple[int, int]]:
     (19, 58)
 
     Args:
-        registers: η, how many registers there are.
+        registers: η, the number of registers.
 
     Raises:
-        ArgumentError: fewer than the 3 of the smallest tile.
+        ArgumentError: fewer than the 3 registers of the smallest tile.
 
     Source: QIGen §3, equation 4.
     """
@@ -137,8 +138,8 @@ def tiles(registers: int) -> list[tuple[int, int]]:
 def tiles_extended(bits: int, registers: int) -> list[tuple[int, int]]:
     """Every :math:`(m_u, t_u)` whose program fits, by its own count.
 
-    With 16 registers these are all the tiles of equation 4: 17 is a prime, so no tile takes exactly 16 registers, and
-    one is left for the mask. With 32 registers they are fewer:
+    With 16 registers these are all the tiles of equation 4: 17 is prime, so no tile takes exactly 16 registers, and one
+    is left for the mask. With 32 registers there are fewer:
 
     >>> sorted(set(tiles(32)) - set(tiles_extended(4, 32)))
     [(2, 10), (10, 2)]
@@ -152,21 +153,21 @@ def tiles_extended(bits: int, registers: int) -> list[tuple[int, int]]:
     return [tile for tile in tiles(registers) if equation_4_extended(bits, *tile) <= registers]
 
 
-# **Solving equation 5.** The numbers are small integers, and the left side grows with :math:`t_b` when :math:`m_b` is
-# held. So for each :math:`m_b` the best :math:`t_b` is the largest that fits, which one division finds; and there are
-# at most :math:`\gamma/32` heights to go through, 8192 for a cache of 32 KiB. So the search proves the optimum, within
-# milliseconds. A solver for integer programmes would find the same: the product :math:`m_b t_b` makes the problem
-# quadratic, and it would have to branch over the same heights.
+# **Solving equation 5.** The numbers are small integers, and for a fixed :math:`m_b` the left side grows with
+# :math:`t_b`. So for each :math:`m_b` the best :math:`t_b` is the largest that fits, which one division finds. There
+# are at most :math:`\gamma/32` heights to try, 8192 for a cache of 32 KiB. So the search proves the optimum within
+# milliseconds. An integer programming solver would find the same: the product :math:`m_b t_b` makes the problem
+# quadratic, and the solver would have to branch over the same heights.
 
 
 @dataclass(frozen=True)
 class CacheBlock:
-    """A block of a Mini-GEMV, which fits the first cache.
+    """A block of a Mini-GEMV that fits the first-level cache.
 
     Attributes:
-        m_b: codes down.
+        m_b: rows of codes.
         t_b: columns.
-        used: bits of cache that it takes, by the model that chose it.
+        used: bits of cache that it takes, by the model used to choose it.
     """
 
     m_b: int
@@ -185,10 +186,10 @@ def solve(
     Args:
         bits: b, the width of a code.
         cache_bits: γ, the size of the first data cache in bits.
-        m_u: what :math:`m_b` is a multiple of.
-        t_u: what :math:`t_b` is a multiple of.
-        rows: K, which no block is higher than; ``None`` for any.
-        columns: N, which no block is wider than; ``None`` for any.
+        m_u: :math:`m_b` is a multiple of it.
+        t_u: :math:`t_b` is a multiple of it.
+        rows: K, the largest height of a block; ``None`` for no limit.
+        columns: N, the largest width of a block; ``None`` for no limit.
 
     Raises:
         ArgumentError: wrong bits, a size below 1, or no block fits.
@@ -233,11 +234,11 @@ def solve_extended(
 
 
 Model = Callable[[int, int], int]
-"""The bits that a block of :math:`m_b` by :math:`t_b` takes; for each further column it takes as many again."""
+"""The bits that a block of :math:`m_b` by :math:`t_b` takes; each further column adds the same number of bits."""
 
 
 def _heights(step: int, rows: int | None, cache_bits: int) -> range:
-    """Every height that is whole steps, not higher than the matrix, and whose x alone fits."""
+    """Every height that is a multiple of `step`, at most that of the matrix, and whose part of x alone fits."""
     if rows is not None and rows < step:
         raise ArgumentError("rows", rows, f"at least {step}, the codes of one tile")
     most = cache_bits // FLOAT_BITS
@@ -245,7 +246,8 @@ def _heights(step: int, rows: int | None, cache_bits: int) -> range:
 
 
 def _best(heights: Sequence[int], width: int, cache_bits: int, columns: int | None, model: Model) -> CacheBlock:
-    """The fullest block; of several the one with the most weights, and of these the tallest."""
+    """The block that fills most of the cache; among equals the one with the most weights, and among these the
+    tallest."""
     blocks = list(_widest(heights, width, cache_bits, columns, model))
     if not blocks:
         raise ArgumentError("cache_bits", cache_bits, "enough for the x, the codes and the y of one tile")
@@ -255,7 +257,7 @@ def _best(heights: Sequence[int], width: int, cache_bits: int, columns: int | No
 def _widest(
     heights: Sequence[int], width: int, cache_bits: int, columns: int | None, model: Model
 ) -> Iterator[CacheBlock]:
-    """For each height the widest block that fits, if there is one."""
+    """The widest block that fits for each height, if there is one."""
     for m_b in heights:
         fixed, column = model(m_b, 0), model(m_b, 1) - model(m_b, 0)
         t_b = (cache_bits - fixed) // column // width * width

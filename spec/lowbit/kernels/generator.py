@@ -57,11 +57,11 @@ Order = Literal["printed", "streamed"]
 
 @dataclass(frozen=True)
 class Machine:
-    """What the models know of a processor.
+    """The parameters of a processor that the models use.
 
     Attributes:
         cache_bits: γ, the size of its first data cache in bits.
-        registers: η, its vector registers.
+        registers: η, the number of its vector registers.
         lanes: L, 32-bit numbers in one of them.
 
     Raises:
@@ -82,8 +82,8 @@ class Tile:
     """A tile of a micro-kernel, and the order in which it is computed.
 
     Attributes:
-        order: ``printed``, as Algorithm 3 stands in the paper; or ``streamed``, code by code.
-        m_u: codes of a micro-step; of a streamed tile those of a unit.
+        order: ``printed``, as Algorithm 3 in the paper; or ``streamed``, code by code.
+        m_u: codes of a micro-step; for a streamed tile, the codes of a unit.
         t_u: registers of columns.
     """
 
@@ -98,11 +98,12 @@ class Tile:
         return algorithm_3(bits, self.m_u, self.t_u, lanes=lanes, stride=stride)
 
 
-# **The search for the tile** (line 2). Equation 4 says which tiles to try, and the program itself whether one fits.
+# **The search for the tile** (line 2). Equation 4 gives the tiles to try, and the program itself determines whether a
+# tile fits.
 
 
 def candidates(bits: int, registers: int) -> Iterator[Tile]:
-    """Every tile whose program needs no more than these registers.
+    """Every tile whose program needs at most this many registers.
 
     Source: QIGen algorithm 4, line 2; equation 4; errata Q8.
     """
@@ -113,7 +114,7 @@ def candidates(bits: int, registers: int) -> Iterator[Tile]:
 
 
 def instructions(bits: int, tile: Tile) -> float:
-    """The cost of a tile: executed instructions of its loop for each register of products."""
+    """The cost of a tile: the executed instructions of its loop per register of products."""
     codes = codes_per_iteration(bits, tile.m_u)
     memory = {
         "w": np.zeros(codes * bits // WORD_BITS * tile.t_u, np.uint32),
@@ -132,8 +133,8 @@ def costs(bits: int, machine: Machine, cost: Cost = instructions) -> dict[Tile, 
 
     Args:
         bits: b, the width of a code.
-        machine: whose registers to fill.
-        cost: of a number of bits and a tile; less is better.
+        machine: the machine whose registers the tiles use.
+        cost: the cost function of bits and a tile; lower is better.
 
     Raises:
         ArgumentError: wrong bits, or no tile fits.
@@ -150,14 +151,14 @@ def costs(bits: int, machine: Machine, cost: Cost = instructions) -> dict[Tile, 
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """All that was decided for one matrix on one machine.
+    """All choices for one matrix on one machine.
 
     Attributes:
         bits: b, the width of a code.
         rows: K, rows of codes.
         columns: N, columns.
         group_size: g, rows of a group.
-        machine: for which.
+        machine: the machine.
         tile: of the micro-kernel.
         block: of the cache.
     """
@@ -188,7 +189,7 @@ def generate(
         columns: N, whole registers.
         group_size: g, whole iterations of the micro-kernel's loop; K for one group.
         machine: γ, η and L.
-        cost: see `costs`; of equal ones the tile with the most columns is taken.
+        cost: see `costs`; among equal costs the tile with the most columns is chosen.
 
     Raises:
         ArgumentError: wrong bits, sizes that are not whole, or nothing fits.
@@ -208,13 +209,13 @@ def generate(
     return KernelPlan(bits, rows, columns, group_size, machine, tile, block)
 
 
-# **The product.** Block by block in the order of the stream, tile by tile within a block, the micro-kernel adds to the
-# sums of each group; when all are done, scale and offset of each group are applied. This is a whole quantised GEMV, in
-# the words of the chapter `vector` but for the sums of x.
+# **The product.** Block by block in the order of the stream, and tile by tile within a block, the micro-kernel adds to
+# the sums of each group. At the end, the scale and offset of each group are applied. This is a whole quantised GEMV in
+# the words of the chapter `vector`, except for the sums of x.
 
 
 def multiply(plan: KernelPlan, x: F32, matrix: QuantizedMatrix) -> F32:
-    """``y = x W`` by the interpreter: slow, and for reading and testing.
+    """``y = x W`` by the interpreter; slow, for reading and testing.
 
     >>> from lowbit.quantization.affine import quantize
     >>> weights = np.arange(8 * 4, dtype=np.float32).reshape(8, 4) % 16
@@ -223,7 +224,7 @@ def multiply(plan: KernelPlan, x: F32, matrix: QuantizedMatrix) -> F32:
     array([48., 56., 64., 72.], dtype=float32)
 
     Args:
-        plan: made for such a matrix.
+        plan: a plan for such a matrix.
         x: float32, K.
         matrix: K × N.
 
@@ -231,7 +232,7 @@ def multiply(plan: KernelPlan, x: F32, matrix: QuantizedMatrix) -> F32:
         float32, N.
 
     Raises:
-        ArgumentError: the matrix is another than the plan is for, or x is not K float32 numbers.
+        ArgumentError: the matrix does not match the plan, or x is not K float32 numbers.
 
     Source: QIGen algorithms 3 and 4; equation 2.
     """
@@ -251,7 +252,7 @@ def multiply(plan: KernelPlan, x: F32, matrix: QuantizedMatrix) -> F32:
 
 
 def _multiply_block(plan: KernelPlan, x: F32, words: Words, codes: range, columns: range, sums: F32) -> None:
-    """Add the products of one block to the sums of the groups that it meets: a Mini-GEMV."""
+    """Add the products of one block to the sums of the groups that it overlaps: a Mini-GEMV."""
     step = codes_per_iteration(plan.bits, plan.tile.m_u)
     for first in range(codes.start, codes.stop, plan.group_size):  # a block is within a group, or whole groups
         part = range(first, min(first + plan.group_size, codes.stop))
@@ -272,7 +273,7 @@ def _kernel(tile: Tile, bits: int, lanes: int, stride: int) -> Program:
 
 
 def _apply_scales(plan: KernelPlan, x: F32, matrix: QuantizedMatrix, sums: F32) -> F32:
-    """Scale and offset of every group, one register of columns at a time."""
+    """Apply the scale and offset of every group, one register of columns at a time."""
     y = np.zeros(plan.columns, np.float32)
     scales, offsets = matrix.scales.astype(np.float32), group_offsets(matrix).astype(np.float32)
     program = epilogue(1, lanes=plan.machine.lanes)

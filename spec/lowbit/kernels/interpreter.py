@@ -63,13 +63,13 @@ Sizes = Mapping[str, int | Sequence[int]]
 
 @dataclass(frozen=True)
 class Counts:
-    """What one run did.
+    """The counts of one run.
 
     Attributes:
-        instructions: for each word, how often it was executed.
-        read: for each memory, elements of 4 bytes read by loads and broadcasts, each time that they were.
+        instructions: the number of executions of each word.
+        read: for each memory, the elements of 4 bytes read by loads and broadcasts, counted at every read.
         written: for each memory, elements written.
-        registers: the most registers that are live at once.
+        registers: the largest number of registers live at once.
     """
 
     instructions: Counter[str] = field(default_factory=Counter)
@@ -84,19 +84,19 @@ def run(
     """Run a program.
 
     Args:
-        program: what to run.
-        memory: for each pointer of the program an array of one dimension, uint32 or float32, where the pointer begins
-            at element 0; stores write to it.
-        sizes: for each size that the program names, a number or, for `Element`, numbers.
+        program: the program to run.
+        memory: for each pointer of the program a one-dimensional array, uint32 or float32; the pointer starts at
+            element 0, and stores write to the array.
+        sizes: for each size that the program names, a number or, for `Element`, a list of numbers.
         fused: whether `fmadd` rounds once.
-        registers: η, how many registers there are; ``None`` for no limit.
+        registers: η, the number of registers; ``None`` for no limit.
 
     Returns:
-        What was counted.
+        The counts.
 
     Raises:
-        ArgumentError: more registers are live at once than there are; a memory or a size is missing or of another
-            kind; an address lies outside its memory.
+        ArgumentError: more registers are live at once than exist; a memory or a size is missing or of another kind; an
+            address is outside its memory.
     """
     counts = Counts(registers=live_registers(program))
     if registers is not None and counts.registers > registers:
@@ -104,16 +104,16 @@ def run(
     for name, array in memory.items():
         check_array(f"memory of {name}", array, np.uint32 if array.dtype == np.uint32 else np.float32, (None,))
     machine = Machine(program, memory, sizes or {}, fused, counts)
-    with np.errstate(all="ignore"):  # a kernel has no traps either
+    with np.errstate(all="ignore"):  # a kernel does not trap either
         machine.block(program.body)
     return counts
 
 
 class Machine:
-    """Registers by name, pointers into memories, and the counters of the loops; `run` is the way to use it.
+    """Registers by name, pointers into memories, and the counters of the loops; use it through `run`.
 
-    The memories may be arrays of another class that follows numpy's protocols, for example of symbols. A class that
-    inherits from this one sees every instruction with its operands in `execute`.
+    The memories may be arrays of another class that follows numpy's protocols, for example symbolic arrays. A subclass
+    sees every instruction with its operands in `execute`.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Machine:
         return function(*operands, self.lanes) if "scalar" in word.takes else function(*operands)
 
     def value(self, step: Instruction, argument: Argument, operand: Operand) -> Any:
-        """What an argument stands for: lanes of memory, one number, or the content of a register."""
+        """The value of an argument: lanes of memory, one number, or the content of a register."""
         if isinstance(argument, Address):
             return self.lanes_at(step, argument) if operand == "address" else self.number_at(step, argument)
         if operand == "scalar":
@@ -179,7 +179,7 @@ class Machine:
         return self._elements(step, address, 1).view(kind)[0]
 
     def _elements(self, step: Instruction, address: Address, length: int) -> Any:
-        """A view of memory; a kernel that would leave it is wrong, whatever lies there on a real machine."""
+        """A view of memory; a kernel that would leave the memory is wrong, whatever a real machine holds there."""
         if address.pointer not in self.memory:
             raise ArgumentError("memory", f"missing for {address.pointer}", f"an array for it, as {step.word} uses it")
         array, start = self.memory[address.pointer], self.pointers[address.pointer] + address.offset
@@ -189,7 +189,7 @@ class Machine:
         return array[start : start + length]
 
     def count(self, count: Count) -> int:
-        """How often a loop is to be repeated."""
+        """The number of iterations of a loop."""
         if isinstance(count, int):
             return count
         name = count if isinstance(count, str) else count.name

@@ -54,7 +54,7 @@ from lowbit.quantization.packing import Words
 
 
 def morton(row: int, column: int) -> int:
-    """The interleaved bits of two numbers, the column's below the row's.
+    """The interleaved bits of two numbers; each bit of the column is below that of the row.
 
     >>> [morton(row, column) for row in range(2) for column in range(4)]
     [0, 1, 4, 5, 2, 3, 6, 7]
@@ -65,17 +65,17 @@ def morton(row: int, column: int) -> int:
     return sum((row >> i & 1) << 2 * i + 1 | (column >> i & 1) << 2 * i for i in bits)
 
 
-# **A layout as a value.** What all have in common; another layout gives the shape and the order of its blocks.
+# **A layout as a value.** The common part of all layouts; each layout defines the shape and the order of its blocks.
 
 
 @dataclass(frozen=True)
 class Layout(ABC):
-    """Where each word of a matrix of `rows` × `columns` words lies in a stream of as many words.
+    """The position of each word of a matrix of `rows` × `columns` words in a stream of equal length.
 
     Attributes:
         rows: rows of words.
         columns: N, columns.
-        order: the name of the order, by which a backend declares it.
+        order: the name of the order in a backend's declaration.
     """
 
     rows: int
@@ -89,7 +89,7 @@ class Layout(ABC):
 
     @abstractmethod
     def walk(self, block_rows: int, block_columns: int) -> Iterator[tuple[int, int]]:
-        """The blocks of a grid of so many, each once, in the order of the stream."""
+        """The blocks of a grid of this many rows and columns, each once, in the order of the stream."""
 
     def __post_init__(self) -> None:
         for name, size in vars(self).items():
@@ -102,12 +102,12 @@ class Layout(ABC):
 
     @property
     def parameters(self) -> Parameters:
-        """By which a backend declares which layouts it handles."""
+        """The parameters by which a backend declares the layouts that it handles."""
         return {"order": self.order}
 
     @cached_property
     def starts(self) -> dict[tuple[int, int], int]:
-        """For each block, by its row and column in the grid, where in the stream it begins; in the stream's order."""
+        """The start of each block in the stream, by its row and column in the grid; in the order of the stream."""
         height, width = self.block
         starts, place = dict[tuple[int, int], int](), 0
         for block in self.walk(-(-self.rows // height), -(-self.columns // width)):
@@ -123,7 +123,7 @@ class Layout(ABC):
         return range(top, min(top + height, self.rows)), range(left, min(left + width, self.columns))
 
     def index(self, row: int, column: int) -> int:
-        """The place in the stream of the word at (row, column).
+        """The index in the stream of the word at (row, column).
 
         Raises:
             ArgumentError: there is no such row or column.
@@ -135,7 +135,7 @@ class Layout(ABC):
         return self.starts[block] + (row - rows.start) * len(columns) + column - columns.start
 
     def parts(self, words: Words, stream: Words) -> Iterator[tuple[Words, Words]]:
-        """For each block its words in the matrix and those in the stream, as views of one shape."""
+        """The words of each block in the matrix and in the stream, as views of equal shape."""
         for block, start in self.starts.items():
             rows, columns = self.spans(*block)
             part = words[rows.start : rows.stop, columns.start : columns.stop]
@@ -198,16 +198,16 @@ class ZCurve(Layout):
 
     @property
     def block(self) -> tuple[int, int]:
-        """As given."""
+        """The given rows and columns."""
         return self.block_rows, self.block_columns
 
     def walk(self, block_rows: int, block_columns: int) -> Iterator[tuple[int, int]]:
-        """By Morton code. Where the grid is not a square of a power of two, the codes outside it are skipped."""
+        """By Morton code. If the grid is not a square whose side is a power of two, codes outside it are skipped."""
         yield from sorted(product(range(block_rows), range(block_columns)), key=lambda block: morton(*block))
 
 
 UNIT_ROWS, UNIT_COLUMNS = 3, 8
-"""Words of 32 codes of 3 bits, and the columns of a vector of 256 bits."""
+"""The words of 32 3-bit codes, and the columns of a 256-bit vector."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class NestedPanels(Layout):
 ORDERS = (ColumnPanels.order, ZCurve.order, NestedPanels.order)
 
 
-# **There and back**, as operations that a backend may implement.
+# **Conversion and its inverse**, as operations that a backend may implement.
 
 
 @checked

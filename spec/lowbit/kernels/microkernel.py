@@ -27,12 +27,12 @@ from lowbit.errors import ArgumentError
 from lowbit.kernels.program import Address, Advance, Comment, Instruction, Loop, Program, Step
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, WORD_BITS, WORDS_PER_UNIT, check_rows
 
-# **Part one: unpack.** One code of a unit: shift, mask, convert. The steps that would change nothing are left out: the
-# shift of a code at the bottom of a word, the mask of one at the top.
+# **Part one: unpack.** One code of a unit: shift, mask, convert. Steps without effect are omitted: the shift of a code
+# at the bottom of a word, the mask of one at the top.
 
 
 def load_mask(bits: int) -> Iterator[Step]:
-    """The mask that `unpack_code` needs: a broadcast of :math:`2^b - 1`, once, before any loop.
+    """The mask that `unpack_code` needs: a broadcast of :math:`2^b - 1`, once before all loops.
 
     Source: QIGen algorithm 2, line 3.
     """
@@ -50,9 +50,9 @@ def unpack_code(bits: int, code: int, word: str, following: str, *, a: str, b: s
 
     Args:
         bits: b, the width of a code.
-        code: its number in the unit, or in any run of codes that begins with a word.
+        code: its index in the unit, or in any run of codes that starts at the beginning of a word.
         word: the register with the word in which the code begins.
-        following: the register with the next word, read only where the code straddles.
+        following: the register with the next word, read only if the code straddles.
         a: register for the code.
         b: register for the upper part of a code that straddles.
         to: register for the code as float32.
@@ -72,16 +72,16 @@ def unpack_code(bits: int, code: int, word: str, following: str, *, a: str, b: s
     yield Instruction("cvt_int_float", to, (a,))
 
 
-# **Part two: one unit, streamed.** Every word is loaded once, when its first code is needed, and its codes are used as
-# soon as they are taken out. So beside the sums only the words, one activation and one code are live, whatever the
-# number of codes. This order suits kernels that wait for memory.
+# **Part two: one unit, streamed.** Every word is loaded once, when its first code is needed, and each code is used as
+# soon as it is unpacked. So apart from the sums only the words, one activation and one code are live, whatever the
+# number of codes. This order suits memory-bound kernels.
 
 
 def streamed_unit(bits: int, *, rows: int, registers: int, lanes: int, stride: int) -> Iterator[Step]:
     """The codes of one unit in order: unpack, then one multiply-add for each row of x; then the next unit.
 
-    Reads the pointers ``w`` (rows of words) and ``x`` (for each code the elements of all rows side by side), adds to
-    the registers ``acc_r_j``.
+    Reads from the pointers ``w`` (rows of words) and ``x`` (for each code the elements of all rows side by side), and
+    adds to the registers ``acc_r_j``.
 
     Args:
         bits: b, the width of a code.
@@ -110,9 +110,9 @@ def streamed_unit(bits: int, *, rows: int, registers: int, lanes: int, stride: i
     yield Advance("x", CODES_PER_UNIT[bits] * rows)
 
 
-# **Part three: scale and offset.** What remains to be done for a group after its dot product: equation 2's
-# :math:`y \mathrel{+}= s \cdot acc + o \hat x`, where :math:`o = -s z` is the offset that the chapter `linear` names,
-# and :math:`\hat x` the sum of the group's activations.
+# **Part three: scale and offset.** The remaining work of a group after its dot product: equation 2's :math:`y
+# \mathrel{+}= s \cdot acc + o \hat x`, where :math:`o = -s z` is the offset of the chapter `linear`, and :math:`\hat x`
+# the sum of the group's activations.
 
 
 Place = Callable[[int], Address]
@@ -142,13 +142,13 @@ def scale_and_offset(rows: int, registers: int, sums: Place, scales: Place, offs
 
 
 def set_to_zero(register: str) -> Instruction:
-    """``register = broadcast(0)``, as every sum begins."""
+    """``register = broadcast(0)``, the start of every sum."""
     return Instruction("broadcast_float", register, (0.0,))
 
 
-# **Algorithm 1: the GEMV.** One register of columns at a time, down all rows. Its memories are ``w``, the words as the
-# chapter `packing` lays them; ``x``; ``X``, the sum of each group's activations; ``s`` and ``o``, scales and offsets,
-# G × N; and ``y``. With one group this is equation 1 and the algorithm as printed; with more, equation 2.
+# **Algorithm 1: the GEMV.** One register of columns at a time, down all rows. Its memories are ``w``, the words in the
+# layout of the chapter `packing`; ``x``; ``X``, the sum of each group's activations; ``s`` and ``o``, scales and
+# offsets, G × N; and ``y``. With one group this is equation 1 and the algorithm as printed; with more, equation 2.
 
 
 def algorithm_1(bits: int, rows: int, columns: int, group_size: int, *, lanes: int) -> Program:
@@ -184,7 +184,7 @@ def algorithm_1(bits: int, rows: int, columns: int, group_size: int, *, lanes: i
         set_to_zero("y_0_0"),
         Loop("g", groups, group),
         Instruction("store", "", (Address("y"), "y_0_0")),
-        Advance("w", lanes - word_rows * columns),  # back to the top, one register to the right
+        Advance("w", lanes - word_rows * columns),  # to the first row, one register to the right
         Advance("x", -rows),
         Advance("X", -groups),
         Advance("s", lanes - groups * columns),
@@ -194,11 +194,11 @@ def algorithm_1(bits: int, rows: int, columns: int, group_size: int, *, lanes: i
     return Program(lanes, (*load_mask(bits), Loop("j", columns // lanes, register)))
 
 
-# **Algorithm 2: unpack**, for any number of bits: one unit of words from ``v``, its codes to ``l``.
+# **Algorithm 2: unpack**, for any number of bits: reads one unit of words from ``v`` and writes its codes to ``l``.
 
 
 def algorithm_2(bits: int, *, lanes: int) -> Program:
-    """The program that takes the codes of one unit of L columns apart.
+    """The program that unpacks the codes of one unit of L columns.
 
     Memories: ``v``, the words of the unit, a register each; ``l``, its codes as float32, a register each.
 
@@ -219,13 +219,14 @@ def algorithm_2(bits: int, *, lanes: int) -> Program:
 
 
 # **Algorithm 3: the μGEMV.** It adds the products of a block of :math:`m_b` codes by :math:`t_u L` columns to y, which
-# stays in registers; scale and offset come after the last block of a group. Memories: ``w``, the block's words,
+# stays in registers; scale and offset follow after the last block of a group. Memories: ``w``, the block's words,
 # `stride` elements a row; ``x``; ``y``. The size ``iterations`` is the number of iterations of `codes_per_iteration`
 # codes that make :math:`m_b`.
 
 
 def codes_per_iteration(bits: int, m_u: int) -> int:
-    """Codes of one iteration of Algorithm 3's loop: the least number that is whole micro-steps and whole units.
+    """The number of codes of one iteration of Algorithm 3's loop: the smallest that is whole micro-steps and whole
+    units.
 
     >>> codes_per_iteration(4, m_u=3)
     24
@@ -237,8 +238,9 @@ def algorithm_3(bits: int, m_u: int, t_u: int, *, lanes: int, stride: int) -> Pr
     r"""Algorithm 3 to the letter: first all words and all activations of a micro-step, then the arithmetic.
 
     Each of the :math:`m_u t_u` registers ``w_c_j`` gets the word in which its own code lies and unpacks it in place.
-    These, :math:`m_u` activations and :math:`t_u` sums are equation 4's; the mask comes on top, and with 3 bits the
-    second word of a code that straddles. A word is loaded again for each of its codes.
+    These, :math:`m_u` activations and :math:`t_u` sums are the registers of equation 4. The mask is an additional
+    register; so is, with 3 bits, the second word of a code that straddles. A word is loaded again for each of its
+    codes.
 
     Args:
         bits: 2, 3, 4 or 8.
@@ -288,7 +290,7 @@ def algorithm_3_streamed(bits: int, t_u: int, *, lanes: int, stride: int) -> Pro
 
 
 def _accumulating(bits: int, name: str, t_u: int, lanes: int, iteration: list[Step]) -> Program:
-    """The frame of Algorithm 3: y into registers, the loop, y back to memory."""
+    """The frame of Algorithm 3: load y into registers, loop, store y."""
     places = [(name.format(j), Address("y", j * lanes)) for j in range(t_u)]
     return Program(
         lanes,
@@ -323,7 +325,7 @@ def epilogue(t_u: int, *, lanes: int) -> Program:
 
 
 def check_sizes(bits: int, **sizes: int | None) -> None:
-    """Refuse bits that codes do not have, and sizes below 1; None for a size is welcome."""
+    """Refuse widths that codes do not have, and sizes below 1; a size may be None."""
     check_choice("bits", bits, BITS)
     for name, size in sizes.items():
         if size is not None:

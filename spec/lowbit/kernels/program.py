@@ -45,7 +45,8 @@ from lowbit.kernels.vector import VOCABULARY
 
 @dataclass(frozen=True)
 class Address:
-    """Element `offset` (of 4 bytes) from where a pointer stands now: ``w + 32`` or, read as a scalar, ``x[5]``."""
+    """Element `offset` (of 4 bytes) from the current position of a pointer: ``w + 32`` or, read as a scalar,
+    ``x[5]``."""
 
     pointer: str
     offset: int = 0
@@ -55,15 +56,15 @@ class Address:
 
 
 Argument: TypeAlias = str | int | float | Address
-"""The name of a register, a constant, or a place in memory."""
+"""The name of a register, a constant, or an address in memory."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """``target = word(arguments)``; the target is empty where the word gives nothing.
+    """``target = word(arguments)``; the target is empty if the word has no result.
 
     Raises:
-        ArgumentError: no such word, a target too many or too few, or a wrong number of arguments.
+        ArgumentError: no such word, a missing or unexpected target, or a wrong number of arguments.
     """
 
     word: str
@@ -86,7 +87,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Advance:
-    """Move a pointer on by `step` elements."""
+    """Advance a pointer by `step` elements."""
 
     pointer: str
     step: int
@@ -94,7 +95,7 @@ class Advance:
 
 @dataclass(frozen=True)
 class Element:
-    """A size that is one of a list, by the counter of a loop around it: ``units[g]``."""
+    """A size from a list, indexed by the counter of an enclosing loop: ``units[g]``."""
 
     name: str
     index: str
@@ -104,7 +105,8 @@ class Element:
 
 
 Count: TypeAlias = int | str | Element
-"""How often: a number, the name of a size that the kernel is given when it is called, or one of a list of them."""
+"""The number of iterations: a number, the name of a size that the kernel is called with, or one from a list of
+sizes."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Comment:
-    """A line for whoever reads the kernel."""
+    """A line for readers of the kernel."""
 
     text: str
 
@@ -131,7 +133,7 @@ class Program:
     """A micro-kernel for registers of `lanes` lanes.
 
     Raises:
-        ArgumentError: a register is read before it is written, or holds integers at one place and floats at another.
+        ArgumentError: a register is read before it is written, or holds integers in one place and floats in another.
     """
 
     lanes: int
@@ -150,7 +152,7 @@ class Program:
                 raise ArgumentError(f"register {step.target}", f"{kinds[step.target]} and {word.gives}", "one kind")
 
     def instructions(self) -> Iterator[Instruction]:
-        """Every instruction as it is written, each once, whatever loop it stands in."""
+        """Every instruction of the text, once each, whatever loop contains it."""
         pending = list(reversed(self.body))
         while pending:
             step = pending.pop()
@@ -161,7 +163,7 @@ class Program:
 
 
 def live_registers(program: Program, without: Collection[str] = ()) -> int:
-    """The most registers that are live at once, at any point of the program.
+    """The largest number of registers live at once, at any point of the program.
 
     >>> product = Program(8, (
     ...     Instruction("load_float", "a", (Address("x"),)),
@@ -174,7 +176,7 @@ def live_registers(program: Program, without: Collection[str] = ()) -> int:
 
     Args:
         program: any.
-        without: registers that are not counted, such as constants where a processor takes them from memory.
+        without: registers that are not counted, such as constants if a processor reads them from memory.
 
     Source: errata Q8.
     """
@@ -182,7 +184,7 @@ def live_registers(program: Program, without: Collection[str] = ()) -> int:
 
 
 def _before(steps: tuple[Step, ...], live: frozenset[str], without: frozenset[str]) -> tuple[frozenset[str], int]:
-    """What is live before these steps when `live` is live after them, and the most that is live on the way."""
+    """The registers live before these steps if `live` are live after them, and the largest number live in between."""
     most = len(live - without)
     for step in reversed(steps):
         if isinstance(step, Instruction):
@@ -191,7 +193,7 @@ def _before(steps: tuple[Step, ...], live: frozenset[str], without: frozenset[st
             most = max(most, len(after - without), len(live - without))
         elif isinstance(step, Loop):
             following, inside = _before(step.body, live, without)
-            while not following <= live:  # the body is followed by itself too
+            while not following <= live:  # the body also follows itself
                 live |= following
                 following, inside = _before(step.body, live, without)
             most = max(most, inside)

@@ -58,8 +58,8 @@ from lowbit.kernels.vector_integer import (
 )
 from lowbit.quantization.bfp_dot import add_rounded_once
 
-# **Memory.** An address is a view of the L elements that begin there. A register has a copy of its own, so that a later
-# write to memory does not change it.
+# **Memory.** An address is a view of the L elements that begin there. A register holds a copy, so a later write to
+# memory does not change it.
 
 
 def load_int(address: U32) -> U32:
@@ -74,7 +74,7 @@ def load_int(address: U32) -> U32:
 
 
 def load_float(address: F32) -> F32:
-    """The L float32 numbers at an address; the 32 bits are taken as they are.
+    """The L float32 numbers at an address; their 32 bits are taken unchanged.
 
     Source: QIGen table 1, load.
     """
@@ -108,25 +108,26 @@ def broadcast_float(a: np.float32, lanes: int) -> F32:
     return np.repeat(a, lanes)
 
 
-# **Integers.** Lanes are unsigned: what is shifted in is zero, what is shifted out is lost, and a sum wraps at 32 bits.
+# **Integers.** Lanes are unsigned: shifts move in zeros and lose the bits moved out, and sums wrap at 32 bits.
 
 
 def cvt_int_float(a: U32) -> F32:
-    """Each lane, below :math:`2^{31}`, as float32; exact for a code wherever it stands, as it has at most 8 bits.
+    """Each lane, below :math:`2^{31}`, as float32; exact for a code at any bit position, because it has at most 8 bits.
 
     Source: QIGen table 1, cvt_int_float.
     """
     return a.astype(np.float32)
 
 
-# **Floats.** A processor's `fmadd` rounds once, after the sum; where there is no such instruction a product and a sum
-# round twice. Both are right, they differ in the last bit, and an instruction set says which it has.
+# **Floats.** A processor's `fmadd` rounds once, after the sum; without such an instruction, a product and a sum round
+# twice. Both are correct but differ in the last bit. An instruction set declares which it has.
 
 
 def fmadd(a: F32, b: F32, c: F32) -> F32:
     """``a * b + c`` rounded once to float32, which numpy does not offer.
 
-    The product is exact in float64. The sum is not always, so `lowbit.quantization.bfp_dot.add_rounded_once` takes it.
+    The product is exact in float64. The sum is not always exact, so `lowbit.quantization.bfp_dot.add_rounded_once`
+    computes it.
 
     >>> a, c = np.float32([1 + 2**-12]), np.float32([2.0**-60])
     >>> fmadd(a, a, c) == np.float32(1 + 2**-11 + 2**-23)  # the exact sum lies just above the midpoint
@@ -134,7 +135,8 @@ def fmadd(a: F32, b: F32, c: F32) -> F32:
     >>> (a.astype(np.float64) * a + c).astype(np.float32) == np.float32(1 + 2**-11)  # two roundings lose it
     array([ True])
 
-    An array that is not numpy's brings this one function of its own, as it does numpy's others by numpy's protocols.
+    An array that is not numpy's provides this function itself, as it provides numpy's other functions by numpy's
+    protocols.
 
     Source: QIGen table 1, fmadd; S. Boldo and G. Melquiond, Emulation of FMA and correctly rounded sums, 2008.
     """
@@ -145,14 +147,14 @@ def fmadd(a: F32, b: F32, c: F32) -> F32:
 
 
 def multiply_then_add(a: F32, b: F32, c: F32) -> F32:
-    """``a * b + c`` rounded twice: `fmadd` where a processor has no such instruction."""
+    """``a * b + c`` rounded twice: `fmadd` on a processor without such an instruction."""
     return a * b + c
 
 
 def reduce_add(a: F32) -> F32:
-    """The sum of the lanes, in every lane, by halves: the upper half is added to the lower until one lane is left.
+    """The sum of the lanes, in every lane, by halving: the upper half is added to the lower until one lane is left.
 
-    No algorithm needs it, since lanes are output columns and are never summed (errata Q5).
+    No algorithm needs it, because lanes are output columns and are never summed (errata Q5).
 
     >>> reduce_add(np.array([1, 2, 3, 4], np.float32))
     array([10., 10., 10., 10.], dtype=float32)
@@ -168,9 +170,9 @@ def reduce_add(a: F32) -> F32:
     return np.repeat(rest, len(a))
 
 
-# **The vocabulary.** What a program may say, with the kinds of what each word takes and gives. `VOCABULARY` is what
-# generators write in, what an instruction set must offer, and what `lowbit.kernels.interpreter` runs; so one program
-# has one meaning everywhere.
+# **The vocabulary.** The instructions of programs, with the kinds of operands and results. Generators write in
+# `VOCABULARY`, an instruction set must provide it, and `lowbit.kernels.interpreter` runs it; so one program has one
+# meaning everywhere.
 
 Kind = Literal["int", "float", "none"]
 Operand = Literal["int", "float", "address", "scalar", "count"]
@@ -178,15 +180,15 @@ Operand = Literal["int", "float", "address", "scalar", "count"]
 
 @dataclass(frozen=True)
 class Word:
-    """One instruction: what kind of register it gives, what it takes, and what it means.
+    """One instruction: the kind of its result, its operands, and its meaning.
 
     Attributes:
-        gives: the kind of its result; ``none`` for a word that gives nothing.
-        takes: for each operand `int` or `float`, a register; `address`, a place in memory; `scalar`, one number that a
-            constant or a place in memory gives; `count`, a constant number of bits.
+        gives: the kind of its result; ``none`` for a word without a result.
+        takes: for each operand `int` or `float`, a register; `address`, an address in memory; `scalar`, one number from
+            a constant or an address; `count`, a constant number of bits.
         meaning: in a few words.
-        function: the same as a function; ``None`` where no value changes.
-        lane_bytes: bytes that a lane takes in memory, of a word that reads or writes L of them.
+        function: the same as a function; ``None`` if no value changes.
+        lane_bytes: bytes of a lane in memory, for a word that reads or writes L lanes.
     """
 
     gives: Kind
@@ -239,4 +241,4 @@ VOCABULARY: Mapping[str, Word] = MappingProxyType(
 )
 
 UNUSED = ("reduce_add",)
-"""Words of Table 1 that no kernel needs, so that an instruction set need not offer them."""
+"""Words of Table 1 that no kernel needs; an instruction set need not provide them."""

@@ -37,7 +37,7 @@ Register = TypeVar("Register", F32, U32)
 
 
 def maximum(a: F32, b: F32) -> F32:
-    """``a`` where it is greater than ``b``, else ``b``, also where one of them is not a number.
+    """``a`` where it is greater than ``b``, else ``b``, also if one of them is a NaN.
 
     >>> maximum(np.array([1, 5, np.nan], np.float32), np.array([2, 4, 6], np.float32))
     array([2., 5., 6.], dtype=float32)
@@ -55,7 +55,7 @@ def as_int(a: F32) -> U32:
 
 
 def add_neighbours(a: Register, b: Register) -> Register:
-    """The sums of lanes 0 and 1, 2 and 3, … of `a`, and behind them those of `b`; their number is even.
+    """The sums of lanes 0 and 1, 2 and 3, … of `a`, followed by those of `b`; the number of lanes is even.
 
     Sums of integers wrap at 32 bits.
 

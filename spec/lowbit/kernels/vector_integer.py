@@ -56,7 +56,7 @@ def load_byte(address: U32) -> U32:
 
 
 def permute(table: F32, index: U32) -> F32:
-    """Each lane is the element of the table that its index names, modulo the number of lanes, a power of two.
+    """Each lane is the element of the table at its index, modulo the number of lanes, a power of two.
 
     >>> permute(np.array([10, 11, 12, 13], np.float32), np.array([3, 0, 0, 6], np.uint32))
     array([13., 10., 10., 12.], dtype=float32)
@@ -87,7 +87,7 @@ def dot4(c: U32, a: U32, b: U32) -> U32:
 
 
 def dot4_pairs(a: U32, b: U32) -> U32:
-    """Two signed 16-bit numbers a lane: the sums of products of bytes 0 and 1, and of 2 and 3, saturated.
+    """Two signed 16-bit numbers per lane: the sums of products of bytes 0 and 1, and of 2 and 3, saturated.
 
     >>> a, b = np.array([255, 255, 1, 2], np.uint8), np.array([127, 127, 3, -4], np.int8)
     >>> dot4_pairs(a.view(np.uint32), b.view(np.uint32)).view(np.int16)
@@ -100,7 +100,7 @@ def dot4_pairs(a: U32, b: U32) -> U32:
 
 
 def add_pairs(a: U32, b: U32) -> U32:
-    """The two 16-bit numbers of each lane added, each wrapping by itself."""
+    """The two 16-bit numbers of each lane added, each wrapping separately."""
     return (a.view(np.uint16) + b.view(np.uint16)).view(np.uint32)
 
 
@@ -131,9 +131,9 @@ def srai(a: U32, i: int) -> U32:
 
 
 def lookup_bytes(table: U32, index: U32) -> U32:
-    """Each byte is the byte of the table that its index names: four look-ups in a lane.
+    """Each byte is the byte of the table at its index: four look-ups per lane.
 
-    A processor looks a byte up among the sixteen bytes of its own four lanes, so a table is repeated every four lanes.
+    A processor looks up a byte among the sixteen bytes of its own four lanes, so a table is repeated every four lanes.
 
     >>> table = np.arange(100, 116, dtype=np.uint8).view(np.uint32)
     >>> lookup_bytes(table, np.array([0x0F020100] * 4, np.uint32)).view(np.uint8)[:4]
@@ -141,7 +141,8 @@ def lookup_bytes(table: U32, index: U32) -> U32:
 
     Args:
         table: sixteen bytes in every four lanes.
-        index: of as many lanes, a multiple of four; its bytes count modulo 16, and one above 127 gives 0.
+        index: with the same number of lanes, a multiple of four; its bytes count modulo 16, and a byte above 127 gives
+            0.
     """
     tables, indices = (each.view(np.uint8).reshape(-1, 16) for each in (table, index))
     found = np.where(indices < 128, np.take_along_axis(tables, indices & np.uint8(15), axis=1), np.uint8(0))
