@@ -7,12 +7,12 @@
 
 namespace lowbit {
 
-// The sizes that a kernel is given: the number of groups or segments, and for each the iterations of the inner loop.
+// The sizes that a kernel takes: the number of groups or segments, and the iterations of the inner loop for each.
 struct Sizes {
   std::int64_t groups, segments = 0;
   const std::int32_t* turns = nullptr;
-  const std::int32_t* back = nullptr;  // of a segment: 1 where the next one begins in its last unit
-  const std::int32_t* ends = nullptr;  // of a segment: 1 where a group ends
+  const std::int32_t* back = nullptr;  // for a segment: 1 if the next one begins in its last unit
+  const std::int32_t* ends = nullptr;  // for a segment: 1 if a group ends with it
 };
 
 // Adds the product of `rows` rows of x and a tile of columns of one block of a panel to y. `w`, `s` and `z` point into
@@ -29,15 +29,15 @@ struct Route {
   std::int64_t columns;  // columns at once, a divisor of the panel
   std::int64_t layout;   // one of Layout
   std::int64_t folded;   // whether some factor is not 1
-  std::int64_t head;     // elements in front of each block: the table of codes, or 0
+  std::int64_t head;     // elements before each block: the table of codes, or 0
   std::int64_t x_length;        // elements of one laid-out row of x
   std::int64_t tables;          // SUMS: tables of a unit
-  const float* factors;         // VALUES: for each code of a unit, a power of two
-  const std::int32_t* terms;    // SUMS: for each table four codes of the unit
-  const float* weights;         // SUMS: and the weight of each
+  const float* factors;         // VALUES: a power of two for each code of a unit
+  const std::int32_t* terms;    // SUMS: four codes of the unit for each table
+  const float* weights;         // SUMS: the weight of each of these codes
   const Sizes* sizes;           // for each block
-  const std::int64_t* x_starts;  // where each block begins in a laid-out row
-  const std::int32_t* segments;  // MANTISSAS: of each segment its first row, its rows, and its first code in its unit
+  const std::int64_t* x_starts;  // the start of each block in a laid-out row
+  const std::int32_t* segments;  // MANTISSAS: first row, rows, and first code in its unit, of each segment
 };
 
 struct Groups {
@@ -60,8 +60,8 @@ inline std::uint32_t to_bits(float a) {
   return d;
 }
 
-// The bits of the largest magnitude; magnitudes compare as their bits do, also as signed numbers, whose maximum the
-// oldest vector instructions have.
+// The bits of the largest magnitude. Magnitudes compare as their bits do, also as signed numbers, for which even the
+// oldest vector instructions have a maximum.
 inline std::uint32_t largest_bits(const float* x, std::int64_t n) {
   std::int32_t most = 0;
   for (std::int64_t i = 0; i < n; ++i) {
@@ -84,7 +84,7 @@ inline float group_sum(const float* x, std::int64_t n) {
 }
 
 // Whether some activation is so small that a factor of 2^-28 would make it subnormal and round it. The bits of positive
-// floats are in the order of the floats; 0 is not small.
+// floats have the same order as the floats; 0 is not small.
 inline bool any_tiny(const float* x, std::int64_t n) {
   constexpr std::uint32_t least = 29u << 23;  // 2^-98 = 2^-126 * 2^28
   std::uint32_t found = 0;
@@ -99,7 +99,7 @@ inline void lay_head(const Route& route, float* to) {
 }
 
 // VALUES: for each group the activations times their powers of two, zeros up to a whole unit, then the group's sum.
-// Rows that do not exist are zeros.
+// Missing rows are zeros.
 inline void lay_values(const Groups& shape, const Route& route, const float* x, std::int64_t count, float* to) {
   const std::int64_t block = route.rows;
   float* const begin = to;
@@ -182,7 +182,7 @@ inline void lay_mantissas(const Groups& shape, const Route& route, const std::in
       const std::int32_t* const segment = route.segments + 3 * (&sizes.turns[s] - route.sizes[0].turns);
       const std::int64_t first = segment[0], length = segment[1], start = segment[2];
       const std::int64_t elements = (start + length + shape.unit_codes - 1) / shape.unit_codes * quarters;
-      const bool usual = length == whole && start == 0 && elements == whole / 4;  // sizes that a compiler then knows
+      const bool usual = length == whole && start == 0 && elements == whole / 4;  // sizes known to the compiler
       for (std::int64_t r = 0; r < count; ++r) {
         const std::int8_t* const from = mantissas + r * shape.rows + first;
         const std::int32_t total = usual ? lay_segment(from, whole, 0, whole / 4, block, to + r)
@@ -204,13 +204,14 @@ inline void lay_mantissas(const Groups& shape, const Route& route, const std::in
 
 // Activations in blocks of 32 with 8-bit mantissas (lowbit.quantization.bfp.cast): e from the largest magnitude, then
 // rint(x / 2^e) saturated at 127. Adding `rounder` rounds to nearest, ties to even. Returns whether x is finite; other
-// numbers have no cast. The sizes of whole blocks are constants, of which a compiler makes vectors.
+// numbers have no cast. The sizes of whole blocks are constants, so that a compiler can vectorise.
 inline bool cast_blocks(const float* x, std::int64_t n, std::int8_t* mantissas, std::int16_t* exponents) {
   bool finite = true;
   const auto cast = [&](std::int64_t start, std::int64_t length) __attribute__((always_inline)) {
     const std::uint32_t largest = largest_bits(x + start, length);
     finite = finite && largest < 0x7F800000u;
-    // A normal float is f * 2^E' with E' = exponent bits - 126; e = E' - 7. Subnormal floats have the least exponent.
+    // A normal float is f * 2^E' with E' = exponent bits - 126; e = E' - 7. Subnormal floats have the smallest
+    // exponent.
     const std::int64_t e = std::max<std::int64_t>(static_cast<std::int64_t>(largest >> 23) - 133, -127);
     const float inverse = power_of_two(-e);
     for (std::int64_t k = 0; k < length; ++k) {

@@ -1,9 +1,9 @@
 // Block Floating Point: cast, decode, integer dot products and their sums in float32 (lowbit.quantization.bfp and
 // bfp_dot).
 //
-// Dot products of 8-bit mantissas are a generated kernel where blocks fit registers (block_products.py). The rest is
+// Dot products of 8-bit mantissas use a generated kernel if blocks fit registers (block_products.py). The rest is
 // written by hand, because blocks have any length and the operations on an element depend on its whole block. Every
-// result is exact or rounded once, so none depends on the compiler.
+// result is exact or rounded once, so no result depends on the compiler.
 #pragma once
 
 #include <cmath>
@@ -120,7 +120,7 @@ inline Status dot(Pool& pool, const Operand& a, const Operand& b, std::int64_t n
   });
 }
 
-// 8-bit mantissas, in blocks for which there is a kernel: it takes `kernels.lanes` blocks of b an iteration.
+// 8-bit mantissas, in blocks for which there is a kernel: it takes `kernels.lanes` blocks of b per iteration.
 inline Status dot_bytes(const KernelSet& kernels, const Operand& a, const Operand& b, std::int64_t n,
                         std::int64_t blocks, std::int64_t* sums, std::int32_t* exponents) {
   constexpr std::int64_t most = 512;  // sums at once
@@ -188,9 +188,9 @@ inline Status total(Pool& pool, const std::int64_t* sums, const std::int32_t* ex
 
 namespace bridge {
 
-// Nothing is done for 0 rows, whatever the addresses.
+// Does nothing for 0 rows, whatever the addresses.
 
-// Calls `call` with a mantissa of this many bytes.
+// Calls `call` with a mantissa type of this many bytes.
 template <class Call> int with_mantissa(int bytes, const Call& call) {
   return bytes == 1 ? call(std::int8_t{}) : bytes == 2 ? call(std::int16_t{}) : call(std::int32_t{});
 }

@@ -14,7 +14,7 @@ inline std::uintptr_t create_pool(int threads) { return reinterpret_cast<std::ui
 
 inline void stop_pool(std::uintptr_t pool) { reinterpret_cast<Pool*>(pool)->stop(); }
 
-// In a forked child the pool is left alone: its threads do not exist there, and waiting for them would never end.
+// A forked child does not touch the pool: its threads do not exist there, and waiting for them would never end.
 inline void destroy_pool(std::uintptr_t pool) {
   Pool* const mine = reinterpret_cast<Pool*>(pool);
   if (!mine->forked()) delete mine;
@@ -32,7 +32,7 @@ inline std::uintptr_t create_linear(const std::int64_t* numbers, std::uintptr_t 
 
 inline void destroy_linear(std::uintptr_t linear) { delete at<Linear>(linear); }
 
-// A route, and the sizes that it points to.
+// A route, with the sizes to which it points.
 struct OwnRoute {
   Route route;
   std::vector<Sizes> sizes;
@@ -70,7 +70,7 @@ inline int multiply_cast(std::uintptr_t linear, std::uintptr_t route, const floa
   return lowbit::multiply_cast(*at<Linear>(linear), at<OwnRoute>(route)->route, x, out, rows);
 }
 
-// Mantissas are passed as unsigned bytes because cppyy takes no array of signed ones.
+// Mantissas are passed as unsigned bytes because cppyy does not accept arrays of signed bytes.
 inline int multiply_blocks(std::uintptr_t linear, std::uintptr_t route, const std::uint8_t* mantissas,
                            const std::int16_t* exponents, float* out, std::int64_t rows) {
   if (rows == 0) return OK;

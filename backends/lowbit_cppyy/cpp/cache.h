@@ -1,7 +1,7 @@
-// Keys and values as a cache keeps them: rows of one head, in float32, float16 or BFP12 (lowbit.model.caches).
+// Keys and values as stored in a cache: rows of one head, in float32, float16 or BFP12 (lowbit.model.caches).
 //
-// A row is cast when it is written. Attention reads rows in float32, those of 64 tokens at once, so a tile is widened
-// into the first cache of the processor and read there by all query heads of its group.
+// A row is cast when it is written. Attention reads rows in float32, 64 tokens at once. So a tile is widened into the
+// first-level cache, where all query heads of its group read it.
 #pragma once
 
 #include "blocks.h"
@@ -9,10 +9,10 @@
 
 namespace lowbit {
 
-constexpr int BFP12 = 3;  // beside the values of Type
+constexpr int BFP12 = 3;  // in addition to the values of Type
 constexpr std::int64_t key_block = 32;  // channels that share an exponent (lowbit.model.caches.BLOCK)
 
-constexpr int unkept = 10;  // status of a step with a key or value that is finite, and infinite in float16
+constexpr int unkept = 10;  // status of a step with a finite key or value that is infinite in float16
 
 inline std::int64_t key_blocks(std::int64_t d) { return (d + key_block - 1) / key_block; }
 
@@ -36,8 +36,8 @@ inline void cast_bfp12(const float* x, std::int64_t d, std::uint8_t* row) {
   }
 }
 
-// The values of one block: 16 bytes with two mantissas each, the first in the low half. A byte for each is made of words
-// at once, 8 more than the mantissa, which leaves loops that a compiler turns into vectors.
+// The values of one block: 16 bytes with two mantissas each, the first in the low half. Each mantissa becomes a byte,
+// plus 8. This is done on whole words, so that a compiler can vectorise the loops.
 inline void decode_block(const std::uint8_t* pairs, float step, float* __restrict out) {
   std::uint8_t each[key_block];
   for (int n = 0; n < 4; ++n) {
@@ -69,7 +69,7 @@ inline void decode_bfp12(const std::uint8_t* row, std::int64_t d, float* out) {
   }
 }
 
-// Writes the row with this number; OK, or why it cannot be kept.
+// Writes the row with this number; returns OK, or the reason why it cannot be stored.
 inline int keep_row(std::int64_t type, const float* x, std::int64_t d, std::int64_t number, std::uint8_t* rows) {
   std::uint8_t* const row = rows + number * row_bytes(type, d);
   if (type == FLOAT32) {

@@ -1,7 +1,8 @@
 // Casts of activations to 8 bits, as `lowbit.tensor_formats` specifies them: a row is a token.
 //
-// Of what kernels may choose: Q8_0 and Q8_1 multiply by 1/d, int8 by 127/m, and ties go to even. Loops are written so
-// that a compiler turns them into vectors without rounding otherwise: maxima of bits, and a rounding by an addition.
+// Among the choices that kernels have: Q8_0 and Q8_1 multiply by 1/d, int8 by 127/m, and ties go to even. Loops are
+// written so that a compiler can vectorise them without changing a rounding: maxima of bits, and rounding by an
+// addition.
 #pragma once
 
 #include "decode.h"
@@ -13,7 +14,7 @@ enum Cast { Q8_0, Q8_1, Q8_K, INT8 };  // stored/casts.py
 enum CastStatus { TOO_SMALL = 6, TOO_LARGE = 7, NOT_FINITE = 8 };
 
 // The nearest integers to x * factor, whose products are at most 2^22 in magnitude, up to `top`; their sum. The product
-// is rounded by itself: a compiler may fuse it with the addition within one expression, and these are two.
+// is rounded separately: a compiler may fuse it with the addition within one expression, but these are two.
 inline std::int32_t round_products(const float* x, std::int64_t n, float factor, std::int32_t top, std::int8_t* codes) {
   std::int32_t sum = 0;
   for (std::int64_t i = 0; i < n; ++i) {
@@ -45,7 +46,8 @@ inline int cast_eight(const float* x, bool with_sum, std::uint8_t* out) {
   return OK;
 }
 
-// One block of Q8_K: float32 d, codes, the sums of 16 codes each. The first number of largest magnitude becomes -127.
+// One block of Q8_K: float32 d, codes, the sums of 16 codes each. The first number with the largest magnitude becomes
+// -127.
 inline int cast_k(const float* x, std::uint8_t* out) {
   const std::uint32_t most = largest_bits(x, 256);
   if (infinite(from_bits(most))) return NOT_FINITE;
@@ -79,7 +81,7 @@ constexpr std::int64_t most_bytes = 292;  // of a block
 
 inline std::int64_t block_of(Cast cast, std::int64_t n) { return cast == INT8 ? n : cast == Q8_K ? 256 : 32; }
 
-// A float32 scale as a type keeps it.
+// A float32 scale rounded to a type.
 inline int kept_scale(float* scale, Type type) {
   if (type == FLOAT32) return OK;
   const std::uint16_t bits = type == FLOAT16 ? narrow_half(*scale) : narrow_brain(*scale);
@@ -108,7 +110,7 @@ inline int cast_row(Cast cast, Type type, const float* x, std::int64_t n, std::i
   return OK;
 }
 
-// Calls `each(row, numbers)` for every row of x, widened to float32; the status of one that failed, if any did.
+// Calls `each(row, numbers)` for every row of x, widened to float32; returns the status of a row that failed, if any.
 template <class Each>
 int each_row(Pool& pool, const std::uint8_t* x, std::int64_t type, std::int64_t rows, std::int64_t n, const Each& each) {
   const std::int64_t bytes = n * (type == FLOAT32 ? 4 : 2);
@@ -143,7 +145,7 @@ inline int multiply_stored_cast(const Linear& linear, const StoredRoute& own, Ca
   return status == OK ? multiply_stored_bytes(linear, own, codes, scales, block, out, out_type, T) : status;
 }
 
-// `out` holds the blocks of all rows, or the codes of int8, whose scales go to `scales`. `x` lies in memory of `type`.
+// `out` holds the blocks of all rows, or the codes of int8, whose scales go to `scales`. `x` has elements of `type`.
 inline int cast_rows(Pool& pool, Cast cast, const std::uint8_t* x, std::int64_t type, std::int64_t rows, std::int64_t n,
                      std::uint8_t* out, float* scales) {
   const std::int64_t block = block_of(cast, n), bytes = cast == Q8_K ? 292 : cast == Q8_1 ? 36 : 34;

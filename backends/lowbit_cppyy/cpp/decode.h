@@ -1,7 +1,7 @@
 // The operations between two linear layers of a decode step, composed of kernels that pass over rows (elementwise.py).
 //
-// A kernel processes `chunk` elements in each iteration; the rest of a row passes through it in a buffer. Rows, tokens
-// and heads are split between threads; no result depends on how.
+// A kernel processes `chunk` elements in each iteration; the rest of a row goes through a buffer. Rows, tokens and
+// heads are split between threads; no result depends on the split.
 #pragma once
 
 #include <cfloat>
@@ -15,7 +15,7 @@ namespace lowbit {
 constexpr std::int64_t chunk = 64;
 constexpr std::int64_t exponential_work = 16;  // the cost of an exponential, in multiply-adds
 
-// The kernels of one operation, in the order in which the comment above it names them, and its threads.
+// The kernels of one operation, in the order of the comment above it, and its threads.
 struct KernelSet {
   Pool* pool;
   std::int64_t lanes;     // of their registers
@@ -42,7 +42,7 @@ inline void each(MicroKernel kernel, const float* x, const float* w, const float
   std::memcpy(y + whole, result, rest * sizeof(float));
 }
 
-// A reduction: the kernel folds all elements into `chunk` numbers, which begin as `none`; these are then halved.
+// A reduction: the kernel folds all elements into `chunk` numbers, which start as `none`; these are then halved.
 template <class Fold>
 inline float folded(MicroKernel kernel, const float* w, std::int64_t n, float none, Fold two) {
   alignas(64) float many[chunk], last[chunk];
@@ -68,7 +68,7 @@ inline float largest(MicroKernel kernel, const float* w, std::int64_t n) {
   return folded(kernel, w, n, none, [](float a, float b) { return a > b ? a : b; });
 }
 
-// Calls body(first, last) for parts of a range, by several threads where that pays. `work` is the cost of one item, in
+// Calls body(first, last) for parts of a range, in several threads if that pays off. `work` is the cost of one item, in
 // multiply-adds.
 template <class Body> Status spread(Pool& pool, std::int64_t count, std::int64_t work, const Body& body) {
   const auto call = [](const void* context, std::int64_t first, std::int64_t last) {
@@ -148,8 +148,8 @@ inline Status softmax(const KernelSet& kernels, const float* scores, std::int64_
 // rotated
 inline std::int64_t padded_channels(std::int64_t d) { return (d + chunk - 1) / chunk * chunk; }
 
-// The cosines and sines of a position, d channels of each, in alternate chunks: what a rotation reads. What pads the
-// last chunks is not written.
+// The cosines and sines of a position, d channels of each, in alternate chunks, as a rotation reads them. The padding
+// of the last chunks is not written.
 template <class Number> inline void lay_angles(const Number* cosines, const Number* sines, std::int64_t d, float* both) {
   for (std::int64_t c = 0; c < d; ++c) {
     both[c / chunk * 2 * chunk + c % chunk] = static_cast<float>(cosines[c]);
@@ -157,7 +157,7 @@ template <class Number> inline void lay_angles(const Number* cosines, const Numb
   }
 }
 
-// One head; `out` may be x. `room` has 3 * padded_channels(d) floats, zeros where they pad.
+// One head; `out` may be x. `room` has 3 * padded_channels(d) floats, with zeros as padding.
 inline void rotate_head(const KernelSet& kernels, const float* x, const float* both, const std::int64_t* partners,
                         std::int64_t d, float* room, float* out) {
   const std::int64_t padded = padded_channels(d);
@@ -184,8 +184,8 @@ inline Status rotate(const KernelSet& kernels, const float* x, const double* cos
   });
 }
 
-// **Attention** of the last of some tokens over all of them. Keys and values of a head are rows of d channels, and
-// heads lie `key_stride` and `value_stride` elements apart. Scores may be shaped (lowbit.attention.shaped).
+// **Attention** of the last of some tokens over all of them. Keys and values of a head are rows of d channels; heads
+// are `key_stride` and `value_stride` elements apart. Scores may be shaped (lowbit.attention.shaped).
 struct Heads {
   std::int64_t tokens, heads, kv_heads, length, d, window;  // a window of 0 means no window
   std::int64_t key_stride, value_stride;
@@ -195,15 +195,15 @@ struct Heads {
   std::int64_t channels() const { return (d + 15) / 16 * 16; }
 };
 
-// Zeros behind the rows of `seen` tokens of a copy: as many as a kernel may read.
+// Zeros after the rows of `seen` tokens of a copy: as many as a kernel may read.
 inline void fill_behind(const KernelSet& kernels, const Heads& shape, std::int64_t seen, float* copy) {
   const std::int64_t read = (seen + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
   std::fill(copy + seen * shape.d, copy + read * shape.d + shape.channels() - shape.d, 0.0f);
 }
 
-// The rows of `chunk` tokens, of which `left` are visible, for a kernel to read: in place, or copied where the first of
-// several queries sees fewer, `least`, or a kernel would read beyond the last row of the head. It reads `channels`
-// elements from the start of each row, which for narrow heads are several rows.
+// The rows of `chunk` tokens, of which `left` are visible, for a kernel: in place, or copied if the first of several
+// queries sees fewer, `least`, or a kernel would read past the last row of the head. A kernel reads `channels` elements
+// from the start of each row, which for narrow heads are several rows.
 inline const float* rows_at(const KernelSet& kernels, const Heads& shape, const float* rows, std::int64_t first,
                             std::int64_t left, std::int64_t least, float* copy) {
   const std::int64_t end = (first + chunk - 1) * shape.d + shape.channels();
@@ -218,9 +218,9 @@ inline std::int64_t attention_room(const Heads& shape, std::int64_t queries) {
   return chunk * shape.d + 16 + queries * (2 * shape.channels() + 16 + (shape.length + chunk - 1) / chunk * chunk);
 }
 
-// Query heads h0 .. h1 of the tokens t0 .. t1, which all read one key-value head, and of which several have no window
-// or one that begins at the first token. `keys(first, left, least, copy)` and `values` give its rows as `rows_at` does.
-// `room` has space for `attention_room` floats, with a query for each head and token.
+// Query heads h0 .. h1 of the tokens t0 .. t1, which all read one key-value head. If there are several tokens, they have
+// no window or one that begins at the first token. `keys(first, left, least, copy)` and `values` give its rows as
+// `rows_at` does. `room` has space for `attention_room` floats, with a query for each head and token.
 template <class Keys, class Values>
 inline void attend_heads(const KernelSet& kernels, const Heads& shape, const float* queries, const Keys& keys,
                          const Values& values, std::int64_t t0, std::int64_t t1, std::int64_t h0, std::int64_t h1,
@@ -231,7 +231,7 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
   const std::int64_t padded = (most + chunk - 1) / chunk * chunk;
   const auto seen = [&](std::int64_t n) { return least + n / heads; };
   float* const copy = room + count * (2 * channels + 16 + padded);
-  // Followed by its scale, and by the exponential of its sink.
+  // Followed by the scale, and by the exponential of the sink.
   const auto query = [&](std::int64_t n) { return room + n * (channels + 16); };
   const auto mix = [&](std::int64_t n) { return query(count) + n * channels; };
   const auto probabilities = [&](std::int64_t n) { return mix(count) + n * padded; };
@@ -242,7 +242,7 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
     query(n)[channels] = shape.scale > 0 ? shape.scale : static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
   }
   // Calls body(rows, u, n) for all rows that a query sees, `chunk` at a time, the last token first. A row is 0 for the
-  // token before it, as rows behind the last are for all: a kernel may read the row behind those that are seen.
+  // token before it, as rows after the last are for all tokens: a kernel may read the row after the visible ones.
   const auto each_chunk = [&](const auto& rows_from, const auto& body) {
     for (std::int64_t u = 0; u < most; u += chunk) {
       const float* const rows = rows_from(start + u, most - u, least - u, copy);
@@ -280,16 +280,16 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
   }
 }
 
-// The fewest parts of equal size of a group of query heads that fit; as many as there are heads if none do.
+// The smallest number of equal parts of a group of query heads that fit; the number of heads if none fit.
 template <class Fits> std::int64_t parts_of(std::int64_t group, const Fits& fits) {
   for (std::int64_t parts = 1; parts < group; ++parts)
     if (group % parts == 0 && fits(parts)) return parts;
   return group;
 }
 
-// scores, largest, exponentials, sums, mixed, scaled, for caches of float16 widened, and for soft caps capped. The query
-// heads of a key-value head are computed together, so that its rows are read from memory once; where that leaves threads
-// without work, they are divided.
+// scores, largest, exponentials, sums, mixed, scaled; widened for float16 caches, and capped for soft caps. The query
+// heads of a key-value head are computed together, so that its rows are read from memory once; they are divided if
+// threads would otherwise have no work.
 inline Status attend(const KernelSet& kernels, const Heads& shape, const float* queries, const float* keys,
                      const float* values, float* out) {
   const std::int64_t group = shape.heads / shape.kv_heads, jobs = shape.tokens * shape.kv_heads;

@@ -18,7 +18,7 @@
 namespace lowbit {
 
 #ifdef LOWBIT_FENCES
-constexpr std::int64_t fence = 16;  // floats behind each area
+constexpr std::int64_t fence = 16;  // floats after each area
 inline void raise_fence(float* first, float* last) { __asan_poison_memory_region(first, (last - first) * sizeof(float)); }
 inline void lower_fences(float* first, float* last) { __asan_unpoison_memory_region(first, (last - first) * sizeof(float)); }
 #else

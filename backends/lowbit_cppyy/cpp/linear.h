@@ -15,18 +15,18 @@ struct Linear {
   std::int64_t columns, panel, panels, blocks;
   std::int64_t scales_each, zeros_each;  // scales and zeros in an element of the stream
   const std::uint32_t* stream;
-  const std::int64_t* starts;  // where each block of each panel begins in the stream
+  const std::int64_t* starts;  // the start of each block of each panel in the stream
   Pool* pool;
 };
 
-constexpr std::int64_t max_rows = 16;         // of Route::rows
-constexpr std::int64_t max_panel = 128;       // of Linear::panel
+constexpr std::int64_t max_rows = 16;         // the largest Route::rows
+constexpr std::int64_t max_panel = 128;       // the largest Linear::panel
 constexpr std::int64_t rows_at_once = 64;     // rows of x laid out together, which bounds the memory of a call
-constexpr std::int64_t own_rows = 32;         // likewise, where each thread has rows of its own
-constexpr std::int64_t chunk_work = 1 << 16;  // the least multiply-adds of a chunk
-constexpr std::int64_t wake_work = 1 << 21;   // and of a call that wakes sleeping threads; measured: less is not worth it
+constexpr std::int64_t own_rows = 32;         // likewise, if each thread has its own rows
+constexpr std::int64_t chunk_work = 1 << 16;  // the fewest multiply-adds of a chunk
+constexpr std::int64_t wake_work = 1 << 21;   // likewise, of a call that wakes sleeping threads (measured)
 constexpr std::int64_t chunks_per_thread = 16;
-constexpr std::int64_t cached_bytes = 1 << 18;  // of laid-out activations that stay in a second-level cache
+constexpr std::int64_t cached_bytes = 1 << 18;  // laid-out activations that stay in a second-level cache
 
 // The data that the threads of a call share.
 struct Job {
@@ -38,7 +38,7 @@ struct Job {
   std::int64_t first, last;  // blocks of every panel
 };
 
-// Fills a tile of results: with zeros before the first block, with the sums so far before any other.
+// Fills a tile of results: with zeros before the first block, and with the sums so far before later blocks.
 inline void begin_tile(const Job& job, std::int64_t row, std::int64_t column, std::int64_t width, float* tile) {
   const Linear& linear = *job.linear;
   const std::int64_t columns = job.route->columns, whole = (width + columns - 1) / columns * columns;
@@ -86,7 +86,7 @@ inline Status compute(const Linear& linear, const Route& route, const float* lai
   const std::int64_t work = linear.panel * linear.shape.rows * rows;  // of one panel
   const std::int64_t worth = chunk_work / work + 1;
   const bool wake = linear.panels * work >= wake_work;
-  // Activations that fit the second-level cache are read as a whole for each panel; otherwise a block's part of them is
+  // Activations that fit the second-level cache are read as a whole for each panel; otherwise the part for one block is
   // read for all panels.
   const bool whole = rows * route.x_length * static_cast<std::int64_t>(sizeof(float)) <= cached_bytes;
   const std::int64_t step = whole ? linear.blocks : 1;

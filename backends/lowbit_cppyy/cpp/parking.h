@@ -1,6 +1,6 @@
 // Waiting of threads: they spin on a number for a moment, then sleep until another thread reports that it changed.
 //
-// On Linux sleeping is one system call on the number itself, and waking is another, made only when a thread sleeps.
+// On Linux sleeping is one system call on the number itself, and waking is another, made only if a thread sleeps.
 // Elsewhere a condition variable does the same; LOWBIT_NO_FUTEX selects it on Linux too, for tests.
 #pragma once
 
@@ -45,7 +45,7 @@ bool watch(std::chrono::nanoseconds patience, Condition condition) {
   return false;
 }
 
-// A number to sleep on.
+// A number that threads can wait on.
 class Word {
  public:
   std::atomic<std::uint32_t> value{0};
@@ -65,7 +65,7 @@ class Word {
 #if LOWBIT_FUTEX
     ::syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, most, nullptr, nullptr, 0);
 #else
-    { std::lock_guard<std::mutex> guard(mutex_); }  // now no thread is between its check and its sleep
+    { std::lock_guard<std::mutex> guard(mutex_); }  // from here no thread is between its check and its sleep
     static_cast<void>(most);
     changed_.notify_all();
 #endif

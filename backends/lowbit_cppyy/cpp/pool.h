@@ -1,11 +1,11 @@
 // A pool of threads that ends with its owner.
 //
-// A call of `together` runs one function in several threads at once. A call of `run` cuts a range into chunks and gives
-// every thread a share of neighbouring ones, so that each reads one long stretch of memory. A thread takes chunks from
-// the front of its share. When the share is done, it steals the back half of the rest of another's. The caller begins at
-// once, as does every worker that is awake by then. A late worker finds its share stolen, and nobody waits for it. So a
-// small call never pays for a slow wake-up. The result does not depend on the thread that computes a chunk. Between
-// calls the workers sleep.
+// A call of `together` runs one function in several threads at once. A call of `run` divides a range into chunks and
+// gives every thread a share of adjacent chunks, so that each reads one long stretch of memory. A thread takes chunks
+// from the front of its share. When its share is done, it steals the back half of what remains of another share. The
+// caller begins immediately, as does every worker that is awake by then. A late worker finds its share stolen, and no
+// thread waits for it. So a slow wake-up never delays a small call. The result does not depend on the thread that
+// computes a chunk. Between calls the workers sleep.
 #pragma once
 
 #include <algorithm>
@@ -31,8 +31,8 @@ namespace lowbit {
 
 enum Status { OK = 0, NO_MEMORY = 1, FORKED = 2, CLOSED = 3, TINY = 4, STRANGE = 5 };
 
-// While it lives, this thread and those that it starts block all signals but those that their own faults raise. Signals
-// from outside belong to the threads of the host program, whose handlers may not expect other threads.
+// During its lifetime, this thread and those that it starts block all signals except those raised by their own faults.
+// Signals from outside belong to the threads of the host program, whose handlers may not expect other threads.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -49,7 +49,7 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-// While it lives, this thread rounds to nearest, keeps subnormal numbers and traps nothing, whatever mode the host
+// During its lifetime, this thread rounds to nearest, keeps subnormal numbers and traps nothing, whatever mode the host
 // program has set. So results depend neither on that mode nor on the thread that computes them. Afterwards the
 // program's mode and exception flags are restored.
 class StandardArithmetic {
@@ -79,8 +79,8 @@ class Pool {
   // Calls `team(context, thread, threads)` in several threads at the same time. It must not throw.
   using Team = void (*)(const void* context, int thread, int threads);
 
-  // `threads` counts the caller: one thread means no workers. Where the system refuses a thread, fewer are used.
-  // The workers get the affinity that the creating thread has at that moment; later changes do not move them.
+  // `threads` counts the caller: one thread means no workers. If the system refuses a thread, fewer are used. The
+  // workers get the affinity that the creating thread has at that moment; later changes do not move them.
   explicit Pool(int threads) : owner_(::getpid()), shares_(new Share[std::max(threads, 1)]) {
     workers_.reserve(std::max(threads, 1));
     const SignalsBlocked blocked;
@@ -91,7 +91,7 @@ class Pool {
     threads_ = 1 + static_cast<int>(workers_.size());
   }
 
-  // Never runs in a forked child, which has none of the threads (see `destroy_pool`).
+  // Does not run in a forked child, which has none of the threads (see `destroy_pool`).
   ~Pool() { stop(); }
 
   Pool(const Pool&) = delete;
@@ -103,9 +103,9 @@ class Pool {
   bool forked() const { return ::getpid() != owner_; }
 
   // Covers 0 .. count in chunks of `grain`. Several threads, and a body, may call this at once: the first gets the
-  // workers, the others compute alone. Workers that spin for work always take part. Sleeping ones are woken only where
-  // the caller asks for it, because waking them costs time before it saves any. Waking them now and then in a row of
-  // small calls was measured, and made calls of 20 us half as slow again.
+  // workers, the others compute alone. Workers that spin for work always take part. Sleeping workers are woken only if
+  // the caller asks for it, because waking them costs time before it saves any. Occasional waking in a series of small
+  // calls was measured: calls of 20 us took half as long again.
   Status run(std::int64_t count, std::int64_t grain, bool wake, Body body, const void* context) {
     if (forked()) return FORKED;
     if (stopped_.load(std::memory_order_acquire)) return CLOSED;
@@ -117,7 +117,7 @@ class Pool {
       return OK;
     }
     if (!wake && sleepers_.load(std::memory_order_relaxed) == static_cast<int>(workers_.size())) {
-      body(context, 0, count);  // no worker will take part, so the range is not cut
+      body(context, 0, count);  // no worker will take part, so the range is not divided
     } else {
       job_ = {body, nullptr, context, count, grain_for(count, grain), processor()};
       cut();
@@ -129,9 +129,9 @@ class Pool {
     return OK;
   }
 
-  // Calls `team` once in each of several threads, which may wait for one another: the caller and the workers that come
-  // in time. It is for long work of many parts, between which the threads stay awake. Where another thread uses the
-  // workers, the caller is alone. `patience` is the time that it waits for them.
+  // Calls `team` once in each of several threads, which may wait for one another: the caller and the workers that
+  // arrive in time. It is for long work of many parts, between which the threads stay awake. If another thread uses the
+  // workers, the caller runs alone. `patience` is the time that it waits for the workers.
   Status together(Team team, const void* context, std::chrono::nanoseconds patience) {
     if (forked()) return FORKED;
     if (stopped_.load(std::memory_order_acquire)) return CLOSED;
@@ -177,20 +177,20 @@ class Pool {
   // the next, with the checks of a stored product (5 to 15 µs). Waking a sleeping worker costs the caller 5 to 15 µs, and
   // the worker starts after 20 to 45 µs (virtual machine, 2 processors).
   static constexpr std::chrono::microseconds worker_patience{25};
-  // The time that the caller, with its own chunks done, spins for workers that still compute one: about the cost of
-  // sleeping and being woken, so that it loses at most as much again.
+  // The time that the caller, after its own chunks, spins for workers that still compute one: about the cost of
+  // sleeping and being woken, so that it loses at most that much again.
   static constexpr std::chrono::microseconds caller_patience{20};
 
-  // The least time that the caller of `together` waits for workers to come: more than waking one mostly takes. Tests
-  // that look for races choose a long one, so that all workers come.
+  // The least time that the caller of `together` waits for workers to arrive: more than waking one usually takes. Tests
+  // that look for races choose a long time, so that all workers arrive.
 #ifndef LOWBIT_GATHERING
 #define LOWBIT_GATHERING 100
 #endif
   static constexpr std::chrono::microseconds least_patience{LOWBIT_GATHERING};
-  // The time that it spins, and a worker with it, before it leaves its processor to others, of which a worker that waits
-  // for the same processor may be one.
+  // The time that the caller and its workers spin before they yield the processor to other threads, possibly to a
+  // worker that waits for the same processor.
   static constexpr std::chrono::microseconds gathering_patience{100};
-  // The time that a worker spins after such a call: a decoder that generates makes the next one soon.
+  // The time that a worker spins after such a call: a generating decoder makes the next one soon.
   static constexpr std::chrono::microseconds team_patience{200};
 
   struct Job {
@@ -201,7 +201,7 @@ class Pool {
     int processor;  // of the caller
   };
 
-  // The chunks first .. last that a thread still has to do: `last` in the upper half, `first` in the lower.
+  // The remaining chunks first .. last of a thread: `last` in the upper half, `first` in the lower.
   struct alignas(64) Share {
     std::atomic<std::uint64_t> range{0};
   };
@@ -219,7 +219,7 @@ class Pool {
     const std::uint64_t chunks = (job_.count - 1) / job_.grain + 1;
     const std::uint64_t threads = threads_, sharing = std::min(threads, chunks);
     for (std::uint64_t n = 0; n < threads; ++n) {
-      const std::uint64_t share = std::min(n, sharing);  // beyond the chunks there are, shares are empty
+      const std::uint64_t share = std::min(n, sharing);  // past the last chunk, shares are empty
       const std::uint64_t next = std::min(n + 1, sharing);
       shares_[n].range.store(range(chunks * share / sharing, chunks * next / sharing), std::memory_order_relaxed);
     }
@@ -227,7 +227,7 @@ class Pool {
 
   void open(bool wake, int most) {
     state_.value.store(is_open, std::memory_order_release);
-    number_.value.fetch_add(1);  // before looking for sleepers: either they are seen here, or they see this
+    number_.value.fetch_add(1);  // before looking for sleepers: either they are seen here, or they see the new number
     if (wake && sleepers_.load() > 0) number_.wake(most);
   }
 
@@ -251,7 +251,7 @@ class Pool {
     if (state_.value.fetch_sub(1, std::memory_order_acq_rel) == (caller_sleeps | 1)) state_.wake_all();
   }
 
-  // Waits until all workers have come to a team, for at most this time.
+  // Waits until all workers have joined a team, for at most this time.
   void gather(std::uint32_t workers, std::chrono::nanoseconds patience) {
     const auto deadline = std::chrono::steady_clock::now() + patience;
     const auto all_came = [&] { return came_.load(std::memory_order_relaxed) == workers; };
@@ -306,7 +306,8 @@ class Pool {
   }
 
   // Schedulers may wake a worker on the processor of its caller, which still runs there, and leave it there for many
-  // calls (seen: 0.1 s). Then two threads are no faster than one. So it moves to any other processor that it may use.
+  // calls (observed: 0.1 s). Then two threads are no faster than one. So the worker moves to any other processor that
+  // it may use.
   void leave_the_caller_alone() {
 #if defined(__linux__)
     cpu_set_t allowed, others;
@@ -314,7 +315,7 @@ class Pool {
     others = allowed;
     CPU_CLR(job_.processor, &others);
     if (CPU_COUNT(&others) == 0 || ::sched_setaffinity(0, sizeof others, &others) != 0) return;
-    ::sched_setaffinity(0, sizeof allowed, &allowed);  // it has moved; the scheduler decides again from here on
+    ::sched_setaffinity(0, sizeof allowed, &allowed);  // it has moved; from here the scheduler decides again
 #endif
   }
 
@@ -334,7 +335,7 @@ class Pool {
       }
       if (stopped_.load(std::memory_order_acquire)) return;
       seen = number_.value.load();
-      if (!enter()) continue;  // too late: the other threads have done the job
+      if (!enter()) continue;  // too late: the other threads have finished the job
       if (!awake) leave_the_caller_alone();
       patience = job_.team ? team_patience : worker_patience;
       if (job_.team) take_part();
@@ -351,13 +352,13 @@ class Pool {
   std::atomic<bool> busy_{false};  // whether one of them uses the workers
   std::atomic<bool> stopped_{false};
 
-  // Of the call that uses the workers; written while none of them is inside.
+  // The data of the call that uses the workers; written while no worker is inside.
   Job job_{};
   std::unique_ptr<Share[]> shares_;
   Word state_;
   Word number_;  // of the job; workers wait for it to change
   std::atomic<int> sleepers_{0};
-  std::atomic<std::uint32_t> came_{0};  // workers that came to a team; `too_late` once it has begun
+  std::atomic<std::uint32_t> came_{0};  // workers that joined a team; `too_late` once it has begun
   std::atomic<int> size_{0};            // of the team, the caller included; 0 until it begins
 };
 

@@ -1,6 +1,6 @@
 // Routing: the scores of experts, the choice, and the weights of those chosen, for one token at a time.
 //
-// They are few numbers, so they are computed in float64 by plain loops and rounded once. Products of float32 are exact in
+// These are few numbers, so plain loops compute them in float64 and round once. Products of float32 are exact in
 // float64, so a result does not depend on whether a compiler fuses them with additions.
 #pragma once
 
@@ -21,7 +21,7 @@ inline void softmax_wide(double* numbers, std::int64_t count, float* to) {
   for (std::int64_t n = 0; n < count; ++n) to[n] = static_cast<float>(numbers[n] / total);
 }
 
-// The logits of E experts for one token, or their probabilities; `router` is K x E, and `sums` room for E numbers.
+// The logits of E experts for one token, or their probabilities; `router` is K x E, and `sums` has room for E numbers.
 inline void gate_row(const float* x, const float* router, std::int64_t K, std::int64_t E, bool probabilities, double* sums,
                      float* scores) {
   std::fill_n(sums, E, 0.0);
@@ -31,7 +31,7 @@ inline void gate_row(const float* x, const float* router, std::int64_t K, std::i
   for (std::int64_t e = 0; e < E; ++e) scores[e] = static_cast<float>(sums[e]);
 }
 
-// The k experts of the greatest scores, best first; of equal scores the lowest number first.
+// The k experts with the highest scores, best first; among equal scores the lowest number first.
 inline void choose_row(const float* scores, std::int64_t E, std::int64_t k, std::int64_t* chosen) {
   for (std::int64_t place = 0; place < k; ++place) {
     std::int64_t best = -1;
@@ -44,8 +44,8 @@ inline void choose_row(const float* scores, std::int64_t E, std::int64_t k, std:
   }
 }
 
-// The weights of the k chosen: their softmax, or with probabilities each divided by their sum. `own` is room for k
-// numbers.
+// The weights of the k chosen experts: their softmax, or for probabilities each divided by their sum. `own` has room
+// for k numbers.
 inline void weigh_row(const float* scores, const std::int64_t* chosen, std::int64_t k, bool probabilities, double* own,
                       float* weights) {
   double total = 0;

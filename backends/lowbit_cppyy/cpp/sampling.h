@@ -1,5 +1,6 @@
-// The choice of a token by its logits, as `lowbit.model.sampling` pins it: the same exponential, the same integers, the
-// same generator, so the same token. Only the list of tokens is put in order as far as it is read, and no further.
+// The choice of a token by its logits, as `lowbit.model.sampling` defines it: the same exponential, the same integers,
+// the same generator, and so the same token. The only difference: the list of tokens is sorted only as far as it is
+// read.
 #pragma once
 
 #include <cmath>
@@ -17,9 +18,9 @@ struct Sampling {
 
 constexpr double one_weight = 0x1p44;
 
-constexpr std::int64_t at_once = 64;  // exponentials: loops over so many that a compiler turns them into vectors
+constexpr std::int64_t at_once = 64;  // exponentials: a compiler vectorises loops of this length
 
-// x = e^x for x <= 0. Each product and each sum is a statement of its own, so that a compiler fuses none.
+// x = e^x for x <= 0. Each product and each sum is a separate statement, so that a compiler cannot fuse them.
 inline void exponentials(double (&x)[at_once]) {
   constexpr double high = 0.693147180369123816490, low = 1.90821492927058770002e-10, integers = 6755399441055744.0;
   constexpr double factorials[] = {1,     1,      2,       6,        24,        120,        720,
@@ -64,7 +65,7 @@ inline std::uint64_t random_bits(std::uint64_t seed, std::uint64_t position, std
   return c[0];
 }
 
-// The least integer that is at least a fraction (0 to 1) of a number below 2^63.
+// The smallest integer that is at least a fraction (0 to 1) of a number below 2^63.
 inline std::int64_t rounded_up(double fraction, std::int64_t of) {
   if (fraction == 0) return 0;
   int power;
@@ -75,7 +76,7 @@ inline std::int64_t rounded_up(double fraction, std::int64_t of) {
   return static_cast<std::int64_t>((product + (static_cast<unsigned __int128>(1) << shift) - 1) >> shift);
 }
 
-// Whether a token stands before another in the list.
+// Whether a token precedes another in the list.
 struct Before {
   const std::int64_t* weights;
 
@@ -84,7 +85,7 @@ struct Before {
   }
 };
 
-// Tokens with their weights, the heaviest first and of equals the one with the lowest number; put in order on demand.
+// Tokens with their weights, the heaviest first and among equals the lowest number first; sorted on demand.
 class Ordered {
  public:
   Ordered(const std::int64_t* weights, std::vector<std::int32_t> tokens) : weights_(weights), tokens_(std::move(tokens)) {}
@@ -95,7 +96,7 @@ class Ordered {
     for (std::int64_t step = std::max<std::int64_t>(64, ready_); n >= ready_; step = ready_) sort_to(ready_ + step);
     return tokens_[n];
   }
-  // Only the first tokens stay.
+  // Keeps only the first tokens.
   void cut(std::int64_t count) {
     if (count >= size()) return;
     std::nth_element(tokens_.begin(), tokens_.begin() + count, tokens_.end(), Before{weights_});
@@ -152,7 +153,7 @@ inline std::int32_t choose(const float* logits, std::int64_t count, const Sampli
   return list.token(place);
 }
 
-// The likeliest of a run of tokens, of equals the first, and whether the logits of all are finite.
+// The likeliest of a run of tokens, the first among equals, and whether all logits are finite.
 struct Likeliest {
   float logit = -std::numeric_limits<float>::infinity();
   std::int32_t token = 0;
@@ -165,7 +166,7 @@ struct Likeliest {
 };
 
 inline Likeliest likeliest(const float* logits, std::int32_t first, std::int32_t last) {
-  constexpr std::int32_t lanes = 16;  // each the likeliest of its own tokens, in loops that a compiler turns into vectors
+  constexpr std::int32_t lanes = 16;  // each finds the likeliest of its own tokens; a compiler vectorises the loops
   float most[lanes];
   std::int32_t token[lanes], wrong[lanes];
   for (std::int32_t i = 0; i < lanes; ++i) most[i] = -std::numeric_limits<float>::infinity(), token[i] = first, wrong[i] = 0;
@@ -188,8 +189,8 @@ inline Likeliest likeliest(const float* logits, std::int32_t first, std::int32_t
 
 namespace bridge {
 
-// `settings`: temperature, top_p, min_p. `place`: the seed, the position and the sequence. The token; -1 for too little
-// memory.
+// `settings`: temperature, top_p, min_p. `place`: the seed, the position and the sequence. Returns the token; -1 for
+// too little memory.
 inline int choose_token(const float* logits, std::int64_t count, const double* settings, std::int64_t top_k,
                         const std::uint64_t* place) {
   if (count == 0) return OK;

@@ -1,10 +1,10 @@
-// What the generated steps of decoders are composed of (step/source.py): operations on the rows of a call, each divided
-// between the threads of a team.
+// The operations of the generated steps of decoders (step/source.py), on the rows of a call; each is divided between
+// the threads of a team.
 //
 // A step runs in all threads of a team at the same time (`Pool::together`). An operation gives each thread its part of
-// the work, and `Team::wait` stands between an operation that writes a value and one that reads parts which other
-// threads wrote. Values that are cheap to make are made by every thread for itself, which saves a wait. Results depend
-// neither on the number of threads nor on what a thread does: a part is computed as the operation alone computes it.
+// the work, and `Team::wait` separates an operation that writes a value from one that reads parts which other threads
+// wrote. Every thread computes cheap values for itself, which saves a wait. Results depend neither on the number of
+// threads nor on what a thread does: a part is computed as the operation alone computes it.
 #pragma once
 
 #include "cache.h"
@@ -24,7 +24,7 @@ class Barrier {
       round_.store(round + 1, std::memory_order_release);
       return;
     }
-    // A thread that does not run now, because others use its processor, is given the time of one that waits.
+    // A waiting thread yields its time to a thread that cannot run because others use its processor.
     while (!watch(patience, [&] { return round_.load(std::memory_order_acquire) != round; })) std::this_thread::yield();
   }
 
@@ -38,9 +38,9 @@ class Barrier {
 struct Product {
   const Linear* linear;
   const Route* route;
-  const StoredRoute* stored;  // of a matrix in the bytes of a format; nullptr for one in codes, scales and zeros
+  const StoredRoute* stored;  // of a matrix stored in a format; nullptr for one in codes, scales and zeros
   std::int64_t cast;          // of the activations of a stored matrix: one of Cast, or -1 for none
-  std::int64_t layout;        // equal where activations are laid out alike
+  std::int64_t layout;        // equal if activations have the same layout
   std::int64_t bytes;         // that one call reads
 
   std::int64_t rows() const { return linear->shape.rows; }
@@ -117,8 +117,8 @@ inline int lay_rows(const Product& product, const float* x, std::int64_t count, 
 }
 
 // One of the threads of a step.
-// The room in which a thread chooses experts. It is made before the threads begin, because an allocation that fails in one
-// of them would leave the others waiting.
+// The memory in which a thread chooses experts. It is allocated before the threads begin, because an allocation that
+// fails in one of them would leave the others waiting.
 struct Choosing {
   std::vector<double> wide;
   std::vector<float> scores, weights;
@@ -147,8 +147,8 @@ struct Team {
   void wait() const {
     if (threads > 1) barrier->wait(threads);
   }
-  // What fails is found at the end of the step, so that all threads do the same until then. The first failure is told,
-  // of which others may be consequences.
+  // Failures are handled at the end of the step, so that all threads do the same until then. The first failure is
+  // reported; others may be its consequences.
   void fail(int status) const {
     int none = OK;
     failure->compare_exchange_strong(none, status, std::memory_order_relaxed);
@@ -158,7 +158,7 @@ struct Team {
   std::int64_t last(std::int64_t count) const { return count * (thread + 1) / threads; }
 };
 
-// This thread's part of the tiles of several matrices, of which each tile costs its bytes.
+// This thread's part of the tiles of several matrices; the cost of a tile is its bytes.
 struct Share {
   std::int64_t first, last;
 };
@@ -182,7 +182,7 @@ template <int Count> void share_tiles(const Team& team, const Product* const (&p
   }
 }
 
-// The same columns of two matrices of one size, with panels of one size: whole panels where their tiles differ.
+// The same columns of two matrices of one size, with panels of one size: whole panels if their tiles differ.
 inline void share_pair(const Team& team, const Product& a, const Product& b, Share (&shares)[2]) {
   const Product* const pair[] = {&a, &b};
   const std::int64_t each = a.route->columns == b.route->columns ? 1 : a.tiles_each(), units = (a.tiles() + each - 1) / each;
@@ -196,8 +196,8 @@ inline Share share_panels(const Team& team, const Product& product) {
   return {std::min(product.tiles(), team.first(panels) * each), std::min(product.tiles(), team.last(panels) * each)};
 }
 
-// How threads divide the columns of matrices: by the bytes that each has to read; both matrices of a pair alike; or by
-// whole panels, so that matrices of other calls are divided alike.
+// How threads divide the columns of matrices: by the bytes that each has to read; both matrices of a pair in the same
+// way; or by whole panels, so that matrices of other calls are divided in the same way.
 enum class Division { bytes, pair, panels };
 
 // The tiles of a share: `rows` rows of laid-out x, to `out`, a row of which is as long as the matrix has columns.
@@ -217,12 +217,13 @@ inline void compute_tiles(const Product& product, const float* laid_out, std::in
   }
 }
 
-// Whether threads divide the rows of a product and not its columns. With so many tokens every thread has whole tiles of
-// rows, and what it lays out stays in its own cache; with fewer the bytes of the matrix count, which are then read once.
+// Whether threads divide the rows of a product rather than its columns. With this many tokens every thread has whole
+// tiles of rows, and the rows that it lays out stay in its own cache. With fewer tokens the bytes of the matrix
+// dominate, which are then read once.
 inline bool divides_rows(std::int64_t tokens, int threads) { return tokens >= 2 * max_rows * threads; }
 
-// What `multiply_all` does where threads divide the rows: each lays out `own_rows` of its own rows at a time, and multiplies
-// them by all columns.
+// What `multiply_all` does if threads divide the rows: each lays out `own_rows` of its own rows at a time, and
+// multiplies them by all columns.
 template <Division How, int Count, class Done>
 void multiply_rows(const Team& team, const Product* const (&products)[Count], const float* x, float* const (&outs)[Count],
                    const Done& done) {
@@ -248,8 +249,8 @@ void multiply_rows(const Team& team, const Product* const (&products)[Count], co
 }
 
 // Y = X W for the tokens of the call and several matrices. `done(n, row, rows, first, last)` is called when this thread
-// has written the columns first .. last of rows of matrix n; of a pair once, when both are written. Every thread has x at
-// the same values, in memory of its own or shared.
+// has written the columns first .. last of rows of matrix n; once for a pair, when both are written. Every thread has
+// the same values of x, in its own or shared memory.
 template <Division How, int Count, class Done>
 int multiply_all(const Team& team, const Product* const (&products)[Count], const float* x, float* const (&outs)[Count],
                  const Done& done) {
@@ -288,7 +289,7 @@ int multiply_all(const Team& team, const Product* const (&products)[Count], cons
           laid_out = to;
         }
       } else if (!again) {
-        team.wait();  // until nobody reads what was laid out before
+        team.wait();  // until no thread reads the previous layout
         const std::int64_t blocks = (rows + route.rows - 1) / route.rows;
         for (std::int64_t b = team.first(blocks); b < team.last(blocks); ++b) {
           const std::int64_t row = b * route.rows, count = std::min(rows - row, route.rows);
@@ -310,7 +311,7 @@ inline void add_to(float* y, const float* bias, std::int64_t n) {
   for (std::int64_t c = 0; c < n; ++c) y[c] = y[c] + bias[c];
 }
 
-// Adds a bias to this thread's columns of y; nothing where it is nullptr.
+// Adds a bias to this thread's columns of y; does nothing if it is nullptr.
 struct Biased {
   float* y;
   std::int64_t columns;
@@ -321,7 +322,7 @@ struct Biased {
   }
 };
 
-// x + factor * y, each rounded. The product is a statement of its own: within one, a compiler may fuse it with the sum.
+// x + factor * y, each rounded. The product is a separate statement: within one, a compiler may fuse it with the sum.
 inline void add_multiple(float* x, const float* y, float factor, std::int64_t n) {
   for (std::int64_t c = 0; c < n; ++c) {
     const float part = factor * y[c];
@@ -369,8 +370,8 @@ struct Nothing {
   void operator()(int, std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {}
 };
 
-// The norm of every row: by every thread for itself where there is one token, else divided, into `shared`. Returns where
-// the rows lie.
+// The norm of every row: for one token every thread computes it for itself; otherwise rows are divided and go to
+// `shared`. Returns the address of the rows.
 inline const float* norm_rows(const Team& team, const KernelSet& kernels, const float* x, const float* gain, float epsilon,
                               std::int64_t n, float* shared) {
   if (team.tokens == 1) {
@@ -390,13 +391,14 @@ inline void add_rows(const Team& team, const float* y, float factor, std::int64_
   add_multiple(x + first, y + first, factor, last - first);
 }
 
-// Where a token stands in its sequence, and the cache of that sequence: of all blocks, heads of `capacity` rows each.
+// The position of a token in its sequence, and the cache of that sequence: for all blocks, heads of `capacity` rows
+// each.
 struct Place {
   std::int64_t position, capacity;
   std::uint8_t *keys, *values;
 };
 
-// How keys and values are kept: values of Type, or BFP12.
+// How keys and values are stored: values of Type, or BFP12.
 struct Kept {
   std::int64_t keys, values;
 };
@@ -404,7 +406,7 @@ struct Kept {
 // Neighbouring tokens that attend together, so that each row of the cache is read, and widened, once for all of them.
 constexpr std::int64_t attending = 8;
 
-// The most tokens that attend together: fewer where threads would otherwise have too few groups of heads each.
+// The most tokens that attend together: fewer if each thread would otherwise have too few groups of heads.
 inline std::int64_t attend_together(const Team& team, std::int64_t kv_heads) {
   return std::clamp<std::int64_t>(team.tokens * kv_heads / (8 * team.threads), 1, attending);
 }
@@ -414,8 +416,8 @@ inline bool neighbours(const Place& a, const Place& b, std::int64_t window) {
   return b.keys == a.keys && b.position == a.position + 1 && (window == 0 || b.position < window);
 }
 
-// Attention of each token over its cache, which holds the token itself. `before` are the heads of the blocks before this
-// one. Every thread takes one group of heads after the other, since later tokens see more.
+// Attention of each token over its cache, which holds the token itself. `before` is the number of heads of the blocks
+// before this one. Threads take the groups of heads in turn, because later tokens see more.
 inline void attend_rows(const Team& team, const KernelSet& kernels, const Kept& kept, const Place* places,
                         std::int64_t before, std::int64_t query_heads, std::int64_t kv_heads, std::int64_t d, std::int64_t window,
                         const float* queries, float* out, float scale, float cap, const float* sinks) {
@@ -450,19 +452,19 @@ struct Products {
   std::int64_t bytes = 0;                      // that one call reads
 };
 
-// The time that a step waits for the threads of its pool: a quarter of what it takes alone, reckoned as 16 bytes of
-// matrices in a nanosecond for each token, and at most 20 ms. Of 120 prompts that waited for 100 us, 18 began alone on a
-// machine of two virtual processors, and took twice as long; of 120 that waited so, none.
+// The time that a step waits for the threads of its pool: a quarter of its estimated time alone, at 16 bytes of
+// matrices per nanosecond for each token, and at most 20 ms. Of 120 prompts that waited for 100 us, 18 began alone on a
+// machine with two virtual processors and took twice as long; of 120 that waited this time, none did.
 inline std::chrono::nanoseconds gathering_time(const Products& products, std::int64_t tokens) {
   return std::chrono::nanoseconds(std::min<std::int64_t>(products.bytes / 64 * tokens, 20'000'000));
 }
 
 struct Model;
 
-// What a generated step is given; without a residual stream, only the logits of `hidden` are wanted.
+// The arguments of a generated step; without a residual stream, only the logits of `hidden` are computed.
 struct Call {
   const Model* model;
-  const Product* tables[3];  // the products of one token, of a few and of many, where they are needed
+  const Product* tables[3];  // the products of one token, a few and many, as needed
   const Product* products;   // the table for the tokens of the call
   std::int64_t tokens;
   const Place* places;         // of each token
@@ -472,22 +474,21 @@ struct Call {
   Likeliest* likeliest;        // of the logits of each thread; nullptr where no token is chosen
 };
 
-// The table with the kernels that multiply some rows by a matrix in the least time, as `few_are_faster` of
-// runtime/products.py says.
+// The table with the fastest kernels for this many rows, by `few_are_faster` of runtime/products.py.
 inline int table_for(const Product* const (&tables)[3], std::int64_t number, std::int64_t rows) {
   if (rows == 1) return 0;
   const Route &few = *tables[1][number].route, &many = *tables[2][number].route;
   return 9 * whole_blocks(rows, few) <= 8 * whole_blocks(rows, many) ? 1 : 2;
 }
 
-// How a token is chosen at the end of a step, and the token. At a temperature of 0 it is the likeliest.
+// How a token is chosen at the end of a step, and the token. At temperature 0 it is the likeliest.
 struct Wanted {
   Sampling how;
   std::uint64_t seed, position, sequence;
   std::int32_t token;
 };
 
-constexpr int unchosen = 11;  // status of a step of which a logit is not finite
+constexpr int unchosen = 11;  // status of a step with a logit that is not finite
 
 struct Model {
   Pool* pool;
@@ -501,7 +502,7 @@ struct Model {
   Barrier barrier;
   std::atomic<int> failure{OK};
   std::vector<float> memory;
-  std::vector<Likeliest> likeliest;  // of each thread, where a token is wanted
+  std::vector<Likeliest> likeliest;  // of each thread, if a token is to be chosen
   std::int64_t experts, top_k;       // of a sparse layer; 0 for none
   std::vector<Choosing> choosing;    // of each thread
 
@@ -517,7 +518,7 @@ struct Experts {
   float minus_limit;   // of clamped units
   const float *router_bias, *gate_biases, *up_biases, *down_biases;  // of all experts; nullptr for none
 
-  // The bias of an expert, of which each has this many numbers.
+  // The bias of an expert; each expert has this many numbers.
   static const float* of(const float* biases, std::int64_t expert, std::int64_t each) {
     return biases ? biases + expert * each : nullptr;
   }
@@ -548,7 +549,7 @@ inline int choose_experts(const Experts& own, const float* x, const float* route
   return finite ? static_cast<int>(OK) : unrouted;
 }
 
-// Adds the weighted answer of an expert to the rows of its tokens; the first answer of all to zeros.
+// Adds the weighted result of an expert to the rows of its tokens; the very first result to zeros.
 struct Weighted {
   float *y, *answer;
   std::int64_t columns;
@@ -562,7 +563,7 @@ struct Weighted {
     for (std::int64_t t = row; t < row + rows; ++t) {
       float* const to = y + tokens[t] * columns;
       for (std::int64_t c = first; c < last; ++c) {
-        const float part = weights[t] * answer[t * columns + c];  // rounded by itself, as a statement of its own
+        const float part = weights[t] * answer[t * columns + c];  // rounded separately, as a separate statement
         to[c] = (begins ? 0.0f : to[c]) + part;
       }
     }
@@ -591,7 +592,7 @@ inline int one_token(const Team& team, const Call& call, const Experts& own, con
     float* const answer = answers + n * own.hidden;
     const std::int64_t e = choice.numbers[n];
     const float* const bias = Experts::of(own.down_biases, e, own.hidden);
-    // All experts add to the same columns of y, so no thread may have other columns of one expert than of another.
+    // All experts add to the same columns of y, so a thread must have the same columns of every expert.
     const int status = multiply_all<Division::panels>(
         team, {expert_product(call, own, e, 2, 1)}, room + n * own.inner, {answer},
         Weighted{y, answer, own.hidden, bias, &token, &choice.factors[n], n == 0});
@@ -653,8 +654,8 @@ inline int run_experts(const Team& team, const Call& call, const Experts& own, c
                           : several_tokens(team, call, own, x, router, room, y);
 }
 
-// Scales and caps this thread's columns of the logits, where the model does, and looks for the likeliest of a single
-// token's, which lie in the cache now.
+// Scales and caps this thread's columns of the logits, if the model does, and finds the likeliest of a single token's
+// logits while they are in the cache.
 struct Logits {
   const Model* model;
   std::int64_t columns;
@@ -688,20 +689,21 @@ inline int score_rows(const Team& team, const Call& call, std::int64_t head) {
 
 inline std::int64_t whole_lines(std::int64_t floats) { return (floats + 15) / 16 * 16; }
 
-// A part of the memory of a call: the floats in use, and those that it takes with a fence behind them, in whole lines.
+// A part of the memory of a call: the floats in use, and the floats it occupies with a fence after them, in whole
+// lines.
 struct Area {
   std::int64_t used = 0;
 
   std::int64_t whole() const { return whole_lines(used) + (used ? fence : 0); }
-  // Raises the fence of an area that begins here; returns where the next one begins.
+  // Activates the fence of an area that begins here; returns the start of the next area.
   float* closed(float* start) const {
     raise_fence(start + used, start + whole());
     return start + whole();
   }
 };
 
-// The memory of a call, made before its threads begin: values, activations laid out for all threads, and for each thread
-// room for rotations (zeros where it pads), for a normed row, and for what is laid out or for heads that attend.
+// The memory of a call, allocated before its threads begin: values, activations laid out for all threads, and for each
+// thread memory for rotations (padded with zeros), for a normed row, and for layouts or for heads that attend.
 struct Room {
   Area values, shared, rotation, row, own;
 
@@ -718,7 +720,7 @@ struct Room {
     shared = {T == 1 ? 0 : (std::min(T, rows_at_once) + max_rows) * row_floats};
     rotation = {model.rotation_floats()};
     row = {model.hidden};
-    // However many threads of the pool take part: a pool that is busy leaves the caller alone.
+    // This allows for any number of threads: if the pool is busy, the caller runs alone.
     const std::int64_t laid_out = divides_rows(T, 1) ? (own_rows + max_rows) * row_floats : 0;
     own = {std::max<std::int64_t>(own_bytes / 4 + 16 + laid_out, attention_room(heads, group * (T == 1 ? 1 : attending)))};
   }
@@ -730,7 +732,7 @@ struct Room {
   }
 };
 
-// Chooses a token by what the threads found.
+// Chooses a token from the results of the threads.
 inline int choose_wanted(const std::vector<Likeliest>& found, const float* logits, std::int64_t count, Wanted& wanted) {
   Likeliest all;
   for (const Likeliest& each : found) all.join(each);
@@ -745,9 +747,9 @@ inline int choose_wanted(const std::vector<Likeliest>& found, const float* logit
   return OK;
 }
 
-// Runs a step in the threads of its pool, and chooses a token where one is wanted. Returns OK or the status of what failed:
-// a cast, the pool, memory, the cache (`keep_row`), TINY, `unrouted` or `unchosen`. Where one is returned, nothing but the
-// cache behind the tokens was written.
+// Runs a step in the threads of its pool, and chooses a token if requested. Returns OK or the status of a failure: a
+// cast, the pool, memory, the cache (`keep_row`), TINY, `unrouted` or `unchosen`. After a failure, only the cache after
+// the tokens has been written.
 inline int run_step(Model& model, const Products* const (&tables)[3], Call call, Wanted* wanted) {
   const Room room(model, tables, call);
   const std::size_t floats = static_cast<std::size_t>(room.floats(model.pool->threads())) + 16;
@@ -770,7 +772,7 @@ inline int run_step(Model& model, const Products* const (&tables)[3], Call call,
     const Call* call;
     float* memory;
     std::int64_t head;
-    int status;  // of all threads, which return the same
+    int status;  // of all threads, which return the same status
   } context{&model, &room, &call, memory, static_cast<std::int64_t>(tables[0]->all.size()) - 1, OK};
   const auto body = [](const void* with, int thread, int threads) {
     Context& own = *const_cast<Context*>(static_cast<const Context*>(with));
@@ -792,7 +794,7 @@ inline int run_step(Model& model, const Products* const (&tables)[3], Call call,
   return wanted ? choose_wanted(model.likeliest, call.logits, tables[0]->all.back().columns(), *wanted) : OK;
 }
 
-// The same for addresses that Python gives.
+// The same for addresses from Python.
 inline int run_places(std::uintptr_t model, const std::uint64_t* products, const std::vector<Place>& places, float* x,
                       const std::uint64_t* angles, float* hidden, float* logits, Wanted* wanted = nullptr) {
   using bridge::at;
@@ -824,9 +826,9 @@ inline std::uintptr_t create_products(const std::int64_t* numbers, std::int64_t 
 
 inline void destroy_products(std::uintptr_t products) { delete at<Products>(products); }
 
-// `numbers`: hidden, head_dim, query heads, key-value heads, columns of values, how keys and values are kept, the bits of
-// the factor and the cap of the logits, and the experts of a sparse layer and of a token. `addresses`: the pool, the step,
-// the kernel sets of norm, gate, rotation and heads, the partners; then the vectors.
+// `numbers`: hidden, head_dim, query heads, key-value heads, columns of values, how keys and values are stored, the
+// bits of the factor and the cap of the logits, and the experts of a sparse layer and of a token. `addresses`: the
+// pool, the step, the kernel sets of norm, gate, rotation and heads, the partners; then the vectors.
 inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint64_t* addresses, std::int64_t vectors) {
   Model* const made = new Model{};
   made->pool = reinterpret_cast<Pool*>(addresses[0]);
@@ -846,9 +848,9 @@ inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint6
 inline void destroy_model(std::uintptr_t model) { delete at<Model>(model); }
 
 // Tokens of one sequence, from a position on. `x` is the residual stream, which is overwritten; `products` are the
-// addresses of three tables, `angles` one for each base. `logits` are written where `ends` is 1 or 2. Where it is 2 the
-// token after a single one is chosen: `settings` are temperature, top_p and min_p, and `choice` are top_k, the seed, the
-// position and the sequence, of which the first is replaced by the token.
+// addresses of three tables, `angles` one for each base. `logits` are written if `ends` is 1 or 2. If it is 2, the
+// token after a single one is chosen: `settings` are temperature, top_p and min_p, and `choice` are top_k, the seed,
+// the position and the sequence. The first of `choice` is replaced by the token.
 inline int run_step(std::uintptr_t model, const std::uint64_t* products, std::int64_t tokens, float* x,
                     const std::uint64_t* angles, float* hidden, std::int64_t position, std::int64_t capacity,
                     std::uint8_t* keys, std::uint8_t* values, float* logits, int ends, const double* settings,

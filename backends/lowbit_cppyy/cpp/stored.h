@@ -32,7 +32,7 @@ inline float widen_half(std::uint32_t h) {
 inline std::uint16_t narrow_half(float x) {
   const std::uint32_t a = to_bits(x), sign = a >> 16 & 0x8000u, e = a & 0x7FFFFFFFu;
   if (e > 0x7F800000u) return static_cast<std::uint16_t>(sign | 0x7E00u);
-  if (e >= 0x47800000u) return static_cast<std::uint16_t>(sign | 0x7C00u);  // 2^16 or more; what rounds to it comes below
+  if (e >= 0x47800000u) return static_cast<std::uint16_t>(sign | 0x7C00u);  // 2^16 or more; what rounds to it follows
   // Below 2^-14: the steps of float32 between a half and one are those of subnormal float16.
   if (e < 0x38800000u) return static_cast<std::uint16_t>(sign | (to_bits(from_bits(e) + 0.5f) - to_bits(0.5f)));
   return static_cast<std::uint16_t>(sign | ((e + 0xFFFu + (e >> 13 & 1u) - (112u << 23)) >> 13));
@@ -61,8 +61,8 @@ inline void narrow(const float* x, std::int64_t type, std::int64_t n, void* to) 
 
 constexpr std::int64_t stored_unit = 32;
 
-// One run of float32: minus the center times its sum, the activations, the sum. `from` is null for a row that does not
-// exist, which is zeros.
+// One run of float32: minus the center times its sum, the activations, the sum. `from` is null for a missing row, which
+// is zeros.
 inline void lay_run(const StoredRoute& own, const float* from, std::int64_t length, std::int64_t padded, bool sum_after,
                     float* to) {
   const std::int64_t step = own.route.rows;
@@ -144,8 +144,7 @@ inline void lay_stored_bytes(const Linear& linear, const StoredRoute& own, const
   }
 }
 
-// The same rows as floats, in the order of the matrix: for a route of floats, where the rows of a run have several
-// scales.
+// The same rows as floats, in the order of the matrix: for a route of floats, if the rows of a run have several scales.
 inline void widen_bytes(const StoredRoute& own, std::int64_t K, const std::int8_t* x, const float* scales,
                         std::int64_t each, std::int64_t count, float* to) {
   const std::int64_t parts = (K + each - 1) / each;
