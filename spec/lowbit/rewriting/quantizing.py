@@ -88,20 +88,20 @@ class Request:
             given = f"{self.attention_bits} and {self.experts_bits} bits"
             raise ArgumentError("--format", f"{layout.name} with {given}", "gptq-v2, which has other bits for some")
         if self.rounding.act_order and (method != "gptq" or not layout.has_order):
-            allowed = "only with --method gptq and a layout of GPTQ"
-            raise ArgumentError("--act-order", "given", allowed, f"--act-order is possible {allowed}")
+            possible = "only with --method gptq and a layout of GPTQ"
+            raise ArgumentError("--act-order", "given", possible, f"--act-order is possible {possible}")
         if self.rounding.block_size is not None:
             if method != "gptq":
-                allowed = "only with --method gptq"
-                raise ArgumentError("--block-size", "given", allowed, f"--block-size is possible {allowed}")
+                possible = "only with --method gptq"
+                raise ArgumentError("--block-size", "given", possible, f"--block-size is possible {possible}")
             check_block_size("--block-size", self.rounding.block_size, self.rounding.group_size)
         check_choice("--recipe", self.rounding.recipe, RECIPES)
         if self.rounding.recipe != "ruled" and not (method == "hqq" and layout.has_real_zeros):
-            allowed = "only with --method hqq and --format hqq"
-            raise ArgumentError("--recipe", self.rounding.recipe, allowed, f"--recipe is possible {allowed}")
+            possible = "only with --method hqq and --format hqq"
+            raise ArgumentError("--recipe", self.rounding.recipe, possible, f"--recipe is possible {possible}")
         if self.rounding.symmetric and method == "hqq":
-            allowed = "only with --method rtn or gptq, since HQQ moves the zeros"
-            raise ArgumentError("--symmetric", "given", allowed, f"--symmetric is possible {allowed}")
+            possible = "only with --method rtn or gptq, since HQQ moves the zeros"
+            raise ArgumentError("--symmetric", "given", possible, f"--symmetric is possible {possible}")
         if layout.is_file and not self.rounding.symmetric and max(self.attention_bits, self.experts_bits) > 4:
             sentence = "gguf holds codes of 8 bits only with zeros in their middle; give --symmetric, or --bits 4"
             raise ArgumentError("--format", layout.name, "gptq-v2", sentence)
