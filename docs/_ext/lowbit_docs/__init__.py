@@ -12,7 +12,7 @@ from lowbit_docs.matrix import KillMatrix
 from lowbit_docs.names import resolve
 from lowbit_docs.offloading import CudaKernels, GpuResults, VirtualTable2
 from lowbit_docs.operations import Operations
-from lowbit_docs.pages import Parts, number_headings, open_one_branch, shorten_titles, write_pages
+from lowbit_docs.pages import Parts, index_public_names, number_headings, open_one_branch, shorten_titles, write_pages
 from lowbit_docs.pictures import Drawing, Plot
 from lowbit_docs.results import Results
 from lowbit_docs.soak import Soak
@@ -54,6 +54,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.connect("builder-inited", write_pages)
     app.connect("doctree-read", shorten_titles, priority=900)  # after Sphinx has collected the titles
     app.connect("env-get-outdated", pages_to_refresh)
+    app.connect("env-updated", index_public_names)
     app.connect("doctree-resolved", fill)
     app.connect("missing-reference", resolve)
     app.connect("html-page-context", open_one_branch, priority=100)  # before the theme asks for the sidebar
