@@ -113,7 +113,7 @@ AVX2 = InstructionSet(
         "cvt_int_float": "return _mm256_cvtepi32_ps(a);",
         "cvt_signed_float": "return _mm256_cvtepi32_ps(a);",
         "prefetch": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_T0);",
-        "prefetch_once": "_mm_prefetch(static_cast<const char*>(a), LOWBIT_ONCE);",
+        "prefetch_once": "LOWBIT_ONCE(static_cast<const char*>(a));",
     },
 )
 

@@ -14,8 +14,8 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 _FUNCTION = {"and": "and_", "or": "or_"}  # keywords of C++; the other words are names of functions
 _REGISTER = {"int": "vint", "float": "vfloat", "none": "void"}
 
-# A table whose `fmadd` rounds twice tells the compiler, which might otherwise fuse it. LOWBIT_ONCE is the x86 hint for
-# data that is read once; `lowbit_cppyy.runtime.prefetching` chooses it for this processor.
+# A table whose `fmadd` rounds twice tells the compiler, which might otherwise fuse it. LOWBIT_ONCE fetches
+# data that is read once; `lowbit_cppyy.runtime.prefetching` chooses how for this processor.
 _MACROS = """\
 #ifndef LOWBIT_INLINE
 #define LOWBIT_INLINE inline __attribute__((always_inline))
@@ -25,7 +25,7 @@ _MACROS = """\
 #define LOWBIT_ROUND_TWICE
 #endif
 #ifndef LOWBIT_ONCE
-#define LOWBIT_ONCE _MM_HINT_NTA
+#define LOWBIT_ONCE(a) _mm_prefetch(a, _MM_HINT_NTA)
 #endif
 namespace lowbit {
 LOWBIT_INLINE std::uint32_t bits(float a) { std::uint32_t d; std::memcpy(&d, &a, sizeof d); return d; }

@@ -27,6 +27,7 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.unpacking import folded
 from lowbit_cppyy.layout.interleaving import PLANES
 from lowbit_cppyy.recipe import PURPOSES, Purpose, Tile
+from lowbit_cppyy.runtime.prefetching import fetches_twice
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
 Method = Literal["shift", "fold", "table", "bytes", "high", "dot4", "float"]
@@ -149,10 +150,11 @@ def prefetch_distance(structure: Structure, table: InstructionSet, integer: bool
     """The distance in elements between a prefetch and the current read, for one row of x; the chapter `kernels` has the
     times.
 
-    Whole bytes that one instruction multiplies take so little work that loads run far ahead anyway.
+    Whole bytes that one instruction multiplies take so little work that loads run far ahead anyway, but not far enough
+    on the processors that fetch a line twice.
     """
     if table.lanes == 16 and integer:
-        return 0 if structure.bits == 8 and table.byte_dots else 2048
+        return 0 if structure.bits == 8 and table.byte_dots and not fetches_twice() else 2048
     return 3072 if table.lanes == 16 else 2048
 
 

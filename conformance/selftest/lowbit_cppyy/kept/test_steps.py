@@ -263,11 +263,11 @@ def test_a_step_is_found_where_nothing_can_be_written(folder: Path, monkeypatch:
 
 
 def test_a_processor_of_another_maker_has_steps_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernels fetch their words by another hint, even if both have the same instructions."""
+    """Its kernels fetch their words in another way, even if both have the same instructions."""
     made: list[str] = []
     with CppyyBackend(threads=1) as backend:
-        for hint in ("_MM_HINT_T0", "_MM_HINT_NTA", "_MM_HINT_T0"):
-            monkeypatch.setattr(steps, "once_hint", partial(str, hint))
+        for fetch in ("fetches twice", "fetches once", "fetches twice"):
+            monkeypatch.setattr(steps, "fetch_once", partial(str, fetch))
             kept(backend, request_of("llama", made=made))
     assert made == ["llama", "llama"]
 
