@@ -30,7 +30,7 @@ from lowbit_cppyy.runtime import processor
 from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.runtime.compiler import TINY, Linear, Pool, Route, preparing, raise_failure, runtime
 from lowbit_cppyy.runtime.decode_operations import DecodeOperations
-from lowbit_cppyy.runtime.products import Product, Routes, few_are_faster, integer_purpose
+from lowbit_cppyy.runtime.products import SEVERAL, Product, Routes, integer_purpose, rows_purpose
 from lowbit_cppyy.runtime.routing_operations import RoutingOperations
 from lowbit_cppyy.runtime.toolchain import check_toolchain
 from lowbit_cppyy.step.decoder import CompiledDecoder
@@ -61,10 +61,6 @@ def integer_roundings(rows: int, group_size: int) -> int:
     return integer_loop(SEGMENT)(rows, group_size) + 1
 
 
-SEVERAL: tuple[Purpose, Purpose] = ("rows", "many rows")
-"""The purposes for several rows of x: a few and many."""
-
-
 class CppyyLinear(PreparedLinear):
     """A matrix in panels. The kernel for one vector is compiled immediately, others when they are first needed."""
 
@@ -83,7 +79,7 @@ class CppyyLinear(PreparedLinear):
             self._failed(status, "vector", x, out, 1)
 
     def _qgemm(self, x: F32, out: F32) -> None:
-        purpose = self._purpose(len(x))
+        purpose = rows_purpose(len(x), self._rows_of)
         if status := self._multiply(self._handle, self._routes.of(purpose).handle, x, out, len(x)):
             self._failed(status, purpose, x, out, len(x))
 
@@ -102,13 +98,8 @@ class CppyyLinear(PreparedLinear):
         if activations is not None:
             route = self._routes.of(integer_purpose(tokens))
         else:
-            route = self._routes.of("vector" if tokens == 1 else self._purpose(tokens), exact=exact)
+            route = self._routes.of("vector" if tokens == 1 else rows_purpose(tokens, self._rows_of), exact=exact)
         return Product(self._handle, route, False, -1, self.nbytes, self._panel)
-
-    def _purpose(self, rows: int) -> Purpose:
-        """The purpose for several rows of x, or for one row whose bits must not depend on the number of rows."""
-        few, many = SEVERAL
-        return few if few_are_faster(rows, self._rows_of[few], self._rows_of[many]) else many
 
     def _failed(self, status: int, purpose: Purpose, x: F32, out: F32, rows: int) -> None:
         """Use the kernel without powers of two if an activation is too small for them; otherwise raise the error."""

@@ -21,25 +21,14 @@ So each line is fetched twice on Intel's processors, also on those that were not
 others.
 """
 
-from functools import cache
+from lowbit_cppyy.runtime.vendor import made_by_intel
 
 PRELUDE = "#ifndef LOWBIT_ONCE\n#define LOWBIT_ONCE(a) {}\n#endif\n"
 """C++ that defines how words are fetched, before the words of a table."""
 
-TWICE = ("GenuineIntel",)
-"""Processor vendors, by archspec's names, on whose processors each line is fetched twice."""
-
-
-@cache
-def fetches_twice() -> bool:
-    """Whether this processor is one of `TWICE`."""
-    import archspec.cpu  # takes 50 ms, so it is delayed until something is compiled
-
-    return archspec.cpu.host().vendor in TWICE
-
 
 def fetch_once() -> str:
     """The C++ expression that fetches the line at ``a`` on this processor; it is used on x86 only."""
-    if fetches_twice():
+    if made_by_intel():
         return "(_mm_prefetch(a, _MM_HINT_T0), _mm_prefetch((a) + 24576, _MM_HINT_T1))"
     return "_mm_prefetch(a, _MM_HINT_NTA)"

@@ -1,6 +1,6 @@
 """Products: the kernels of a prepared matrix, and what a compiled step is given of one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lowbit_cppyy.recipe import Purpose
@@ -44,6 +44,21 @@ def few_are_faster(rows: int, few: int, many: int) -> bool:
         many: the same for many.
     """
     return 9 * -(-rows // few) * few <= 8 * -(-rows // many) * many
+
+
+SEVERAL: tuple[Purpose, Purpose] = ("rows", "many rows")
+"""The purposes for several rows of x: a few and many."""
+
+
+def rows_purpose(rows: int, rows_of: Mapping[Purpose, int]) -> Purpose:
+    """The purpose for several rows of x, or for one row whose bits must not depend on the number of rows.
+
+    Args:
+        rows: of x.
+        rows_of: for each of `SEVERAL`, the rows that its kernel computes at once.
+    """
+    few, many = SEVERAL
+    return few if few_are_faster(rows, rows_of[few], rows_of[many]) else many
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.runtime import processor
 from lowbit_cppyy.runtime.compiler import FIRST_CALLS, TINY, Linear, Pool, Route, raise_failure, runtime
-from lowbit_cppyy.runtime.products import Product, Routes, integer_purpose
+from lowbit_cppyy.runtime.products import SEVERAL, Product, Routes, integer_purpose, rows_purpose
 from lowbit_cppyy.stored.activations import StoredActivations
 from lowbit_cppyy.stored.casts import KINDS, SCALES, CastCalls, raise_for
 from lowbit_cppyy.stored.formats import PARTS
@@ -86,6 +86,8 @@ class CppyyStored(PreparedStored):
         self._linear = Linear(layout, layout.apply(parts), pool)
         parts = parts.without_numbers()
         self._handle, self._routes = self._linear.handle, Routes(partial(_route, parts, layout, table))
+        recipes = {each: default_recipe(parts.structure, table, each, PANEL) for each in SEVERAL}
+        self._rows_of = {each: recipe.rows for each, recipe in recipes.items()}
         self._separate = Routes(partial(_separate_route, parts, layout, table))
         self._exact = {each: has_integers(parts, layout, each) for each in (*BLOCKS, weights.rows)}
         super().__init__("cppyy", weights, layout.nbytes)
@@ -94,7 +96,7 @@ class CppyyStored(PreparedStored):
         self._product(x, out, 1, "vector")
 
     def _gemm(self, x: Activations, out: Array) -> None:
-        self._product(x, out, len(x), "rows")  # for one row too: its bits must not depend on the number of rows
+        self._product(x, out, len(x), rows_purpose(len(x), self._rows_of))
 
     def _gemm_cast(self, x: Stored, out: Array) -> None:
         codes, scales, each = bytes_of(x)
@@ -134,7 +136,8 @@ class CppyyStored(PreparedStored):
         if activations is not None:
             route, cast = self._route_of_bytes(self._scaled_together(activations), tokens), KINDS[activations]
         else:
-            route, cast = self._routes.of("vector" if tokens == 1 else "rows", exact=exact), -1
+            purpose = "vector" if tokens == 1 else rows_purpose(tokens, self._rows_of)
+            route, cast = self._routes.of(purpose, exact=exact), -1
         return Product(self._handle, route, True, cast, self.nbytes, PANEL)
 
 

@@ -27,7 +27,7 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.unpacking import folded
 from lowbit_cppyy.layout.interleaving import PLANES
 from lowbit_cppyy.recipe import PURPOSES, Purpose, Tile
-from lowbit_cppyy.runtime.prefetching import fetches_twice
+from lowbit_cppyy.runtime.vendor import made_by_intel, tall_tiles
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
 Method = Literal["shift", "fold", "table", "bytes", "high", "dot4", "float"]
@@ -138,7 +138,10 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
         chains = 2 if wide and not integer and not structure.run else 1  # short runs overlap anyway
         registers, ahead = panel // table.lanes, prefetch_distance(structure, table, integer)
         return StoredRecipe(structure, method, registers=registers, chains=chains, panel=panel, ahead=ahead)
-    return StoredRecipe(structure, method, rows=4, registers=4 if table.registers >= 32 else 2, panel=panel)
+    tile = {"rows": 4, "registers": 4 if table.registers >= 32 else 2}
+    if purpose == "many rows" and tall_tiles(table):
+        tile = {"rows": 16, "registers": 1}
+    return StoredRecipe(structure, method, panel=panel, **tile)
 
 
 def purposes_of(structure: Structure) -> tuple[Purpose, ...]:
@@ -151,10 +154,10 @@ def prefetch_distance(structure: Structure, table: InstructionSet, integer: bool
     times.
 
     Whole bytes that one instruction multiplies take so little work that loads run far ahead anyway, but not far enough
-    on the processors that fetch a line twice.
+    on Intel's processors.
     """
     if table.lanes == 16 and integer:
-        return 0 if structure.bits == 8 and table.byte_dots and not fetches_twice() else 2048
+        return 0 if structure.bits == 8 and table.byte_dots and not made_by_intel() else 2048
     return 3072 if table.lanes == 16 else 2048
 
 

@@ -9,9 +9,11 @@ rules. The outcome of a search on this machine, kept on disk (`lowbit_cppyy.tuni
   takes longer than reading them.
 - **Several rows.** Each row has its own sums, so there is one chain. A code is unpacked once for all rows. Then the
   multiply-adds bound the speed, at 86 % of what the processor can do, so unpacking a panel first and calling a library
-  has nothing to gain. Where unpacking takes the ports of the multiply-adds, as on Intel's processors with registers of
-  sixteen lanes, eight rows share a code: prompts of 128 tokens were measured 1.13 to 1.16 times as fast as with four.
-  One of 20 tokens, for which 24 rows would be computed, was 0.88 to 0.98 times as fast, so it keeps four
+  has nothing to gain. Where unpacking takes the ports of the multiply-adds, many rows share a code. With registers of
+  sixteen lanes on Intel's processors that is sixteen rows and one register of columns: 1.06 to 1.1 times as fast as
+  eight rows and two registers, and 1.3 times with 3 bits (*measured*, Emerald Rapids, in the second-level cache). With
+  sixteen registers it is eight rows and one register, which is 1.05 times as fast as four rows and two registers; g++
+  has too few registers for more. Few tokens keep four rows, because whole tiles are computed: 32 rows for 20 tokens
   (`lowbit_cppyy.runtime.products.few_are_faster`). A row has the same bits whatever rows stand beside it.
 - **Integers.** Through 16 bits where the processor has no product of bytes into 32 bits.
 - **One row of x reads a whole row of the panel at once.** A narrower tile goes through the panel several times and
@@ -25,6 +27,7 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.recipe import Method, Purpose, Recipe
 from lowbit_cppyy.runtime.activations import ActivationStream
+from lowbit_cppyy.runtime.vendor import tall_tiles
 from lowbit_cppyy.tuning import outcomes
 
 PANEL = 64
@@ -80,6 +83,8 @@ def default_recipe(purpose: Purpose, layout: PanelLayout, table: InstructionSet)
         method = "sums" if wide and layout.bits in (2, 3) else "fold"
         recipe = replace(recipe, method=method, registers=4 if wide else 8, chains=2 if wide else 1)
         return recipe
+    if purpose == "many rows" and tall_tiles(table):
+        return replace(recipe, rows=16, registers=1)
     rows, registers = _TILES[table.registers >= 32, purpose]
     return replace(recipe, rows=rows, registers=registers)
 
@@ -88,7 +93,7 @@ _TILES: dict[tuple[bool, Purpose], tuple[int, int]] = {
     (True, "rows"): (4, 4),
     (True, "many rows"): (8, 2),
     (False, "rows"): (4, 2),
-    (False, "many rows"): (6, 2),
+    (False, "many rows"): (8, 1),
 }
 """Rows of x and registers of columns, by whether there are 32 registers."""
 

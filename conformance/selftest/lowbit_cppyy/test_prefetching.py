@@ -9,15 +9,16 @@ import pytest
 
 from lowbit_cppyy.codegen.isa import TABLES
 from lowbit_cppyy.codegen.lowering import prelude
-from lowbit_cppyy.runtime.prefetching import PRELUDE, fetch_once, fetches_twice
+from lowbit_cppyy.runtime.prefetching import PRELUDE, fetch_once
+from lowbit_cppyy.runtime.vendor import made_by_intel
 
 
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """Nothing is known of the processor, before the test and after it."""
-    fetches_twice.cache_clear()
+    made_by_intel.cache_clear()
     yield
-    fetches_twice.cache_clear()
+    made_by_intel.cache_clear()
 
 
 VENDORS = {

@@ -1,0 +1,27 @@
+"""The maker of the processor, by which some choices differ that no feature of it tells.
+
+On Intel's server processors fetches into no cache are slow (`lowbit_cppyy.runtime.prefetching`), and conversions and
+masks take the ports of multiply-adds if registers have sixteen lanes (`lowbit_cppyy.tuning.choices`). No choice changes
+the bits of a result.
+"""
+
+from functools import cache
+
+from lowbit_cppyy.codegen.isa import InstructionSet
+
+INTEL = "GenuineIntel"
+"""Archspec's name of the vendor."""
+
+
+@cache
+def made_by_intel() -> bool:
+    """Whether Intel made this processor."""
+    import archspec.cpu  # takes 50 ms, so it is delayed until something is compiled
+
+    return bool(archspec.cpu.host().vendor == INTEL)
+
+
+def tall_tiles(table: InstructionSet) -> bool:
+    """Whether as many rows as possible should share a code that is unpacked, because unpacking takes the ports of
+    multiply-adds."""
+    return table.lanes == 16 and made_by_intel()
