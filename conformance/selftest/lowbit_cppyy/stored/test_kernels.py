@@ -35,20 +35,24 @@ def rows_of(x: Array | Stored, kernel: StoredKernel, parts: Parts) -> list[tuple
     return [(row[order], own[order]) for row, own in zip(values, scales, strict=True)]
 
 
-def purposes(cast: bool) -> tuple[Purpose, Purpose]:
-    return ("integer vector", "integer rows") if cast else ("vector", "rows")
+def purpose_of(count: int, cast: bool) -> Purpose:
+    """The purpose for one row of x, for 4 and for 16."""
+    if cast:
+        return "integer vector" if count == 1 else "integer rows"
+    of_floats: dict[int, Purpose] = {1: "vector", 4: "rows", 16: "many rows"}
+    return of_floats[count]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_kernels_are_their_programs(case: str) -> None:
-    """One row and four, interpreted on numpy and compiled, the same bits; instruction sets take turns."""
+    """One row, and four or sixteen, interpreted on numpy and compiled, the same bits; instruction sets take turns."""
     name, cast = case.split()[0], case.endswith("cast")
     weights, turn = some_stored(name), CASES.index(case)
     parts = PARTS[name](weights)
-    for place, count in enumerate((1, 4)):
+    for place, count in enumerate((1, (4, 16)[turn // 2 % 2])):
         table = HERE[(turn + place * (1 + turn // len(HERE))) % len(HERE)]
         x = some_cast(count, 256) if cast else some_activations(count, 256)
-        kernel = kernel_for(parts, table, purposes(cast)[place], x)
+        kernel = kernel_for(parts, table, purpose_of(count, cast), x)
         with CppyyBackend(isa=table.name, threads=1) as backend:
             given = product(backend.prepare_stored(weights), x)
         rows, step = rows_of(x, kernel, parts), kernel.recipe.rows
@@ -78,9 +82,9 @@ def product(prepared: PreparedStored, x: Array | Stored) -> Array:
 
 @pytest.mark.parametrize("case", CASES)
 def test_rows_and_threads_change_no_bit(case: str) -> None:
-    """Each of five rows alone, beside the others, and with three threads."""
+    """Each of thirty rows alone, beside the others, and with three threads."""
     name, cast = case.split()[0], case.endswith("cast")
-    weights, x = some_stored(name, 512, 300), some_activations(5, 512)
+    weights, x = some_stored(name, 512, 300), some_activations(30, 512)
     with CppyyBackend(threads=1) as one, CppyyBackend(threads=3) as three:
         prepared = [backend.prepare_stored(weights) for backend in (one, three)]
         products: list[Any] = [each.gemm_cast if cast else each.gemm for each in prepared]

@@ -76,14 +76,14 @@ int main(int, char** arguments) {
   destroy_pool(pool);
 }
 """
-PURPOSES: tuple[tuple[Purpose, int], ...] = (("vector", 1), ("rows", 5))
+PURPOSES: tuple[tuple[Purpose, int], ...] = (("vector", 1), ("rows", 5), ("vector", 1), ("many rows", 18))
 Made = tuple[Stored, Purpose, Array | Stored, StoredKernel]
 
 
 def made(case: str, turn: int, table: InstructionSet, activations: str = "q8_0") -> Made:
     """A matrix, activations in each of the types in turn, and the kernel for them."""
     name, cast = case.split()[0], case.endswith("cast")
-    weights, (purpose, count) = some_stored(name, ROWS, COLUMNS), PURPOSES[turn % 2]
+    weights, (purpose, count) = some_stored(name, ROWS, COLUMNS), PURPOSES[turn % 4]
     chosen: Purpose = ("integer vector", "integer rows")[turn % 2] if cast else purpose
     x = some_cast(count, ROWS, activations) if cast else some_activations(count, ROWS, RESULTS[turn % 3])
     return weights, chosen, x, kernel_for(PARTS[name](weights), table, chosen, x)
