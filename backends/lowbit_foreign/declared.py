@@ -114,8 +114,8 @@ def _declaration(operation: str, said: object) -> Declaration:
         limits[name] = tuple(values)
     bounded = OPERATIONS[operation].promise is Promise.BOUNDED
     if bounded != ("arithmetic" in declared):
-        given = "missing" if bounded else "given"
-        raise ArgumentError(f"arithmetic of {operation}", given, "that of each bounded operation, and of no exact one")
+        given, allowed = ("missing", "there: it is bounded") if bounded else ("given", "absent: it is exact")
+        raise ArgumentError(f"arithmetic of {operation}", given, allowed)
     return Declaration(limits, _arithmetic(operation, declared["arithmetic"]) if bounded else None)
 
 

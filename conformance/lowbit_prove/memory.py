@@ -225,7 +225,7 @@ def _call(numbers: Numbers, like: Call) -> Call:
         found[size] = [*found.get(size, []), number] if index else number
     for name in (*like.sizes, *like.others):
         if name not in found:
-            raise ArgumentError(name, "missing", "the sizes of a refutation")
+            raise ArgumentError(name, "missing", "among the sizes of a refutation")
     return Call(found)
 
 

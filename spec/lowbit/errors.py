@@ -4,7 +4,8 @@ Each of them is a `LowbitError`, fits on one line, and says three things: which 
 given, and what is allowed. Any other exception that lowbit raises is a defect of lowbit.
 
 **Sentence and fields.** The parts of an error are attributes, for programs. The sentence is made from them, as in "bits
-is 5; allowed: 2, 3, 4 or 8". Where that would not be a sentence, the error has its own sentence and keeps its fields.
+is 5; allowed: 2, 3, 4 or 8" or "id is missing; it must be a string". Where that would not be a sentence, the error has
+its own sentence and keeps its fields.
 
 Parts of these sentences often come from files and backends. So control characters and line breaks are removed from them
 before they are shown (`lowbit.text`).
@@ -22,6 +23,13 @@ def on_one_line(given: object) -> str:
     'a b'
     """
     return shortened(one_line(" ".join(str(given).split())), MOST_GIVEN)
+
+
+def _said(name: str, given: object, allowed: str) -> str:
+    """A sentence of the three parts. What is missing, or is there and should not be, has no value to show."""
+    if isinstance(given, str) and given in ("missing", "given"):
+        return f"{name} is {given}; it must be {allowed}"
+    return f"{name} is {on_one_line(given)}; allowed: {allowed}"
 
 
 class LowbitError(Exception):
@@ -57,7 +65,7 @@ class ArgumentError(LowbitError, ValueError):
         self.argument, self.given, self.allowed, self.sentence = argument, given, allowed, sentence
 
     def _sentence(self) -> str:
-        return self.sentence or f"{self.argument} is {on_one_line(self.given)}; allowed: {self.allowed}"
+        return self.sentence or _said(self.argument, self.given, self.allowed)
 
 
 class FormatError(LowbitError, ValueError):
@@ -66,6 +74,9 @@ class FormatError(LowbitError, ValueError):
     >>> raise FormatError("model.gguf", "tensor count", 2**60, "at most 100000")
     Traceback (most recent call last):
     lowbit.errors.FormatError: model.gguf: tensor count is 1152921504606846976; allowed: at most 100000
+    >>> raise FormatError("model.gguf", "tensor 'output.weight'", "missing", "in the file")
+    Traceback (most recent call last):
+    lowbit.errors.FormatError: model.gguf: tensor 'output.weight' is missing; it must be in the file
     """
 
     def __init__(self, file: str, field: str, given: object, allowed: str) -> None:
@@ -73,7 +84,7 @@ class FormatError(LowbitError, ValueError):
         self.file, self.field, self.given, self.allowed = file, field, given, allowed
 
     def _sentence(self) -> str:
-        return f"{self.file}: {self.field} is {on_one_line(self.given)}; allowed: {self.allowed}"
+        return f"{self.file}: {_said(self.field, self.given, self.allowed)}"
 
 
 class UnavailableError(LowbitError, RuntimeError):

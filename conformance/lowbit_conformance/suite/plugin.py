@@ -441,5 +441,5 @@ def model_matrices(request: pytest.FixtureRequest) -> dict[str, QuantizedMatrix]
 def _run(request: pytest.FixtureRequest) -> Run:
     run = request.config.pluginmanager.get_plugin("lowbit-run")
     if not isinstance(run, Run):
-        raise pytest.UsageError("--backend is missing; allowed: a name that `lowbit backends` lists, or module:Class")
+        raise pytest.UsageError("--backend is missing; it must be a name that `lowbit backends` lists, or module:Class")
     return run

@@ -299,7 +299,7 @@ def test_the_command_writes_and_checks(tmp_path: Path) -> None:
 def test_a_malformed_file_is_refused_by_name(documents: dict[str, dict[str, Any]]) -> None:
     """The file, the vector and the field, what was given and what is allowed, before anything is computed."""
     changes: list[tuple[Callable[[dict[str, Any]], object], str]] = [
-        (lambda vector: vector.pop("id"), "v.json: vector 0: id is missing; allowed: a string"),
+        (lambda vector: vector.pop("id"), "v.json: vector 0: id is missing; it must be a string"),
         (lambda vector: vector.update(id=1), "v.json: vector 0: id is 1; allowed: a string"),
         (lambda vector: vector.update(flags=[{}]), "v.json: vector 0: flags is [{}]; allowed: a list of texts"),
         (lambda vector: vector.update(arguments=[]), "v.json: vector 0: arguments is []; allowed: an object"),

@@ -129,7 +129,7 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "limit-of-lists": (lambda: pack({"bits": ([4],)}), "a value of limit bits of packing.pack is an object of type"),
     "arithmetic-missing": (
         lambda: Capabilities({"linear.qgemv": Declaration()}),
-        "arithmetic of linear.qgemv is missing; allowed: an Arithmetic, since the operation is bounded",
+        "arithmetic of linear.qgemv is missing; it must be an Arithmetic, since the operation is bounded",
     ),
     "arithmetic-a-text": (lambda: product("float32"), "arithmetic of linear.qgemv is 'float32'"),
     "form-unknown": (lambda: product(Arithmetic("fused")), "form in capabilities() is 'fused'; allowed: dequantised"),  # type: ignore[arg-type]  # wrong on purpose

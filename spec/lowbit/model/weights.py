@@ -374,9 +374,9 @@ def _check_layer(where: str, layer: LayerWeights, config: LlamaConfig) -> None:
     linears, shapes = layer.linears(), linear_shapes(config)
     if linears.keys() != shapes.keys():
         name = min(linears.keys() ^ shapes.keys())
-        given = "missing" if name in shapes else "present"
         kind = "a dense block" if config.routing is None else f"a block of {config.routing.experts} experts"
-        raise ArgumentError(f"{where}.{name}", given, f"the matrices of {kind}")
+        given, allowed = ("missing", "one of") if name in shapes else ("given", "absent: it is none of")
+        raise ArgumentError(f"{where}.{name}", given, f"{allowed} the matrices of {kind}")
     for name, shape in shapes.items():
         _check_matrix(f"{where}.{name}", linears[name], shape)
     for name, size in vector_sizes(config).items():

@@ -130,7 +130,7 @@ def read_config(fields: Fields, context: int | None = None) -> LlamaConfig:
     head_dim = fields.value(KEYS["head_dim"], int, hidden // max(1, heads) if architecture.divides_width else None)
     _refuse_other_features(fields, architecture, head_dim)
     if architecture.scaled and not (fields.values.get(OLD) or fields.values.get(KEPT)):
-        raise FormatError(fields.file, OLD, "missing", "how the rotary frequencies are scaled")
+        raise FormatError(fields.file, OLD, "missing", "there, for the scaling of rotary frequencies")
     rotary = read_rotary(fields, head_dim, architecture.rope_base, context, partial=architecture.partial)
     window, full_every = _window(fields, architecture)
     local_base = rotary.local_base

@@ -195,7 +195,7 @@ def _bos(parts: list[Fields], settings: Fields | None, library: tokenizers.Token
         return None
     named = begins if begins is not None else _content(settings, "bos_token")
     if named is None:
-        raise FormatError(settings.file, "bos_token", "missing", "a token, where add_bos_token is True")
+        raise FormatError(settings.file, "bos_token", "missing", "a token, as add_bos_token is True")
     return _number(named, "bos_token", settings.file, library)
 
 

@@ -378,4 +378,4 @@ def _check_tensors(source: GGUFFile, config: LlamaConfig) -> None:
 
 
 def _missing(file: str, tensor: str) -> FormatError:
-    return FormatError(file, f"tensor {quoted(tensor)}", "missing", "a file that holds it")
+    return FormatError(file, f"tensor {quoted(tensor)}", "missing", "in the file")

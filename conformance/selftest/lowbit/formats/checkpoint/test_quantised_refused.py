@@ -56,7 +56,7 @@ CONTENTS += [
     ),
     ("bitsandbytes-nf4", STATE, patched('"nf4"', '"fp4"'), f"quant_type in tensor '{Q}.*' is fp4; allowed: 'nf4'"),
     ("bitsandbytes-nf4", STATE, patched("64,", "32,"), f"(blocksize|shape) in tensor '{Q}.*' is .*; allowed: "),
-    ("bitsandbytes-nf4", STATE, patched("nested_offset", "other"), "nested_offset is missing; allowed: a number"),
+    ("bitsandbytes-nf4", STATE, patched("nested_offset", "other"), "nested_offset is missing; it must be a number"),
     ("bitsandbytes-nf4", STATE, patched("{", "["), "content is "),
 ]
 
@@ -187,7 +187,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
         "group_size of matrix .* is 32 by .*: 16",
     ),
     ("ct-nvfp4", {"config_groups": {"a": {"weights": {"num_bits": 8}}}}, "bits of matrix .* is 4; allowed: 8, as"),
-    ("awq-gemm", {"transform_config": {"a": 1}}, "transform_config is given; allowed: absent"),
+    ("awq-gemm", {"transform_config": {"a": 1}}, "transform_config is given; it must be absent"),
 ]
 
 
@@ -212,7 +212,7 @@ def test_an_unknown_method_in_the_older_file(tmp_path: Path) -> None:
 def test_floats_that_claim_to_be_quantised(tmp_path: Path) -> None:
     """A method without a single quantised matrix is a contradiction; one that is not known may mean anything."""
     for method, message in (
-        ("gptq", "quantization_config is given; allowed: absent where no matrix is quantised"),
+        ("gptq", "quantization_config is given; it must be absent where no matrix is quantised"),
         ("quark", f"quant_method is 'quark'; {READ}"),
     ):
         folder = tiny_checkpoint.write(tmp_path / method)

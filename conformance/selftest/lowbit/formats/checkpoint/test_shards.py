@@ -41,7 +41,7 @@ INDEXES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "absolute": (lambda m: m | {"model.norm.weight": "/tmp/x.safetensors"}, "allowed: the name of a .safetensors file"),
     "backslash": (lambda m: m | {"model.norm.weight": "..\\x.safetensors"}, "allowed: the name of a .safetensors file"),
     "hidden": (lambda m: m | {"model.norm.weight": ".x.safetensors"}, "allowed: the name of a .safetensors file"),
-    "no file": (lambda m: m | {"model.norm.weight": "model-3.safetensors"}, "allowed: a file of the directory"),
+    "no file": (lambda m: m | {"model.norm.weight": "model-3.safetensors"}, "it must be a file of the directory"),
     "another file": (lambda m: m | {"model.norm.weight": "config.json"}, "allowed: the name of a .safetensors file"),
     "too long": (
         lambda m: m | {"model.norm.weight": 243 * "a" + "ü.safetensors"},
@@ -76,7 +76,7 @@ def test_files_that_are_not_there(folder: Path, tmp_path: Path) -> None:
             open_checkpoint(path)
     path = copied(folder, tmp_path)
     (path / SECOND).unlink()
-    with pytest.raises(FormatError, match=f"shard '{SECOND}' is missing; allowed: a file of the directory"):
+    with pytest.raises(FormatError, match=f"shard '{SECOND}' is missing; it must be a file of the directory"):
         open_checkpoint(path)
     (path / SECOND).symlink_to(SECOND)
     with pytest.raises(FormatError, match=f"shard '{SECOND}' is no plain file; allowed: a file of the directory"):

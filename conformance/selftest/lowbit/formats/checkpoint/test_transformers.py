@@ -192,7 +192,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"head_dim": None}, "head_dim is missing"),
     ("qwen3", {"rope_theta": None}, "rope_theta is missing"),
     ("qwen3-moe", {"norm_topk_prob": False}, "norm_topk_prob is False; allowed: True"),
-    ("qwen3-moe", {"norm_topk_prob": None}, "norm_topk_prob is missing; allowed: True"),
+    ("qwen3-moe", {"norm_topk_prob": None}, "norm_topk_prob is missing; it must be True"),
     ("qwen3-moe", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2; allowed: 1"),
     ("qwen3-moe", {"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]; allowed: \[\]"),
     ("qwen3-moe", {"num_experts": None}, "num_experts is missing"),

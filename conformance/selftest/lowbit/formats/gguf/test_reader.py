@@ -200,7 +200,7 @@ def test_a_tensor_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
     """Before any weight is read, whichever it is."""
     model = published()
     del model.tensors[name]
-    message = rf"m\.gguf: tensor '{name}\.weight' is missing; allowed: a file that holds it"
+    message = rf"m\.gguf: tensor '{name}\.weight' is missing; it must be in the file"
     with pytest.raises(FormatError, match=message):
         check_model(open_gguf(write(tmp_path / "m.gguf", model)))
 
