@@ -14,8 +14,8 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 _FUNCTION = {"and": "and_", "or": "or_"}  # keywords of C++; the other words are names of functions
 _REGISTER = {"int": "vint", "float": "vfloat", "none": "void"}
 
-# A table whose `fmadd` rounds twice tells the compiler, which might otherwise fuse it. LOWBIT_ONCE fetches
-# data that is read once; `lowbit_cppyy.runtime.prefetching` chooses how for this processor.
+# A table whose `fmadd` rounds twice tells the compiler, which might otherwise fuse it. LOWBIT_ONCE fetches data
+# that is read once; `lowbit_cppyy.runtime.prefetching` chooses how for this processor.
 _MACROS = """\
 #ifndef LOWBIT_INLINE
 #define LOWBIT_INLINE inline __attribute__((always_inline))

@@ -12,10 +12,10 @@ with 4 bits:
 - Emerald Rapids, other work beside it: tokens of SmolLM2, one thread and two, 1.4 and 1.5 times with float32, 1.7 times
   with integers.
 
-There each line is fetched twice: 24 KiB earlier into the second-level cache too, which can wait for more lines than the
-first-level cache. On Emerald Rapids 4096 × 11008 is 1.03 to 1.13 times as fast with both fetches as with
-``T0`` alone, except with AVX2 and 4 bits, where instructions are the limit; tokens of SmolLM2 are 1.02 to 1.14 times as
-fast. Distances of 8 and 56 KiB made little difference.
+Each line is then fetched twice: 24 KiB earlier into the second-level cache too, which can wait for more lines than the
+first-level cache. On Emerald Rapids 4096 × 11008 is 1.03 to 1.13 times as fast with both fetches as with ``T0`` alone,
+except with AVX2 and 4 bits, where instructions are the limit; tokens of SmolLM2 are 1.02 to 1.14 times as fast.
+Distances of 8 and 56 KiB made little difference.
 
 So each line is fetched twice on Intel's processors, also on those that were not measured, and with ``NTA`` on all
 others.

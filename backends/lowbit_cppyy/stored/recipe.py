@@ -122,7 +122,7 @@ class StoredRecipe(Tile):
 
 
 def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose, panel: int) -> StoredRecipe:
-    """The recipe for a structure on an instruction set.
+    """The recipe for a structure on an instruction set of this processor.
 
     Args:
         structure: of the matrix.

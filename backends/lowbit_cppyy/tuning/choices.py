@@ -64,7 +64,7 @@ def usable(recipe: Recipe, layout: PanelLayout, table: InstructionSet) -> bool:
 
 
 def default_recipe(purpose: Purpose, layout: PanelLayout, table: InstructionSet) -> Recipe:
-    """The default recipe for a matrix.
+    """The default recipe for a matrix on this processor.
 
     Args:
         purpose: one row of x or several, in float32 or in integers.
