@@ -15,9 +15,11 @@ INTEL = "GenuineIntel"
 
 @cache
 def made_by_intel() -> bool:
-    """Whether Intel made this processor."""
-    import archspec.cpu  # takes 50 ms, so it is delayed until something is compiled
-
+    """Whether Intel made this processor; not, if archspec is missing, without which kernels can only be printed."""
+    try:
+        import archspec.cpu  # takes 50 ms, so it is delayed until something is compiled
+    except ImportError:
+        return False
     return bool(archspec.cpu.host().vendor == INTEL)
 
 
