@@ -15,7 +15,7 @@ INTEL = "GenuineIntel"
 
 @cache
 def made_by_intel() -> bool:
-    """Whether Intel made this processor; not, if archspec is missing, without which kernels can only be printed."""
+    """Whether Intel made this processor; no, if archspec is missing. Kernels are printed without it, but never run."""
     try:
         import archspec.cpu  # takes 50 ms, so it is delayed until something is compiled
     except ImportError:
