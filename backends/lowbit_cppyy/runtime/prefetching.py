@@ -9,7 +9,7 @@ with 4 bits:
   third-level cache either.
 - Cascade Lake, nothing beside it, 4096 × 11008, six copies in turn: one thread 1.8 to 3.3 times with float32 and 1.8 to
   2 with integers, two threads 1.6 to 2.
-- Emerald Rapids, other work beside it: tokens of SmolLM2, one thread and two, 1.4 and 1.5 times with float32, 1.7 times
+- Emerald Rapids, a virtual machine: tokens of SmolLM2, one thread and two, 1.4 and 1.5 times with float32, 1.7 times
   with integers.
 
 Each line is then fetched twice: 24 KiB earlier into the second-level cache too, which can wait for more lines than the

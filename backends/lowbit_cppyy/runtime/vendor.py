@@ -12,6 +12,9 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 INTEL = "GenuineIntel"
 """Archspec's name of the vendor."""
 
+TALLEST = 16
+"""The most rows of x that a kernel computes at once, as ``max_rows`` of ``cpp/linear.h`` allows."""
+
 
 @cache
 def made_by_intel() -> bool:
@@ -24,6 +27,5 @@ def made_by_intel() -> bool:
 
 
 def tall_tiles(table: InstructionSet) -> bool:
-    """Whether as many rows as possible should share a code that is unpacked, because unpacking takes the ports of
-    multiply-adds."""
+    """Whether `TALLEST` rows should share a code, because unpacking it takes the ports of multiply-adds."""
     return table.lanes == 16 and made_by_intel()

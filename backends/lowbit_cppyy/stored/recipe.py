@@ -27,7 +27,7 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.unpacking import folded
 from lowbit_cppyy.layout.interleaving import PLANES
 from lowbit_cppyy.recipe import PURPOSES, Purpose, Tile
-from lowbit_cppyy.runtime.vendor import made_by_intel, tall_tiles
+from lowbit_cppyy.runtime.vendor import TALLEST, made_by_intel, tall_tiles
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
 Method = Literal["shift", "fold", "table", "bytes", "high", "dot4", "float"]
@@ -140,7 +140,7 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
         return StoredRecipe(structure, method, registers=registers, chains=chains, panel=panel, ahead=ahead)
     tile = {"rows": 4, "registers": 4 if table.registers >= 32 else 2}
     if purpose == "many rows" and tall_tiles(table):
-        tile = {"rows": 16, "registers": 1}
+        tile = {"rows": TALLEST, "registers": 1}
     return StoredRecipe(structure, method, panel=panel, **tile)
 
 

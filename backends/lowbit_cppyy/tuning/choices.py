@@ -12,9 +12,9 @@ rules. The outcome of a search on this machine, kept on disk (`lowbit_cppyy.tuni
   has nothing to gain. Where unpacking takes the ports of the multiply-adds, many rows share a code. With registers of
   sixteen lanes on Intel's processors that is sixteen rows and one register of columns: 1.06 to 1.1 times as fast as
   eight rows and two registers, and 1.3 times with 3 bits (*measured*, Emerald Rapids, in the second-level cache). With
-  sixteen registers it is eight rows and one register, which is 1.05 times as fast as four rows and two registers; g++
-  has too few registers for more. Few tokens keep four rows, because whole tiles are computed: 32 rows for 20 tokens
-  (`lowbit_cppyy.runtime.products.few_are_faster`). A row has the same bits whatever rows stand beside it.
+  sixteen registers it is eight rows and one register, which is 1.05 times as fast as four rows and two registers; with
+  more sums g++ moves some to memory. Few tokens keep four rows, because whole tiles are computed: 32 rows for 20
+  tokens (`lowbit_cppyy.runtime.products.few_are_faster`). A row has the same bits whatever rows stand beside it.
 - **Integers.** Through 16 bits where the processor has no product of bytes into 32 bits.
 - **One row of x reads a whole row of the panel at once.** A narrower tile goes through the panel several times and
   reads memory in pieces: measured at half the speed.
@@ -27,7 +27,7 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.recipe import Method, Purpose, Recipe
 from lowbit_cppyy.runtime.activations import ActivationStream
-from lowbit_cppyy.runtime.vendor import tall_tiles
+from lowbit_cppyy.runtime.vendor import TALLEST, tall_tiles
 from lowbit_cppyy.tuning import outcomes
 
 PANEL = 64
@@ -84,7 +84,7 @@ def default_recipe(purpose: Purpose, layout: PanelLayout, table: InstructionSet)
         recipe = replace(recipe, method=method, registers=4 if wide else 8, chains=2 if wide else 1)
         return recipe
     if purpose == "many rows" and tall_tiles(table):
-        return replace(recipe, rows=16, registers=1)
+        return replace(recipe, rows=TALLEST, registers=1)
     rows, registers = _TILES[table.registers >= 32, purpose]
     return replace(recipe, rows=rows, registers=registers)
 
