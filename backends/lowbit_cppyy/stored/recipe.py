@@ -26,8 +26,8 @@ from lowbit.arrays import F32
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.unpacking import folded
 from lowbit_cppyy.layout.interleaving import PLANES
-from lowbit_cppyy.recipe import PURPOSES, Purpose, Tile
-from lowbit_cppyy.runtime.vendor import TALLEST, made_by_intel, tall_tiles
+from lowbit_cppyy.recipe import PURPOSES, TILES, Purpose, Tile
+from lowbit_cppyy.runtime.vendor import made_by_intel
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
 Method = Literal["shift", "fold", "table", "bytes", "high", "dot4", "float"]
@@ -138,10 +138,8 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
         chains = 2 if wide and not integer and not structure.run else 1  # short runs overlap anyway
         registers, ahead = panel // table.lanes, prefetch_distance(structure, table, integer)
         return StoredRecipe(structure, method, registers=registers, chains=chains, panel=panel, ahead=ahead)
-    tile = {"rows": 4, "registers": 4 if table.registers >= 32 else 2}
-    if purpose == "many rows" and tall_tiles(table):
-        tile = {"rows": TALLEST, "registers": 1}
-    return StoredRecipe(structure, method, panel=panel, **tile)
+    rows, registers = TILES[purpose, table.registers]
+    return StoredRecipe(structure, method, rows=rows, registers=registers, panel=panel)
 
 
 def purposes_of(structure: Structure) -> tuple[Purpose, ...]:

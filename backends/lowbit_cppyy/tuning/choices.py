@@ -9,13 +9,21 @@ rules. The outcome of a search on this machine, kept on disk (`lowbit_cppyy.tuni
   takes longer than reading them.
 - **Several rows.** Each row has its own sums, so there is one chain. A code is unpacked once for all rows. Then the
   multiply-adds bound the speed, at 86 % of what the processor can do, so unpacking a panel first and calling a library
-  has nothing to gain. Where unpacking takes the ports of the multiply-adds, many rows share a code. With registers of
-  sixteen lanes on Intel's processors that is sixteen rows and one register of columns: 1.06 to 1.1 times as fast as
-  eight rows and two registers, and 1.3 times with 3 bits (*measured*, Emerald Rapids, in the second-level cache). With
-  sixteen registers it is eight rows and one register, which is 1.05 times as fast as four rows and two registers; with
-  more sums g++ moves some to memory. Few tokens keep four rows, because whole tiles are computed: 32 rows for 20
-  tokens (`lowbit_cppyy.runtime.products.few_are_faster`). A row has the same bits whatever rows stand beside it.
-- **Integers.** Through 16 bits where the processor has no product of bytes into 32 bits.
+  has nothing to gain. Many rows share a code where unpacking takes the ports of the multiply-adds, as on Intel's
+  processors, and because g++ keeps a tile of one register of columns in registers: it reads activations as operands in
+  memory. With more registers of columns it loads activations first and moves sums to memory. So 32 registers compute
+  sixteen rows and one register of columns, which is 1.05 to 1.19 times as fast as eight rows and two registers on Zen 4
+  and 1.06 to 1.3 times on Emerald Rapids; 16 registers compute eight rows and one register, which is 1.05 times as fast
+  as four rows and two registers on Emerald Rapids, and 0.95 to 1.2 times on Zen 4 (*measured*, in the second-level
+  cache; the largest figures are of formats with costly codes). Few tokens keep four rows, because whole tiles are
+  computed: 32 rows for 20 tokens (`lowbit_cppyy.runtime.products.few_are_faster`). A row has the same bits whatever
+  rows stand beside it.
+- **Several rows of integers.** A result needs three registers: the sum of a block, that of a group and the result.
+  Four rows and two registers of columns need 24 of them, twice as many rows or columns do not fit. *Measured* on Zen 4,
+  in the second-level cache, with AVX-512: 1.3 times as fast as four by four with 4 bits and groups of 32, 1.13 times
+  with groups of 128; whole prompts of SmolLM2 1.18 to 1.28 times. Smaller tiles, which 16 registers would need, unpack
+  too often.
+- **Integers** are multiplied through 16 bits where the processor has no product of bytes into 32 bits.
 - **One row of x reads a whole row of the panel at once.** A narrower tile goes through the panel several times and
   reads memory in pieces: measured at half the speed.
 """
@@ -25,9 +33,8 @@ from dataclasses import replace
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.layout.panels import PanelLayout
-from lowbit_cppyy.recipe import Method, Purpose, Recipe
+from lowbit_cppyy.recipe import TILES, Method, Purpose, Recipe
 from lowbit_cppyy.runtime.activations import ActivationStream
-from lowbit_cppyy.runtime.vendor import TALLEST, tall_tiles
 from lowbit_cppyy.tuning import outcomes
 
 PANEL = 64
@@ -74,28 +81,17 @@ def default_recipe(purpose: Purpose, layout: PanelLayout, table: InstructionSet)
     recipe = Recipe(layout.bits, layout.scales, layout.convention, "fold", panel=layout.panel)
     if purpose.startswith("integer"):
         method: Method = "dot4" if table.byte_dots or layout.bits == 8 else "pairs"
-        recipe = replace(recipe, method=method, rows=4, registers=4 if table.registers >= 32 else 2)
-        if purpose == "integer vector":
-            recipe = replace(recipe, rows=1, registers=layout.panel // table.lanes)
-        return most_unrolled(recipe, layout)
+        recipe = replace(recipe, method=method)
+    if not purpose.endswith("vector"):
+        rows, registers = TILES[purpose, table.registers]
+        recipe = replace(recipe, rows=rows, registers=registers)
+    if purpose == "integer vector":
+        recipe = replace(recipe, registers=layout.panel // table.lanes)
     if purpose == "vector":
         wide = table.lanes == 16
         method = "sums" if wide and layout.bits in (2, 3) else "fold"
-        recipe = replace(recipe, method=method, registers=4 if wide else 8, chains=2 if wide else 1)
-        return recipe
-    if purpose == "many rows" and tall_tiles(table):
-        return replace(recipe, rows=TALLEST, registers=1)
-    rows, registers = _TILES[table.registers >= 32, purpose]
-    return replace(recipe, rows=rows, registers=registers)
-
-
-_TILES: dict[tuple[bool, Purpose], tuple[int, int]] = {
-    (True, "rows"): (4, 4),
-    (True, "many rows"): (8, 2),
-    (False, "rows"): (4, 2),
-    (False, "many rows"): (8, 1),
-}
-"""Rows of x and registers of columns, by whether there are 32 registers."""
+        return replace(recipe, method=method, registers=4 if wide else 8, chains=2 if wide else 1)
+    return most_unrolled(recipe, layout) if recipe.integer else recipe
 
 
 def most_unrolled(recipe: Recipe, layout: PanelLayout) -> Recipe:
