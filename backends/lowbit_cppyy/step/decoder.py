@@ -19,6 +19,7 @@ import numpy as np
 
 from lowbit.arrays import F32, F64, U8, U64, Array
 from lowbit.attention.rope import Frequencies
+from lowbit.backend.prepared import placed
 from lowbit.contract.checks import check_integer, check_view
 from lowbit.errors import ArgumentError
 from lowbit.model.block import check_scores
@@ -28,6 +29,7 @@ from lowbit.model.decoder import PREFILL_TOKENS, Rows, Step, batch_ids, embedded
 from lowbit.model.sampling import MOST_TOKENS, Sampling, check_logits, choose
 from lowbit.model.weights import Progress
 from lowbit_cppyy.codegen.elementwise import CHUNK
+from lowbit_cppyy.layout.memory import ALIGNMENT
 from lowbit_cppyy.runtime.calls import FLOATS
 from lowbit_cppyy.runtime.compiler import FORKED, NO_MEMORY, TINY, raise_failure
 from lowbit_cppyy.stored.casts import raise_for
@@ -74,8 +76,14 @@ class State:
             self.keys, self.values = (_grown(each, self.length, capacity) for each in (self.keys, self.values))
 
 
+def cache_rows(shape: tuple[int, ...]) -> U8:
+    """Uninitialised memory for keys or values. Rows of whole cache lines begin at one, so that no register is read
+    from two."""
+    return placed(shape, np.uint8, ALIGNMENT, overread=0)
+
+
 def _grown(array: U8, length: int, capacity: int) -> U8:
-    larger = np.empty((*array.shape[:2], capacity, array.shape[3]), np.uint8)
+    larger = cache_rows((*array.shape[:2], capacity, array.shape[3]))
     larger[:, :, :length] = array[:, :, :length]
     return larger
 
@@ -128,7 +136,7 @@ class CompiledDecoder:
         check_integer("capacity", capacity, least=1)
         config = self.config
         shape = config.layers, config.kv_heads, capacity
-        keys, values = (np.empty((*shape, size), np.uint8) for size in self._row_bytes)
+        keys, values = (cache_rows((*shape, size)) for size in self._row_bytes)
         return State(keys, values)
 
     def hidden(self, tokens: Sequence[int], state: State, progress: Progress | None = None) -> F64:
