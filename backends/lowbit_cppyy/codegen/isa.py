@@ -26,6 +26,7 @@ class InstructionSet:
         registers: η, the number of vector registers.
         fused: whether `fmadd` rounds once; otherwise it rounds the product and the sum.
         byte_dots: whether `dot4` is one instruction; otherwise it takes several.
+        memory_broadcasts: whether an operand can be one number in memory that is broadcast.
         requires: processor features that it needs, by archspec's names.
         headers: C++ headers to include.
         types: C++ for the register types `vint` (unsigned) and `vfloat`.
@@ -38,6 +39,7 @@ class InstructionSet:
     registers: int
     fused: bool
     byte_dots: bool
+    memory_broadcasts: bool
     requires: tuple[str, ...]
     headers: tuple[str, ...]
     types: str
@@ -69,6 +71,7 @@ AVX2 = InstructionSet(
     registers=16,
     fused=True,
     byte_dots=False,
+    memory_broadcasts=False,
     requires=("avx2", "fma", "f16c"),
     headers=("immintrin.h",),
     types="using vint = __m256i;\nusing vfloat = __m256;",
@@ -133,6 +136,7 @@ AVX512 = InstructionSet(
     registers=32,
     fused=True,
     byte_dots=False,
+    memory_broadcasts=True,
     requires=("avx512f", "avx512bw", "avx512vl"),
     headers=("immintrin.h",),
     types="using vint = __m512i;\nusing vfloat = __m512;",
@@ -159,6 +163,7 @@ PLAIN = InstructionSet(
     registers=16,
     fused=False,  # without such an instruction, a fused multiply-add is a slow library call
     byte_dots=True,
+    memory_broadcasts=False,
     requires=(),
     headers=(),
     types=PLAIN_TYPES,
@@ -172,6 +177,7 @@ NEON = InstructionSet(
     registers=16,
     fused=True,
     byte_dots=False,
+    memory_broadcasts=False,
     requires=("asimd",),
     headers=("arm_neon.h",),
     types=NEON_TYPES,
@@ -182,6 +188,7 @@ NEONDOT = replace(
     NEON,
     name="neondot",
     byte_dots=True,
+    memory_broadcasts=False,
     requires=("asimd", "asimddp"),
     attribute='__attribute__((target("arch=armv8.2-a+dotprod")))',
     words={**NEON_WORDS, "dot4": NEON_DOT4},

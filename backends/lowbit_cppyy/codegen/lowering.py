@@ -9,6 +9,7 @@ from typing import Protocol
 
 from lowbit.kernels.program import Address, Advance, Argument, Comment, Element, Instruction, Loop, Program, Step
 from lowbit.kernels.vector import VOCABULARY, Operand, Word
+from lowbit_cppyy.codegen.broadcasts import separated
 from lowbit_cppyy.codegen.isa import InstructionSet
 
 _FUNCTION = {"and": "and_", "or": "or_"}  # keywords of C++; the other words are names of functions
@@ -28,6 +29,8 @@ _MACROS = """\
 #define LOWBIT_ONCE(a) _mm_prefetch(a, _MM_HINT_NTA)
 #endif
 namespace lowbit {
+// The same pointer, which a compiler does not know.
+LOWBIT_INLINE const float* copied(const float* a) { asm("" : "+r"(a)); return a; }
 LOWBIT_INLINE std::uint32_t bits(float a) { std::uint32_t d; std::memcpy(&d, &a, sizeof d); return d; }
 }
 #endif
@@ -84,13 +87,15 @@ def function(program: Program, table: InstructionSet, name: str, summary: str) -
         summary: what the kernel computes; printed as a comment above it.
     """
     assert program.lanes == table.lanes
+    steps, copies = separated(program) if table.memory_broadcasts else (program.body, [])
     lines = [
         f"namespace lowbit::{table.name} {{",
         *(f"// {line}" for line in summary.splitlines()),
         f"{table.attribute} inline void {name}(const std::uint32_t* w, const std::uint32_t* s,".lstrip(),
         "    const std::uint32_t* z, const float* x, float* y, const Sizes& sizes) {",
         *(f"  const auto {size} = sizes.{size};" for size in sorted(_sizes(program.body))),
-        *("  " + line for line in _block(program.body, set())),
+        *(f"  const float* {copy} = copied(x);" for copy in copies),
+        *("  " + line for line in _block(steps, set())),
         "}",
         f"}}  // namespace lowbit::{table.name}",
     ]
