@@ -39,7 +39,7 @@ def programs() -> dict[str, Program]:
 
 
 PROGRAMS = programs()
-SIZES = {"groups": 2, "segments": 2, "turns": [2, 1], "back": [0, 0], "ends": [0, 1]}
+SIZES: interpreter.Sizes = {"groups": 2, "segments": 2, "turns": [2, 1], "back": [0, 0], "ends": [0, 1]}
 
 
 def results(program: Program, copies: list[str]) -> Any:
