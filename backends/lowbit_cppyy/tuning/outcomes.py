@@ -52,14 +52,8 @@ cache."""
 
 SHAPING = (
     *("caching", "recipe", "layout/interleaving", "layout/memory", "layout/panels"),
-    *(
-        "codegen/broadcasts",
-        "codegen/floats",
-        "codegen/integers",
-        "codegen/isa",
-        "codegen/isa_neon",
-        "codegen/isa_plain",
-    ),
+    *("codegen/broadcasts", "codegen/floats", "codegen/integers"),
+    *("codegen/isa", "codegen/isa_neon", "codegen/isa_plain"),
     *("codegen/kernels", "codegen/lowering"),
     *("codegen/microkernel", "codegen/steps", "codegen/unpacking", "runtime/activations"),
 )
