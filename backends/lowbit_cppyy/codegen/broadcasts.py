@@ -3,7 +3,7 @@
 A register of activations is broadcast once and read by several multiply-adds, and a compiler keeps it so. On a Zen 4 a
 broadcast to 512 bits takes a port of the multiply-adds, but as an operand in memory it is free: unpacking, converting
 and multiplying sixteen codes takes 1.5 cycles with or without it, and 1.67 if every four of them share one that stands
-alone (*measured*). Tokens of SmolLM2 are 1.04 to 1.06 times as fast in float32.
+alone (*measured*). There tokens of SmolLM2 are 1.04 to 1.06 times as fast in float32.
 
 So each use gets a broadcast of its own, which the compiler makes part of the multiply-add. It would join broadcasts of
 one address; therefore each reads through another copy of the pointer, and the compiler does not know that they are
@@ -36,12 +36,12 @@ class Broadcast:
     Attributes:
         name: of the register.
         uses: multiply-adds that read it, in the same run of steps.
-        others: broadcasts of the run, this one included.
+        together: broadcasts of the run, this one included.
     """
 
     name: str
     uses: int
-    others: int
+    together: int
 
 
 def separated(program: Program) -> tuple[Steps, list[str]]:
@@ -75,7 +75,7 @@ def separated(program: Program) -> tuple[Steps, list[str]]:
         writes[step.target] -= 1
     for each in found:
         uses[each.name] += each.uses
-    refused = {each.name for each in found if each.uses > MOST or each.others < FEWEST}
+    refused = {each.name for each in found if each.uses > MOST or each.together < FEWEST}
     names = {name for name, count in uses.items() if count == reads[name] and not writes[name]} - refused
     copies = [f"{POINTER}{n}" for n in range(1, max((each.uses for each in found if each.name in names), default=1))]
     return tuple(_rewritten(program.body, names, copies)), copies

@@ -188,7 +188,6 @@ NEONDOT = replace(
     NEON,
     name="neondot",
     byte_dots=True,
-    memory_broadcasts=False,
     requires=("asimd", "asimddp"),
     attribute='__attribute__((target("arch=armv8.2-a+dotprod")))',
     words={**NEON_WORDS, "dot4": NEON_DOT4},

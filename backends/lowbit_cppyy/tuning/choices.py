@@ -9,17 +9,15 @@ rules. The outcome of a search on this machine, kept on disk (`lowbit_cppyy.tuni
   takes longer than reading them.
 - **Several rows.** Each row has its own sums, so there is one chain. A code is unpacked once for all rows. Then the
   multiply-adds bound the speed, at 86 % of what the processor can do, so unpacking a panel first and calling a library
-  has nothing to gain. Many rows share a code where unpacking takes the ports of the multiply-adds, as on Intel's
-  processors, and because g++ keeps a tile of one register of columns in registers: it reads activations as operands in
-  memory. With more registers of columns it loads activations first and moves sums to memory. So 32 registers compute
-  sixteen rows and one register of columns, which is 1.05 to 1.19 times as fast as eight rows and two registers on Zen 4
-  and 1.06 to 1.3 times on Emerald Rapids; 16 registers compute eight rows and one register, which is 1.05 times as fast
-  as four rows and two registers on Emerald Rapids, and 0.95 to 1.2 times on Zen 4 (*measured*, in the second-level
-  cache; the largest figures are of formats with costly codes). Few tokens keep four rows, because whole tiles are
-  computed: 32 rows for 20 tokens (`lowbit_cppyy.runtime.products.few_are_faster`). A row has the same bits whatever
-  rows stand beside it.
+  has nothing to gain. Where unpacking takes the ports of the multiply-adds, many rows share a code: with 32 registers
+  sixteen rows and one register of columns, which is 1.06 to 1.3 times as fast as eight rows and two registers on
+  Emerald Rapids and 1.0 to 1.1 times on Zen 4; with 16 registers eight rows and one register, which is 1.05 times as
+  fast as four rows and two registers on Emerald Rapids and 0.95 to 1.2 times on Zen 4. With more sums g++ moves some to
+  memory. (*Measured* in the second-level cache; the largest figures are of formats that take longest to unpack.) Few
+  tokens keep four rows, because whole tiles are computed: 32 rows for 20 tokens
+  (`lowbit_cppyy.runtime.products.few_are_faster`). A row has the same bits whatever rows stand beside it.
 - **Several rows of integers.** A result needs three registers: the sum of a block, that of a group and the result.
-  Four rows and two registers of columns need 24 of them, twice as many rows or columns do not fit. *Measured* on Zen 4,
+  Four rows and two registers of columns need 24 of them; twice as many rows or columns do not fit. *Measured* on Zen 4,
   in the second-level cache, with AVX-512: 1.3 times as fast as four by four with 4 bits and groups of 32, 1.13 times
   with groups of 128; whole prompts of SmolLM2 1.18 to 1.28 times. Smaller tiles, which 16 registers would need, unpack
   too often.
