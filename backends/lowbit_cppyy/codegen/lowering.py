@@ -29,7 +29,7 @@ _MACROS = """\
 #define LOWBIT_ONCE(a) _mm_prefetch(a, _MM_HINT_NTA)
 #endif
 namespace lowbit {
-// The same pointer, which a compiler does not know.
+// The same pointer; the compiler cannot know that it is the same.
 LOWBIT_INLINE const float* copied(const float* a) { asm("" : "+r"(a)); return a; }
 LOWBIT_INLINE std::uint32_t bits(float a) { std::uint32_t d; std::memcpy(&d, &a, sizeof d); return d; }
 }
