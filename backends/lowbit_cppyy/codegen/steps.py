@@ -107,6 +107,13 @@ def iteration(recipe: Recipe, lanes: int, products: Callable[[Recipe, int], Iter
 
 def epilogue(recipe: Recipe, lanes: int) -> Iterator[Step]:
     """``y += acc * s + X * o`` for the sums ``acc_{r}_{j}_0``; then the pointers move past the group."""
+    elements = _scale_elements(recipe) + _zero_elements(recipe)
+    yield from prefetched(recipe, _scaled(recipe, lanes), 0, elements)
+    yield from advance(elements)
+    yield Advance("x", recipe.rows)
+
+
+def _scaled(recipe: Recipe, lanes: int) -> Iterator[Step]:
     yield Comment("y += acc * s + X * o")
     for r in range(recipe.rows):
         yield Instruction("broadcast_float", f"X_{r}", (Address("x", r),))
@@ -115,8 +122,6 @@ def epilogue(recipe: Recipe, lanes: int) -> Iterator[Step]:
         for r in range(recipe.rows):
             yield Instruction("fmadd", f"y_{r}_{j}", (f"acc_{r}_{j}_0", f"s_{j}", f"y_{r}_{j}"))
             yield Instruction("fmadd", f"y_{r}_{j}", (f"X_{r}", f"o_{j}", f"y_{r}_{j}"))
-    yield from advance(_scale_elements(recipe) + _zero_elements(recipe))
-    yield Advance("x", recipe.rows)
 
 
 def _scale_elements(recipe: Recipe) -> int:
