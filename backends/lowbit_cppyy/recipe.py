@@ -74,6 +74,9 @@ registers. `lowbit_cppyy.tuning.choices` has the reasons."""
 PANELS = (64, 128)
 """Widths of a panel in columns. The tile of every default recipe divides them, and a tile in C++ has room for them."""
 
+FAR, NEAR, NONE = 2048, 256, 0
+"""Prefetch distances in elements; `lowbit_cppyy.runtime.prefetching` chooses between them."""
+
 SEGMENT = 32
 """The number of elements of a block of activations, by `lowbit.linear.integer.ACTIVATIONS`."""
 
@@ -94,7 +97,7 @@ class Tile(ABC):
     registers: int = 4
     chains: int = 1
     panel: int = 64
-    ahead: int = 2048
+    ahead: int = FAR
 
     @property
     @abstractmethod

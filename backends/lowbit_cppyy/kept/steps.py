@@ -1,6 +1,6 @@
 """The kept step of a model: found in the cache, or made and kept there.
 
-A step is kept for a model by the digest of its file, for an instruction set and a processor vendor, for the tuned
+A step is kept for a model by the digest of its file, for an instruction set and a kind of processor, for the tuned
 kernels in use, and for this code: a changed source file or compiler makes another. The folder holds the `MOST` most
 recently used steps.
 """
@@ -34,7 +34,7 @@ from lowbit_cppyy.kept.image import KeptParts
 from lowbit_cppyy.kept.libraries import FUNCTIONS, OPTIONS, Compiling, MissingError, Source, compiler, identity
 from lowbit_cppyy.kept.recorder import Recorder
 from lowbit_cppyy.runtime.compiler import stop_at_exit, using
-from lowbit_cppyy.runtime.prefetching import fetch_once
+from lowbit_cppyy.runtime.vendor import kind
 from lowbit_cppyy.step.decoder import PURPOSES, CompiledDecoder
 from lowbit_cppyy.step.parts import StepParts
 from lowbit_cppyy.step.source import StepSource
@@ -165,7 +165,7 @@ def _plain(config: LlamaConfig) -> Any:
 
 def _key(wanted: Wanted, command: str) -> str:
     config = json.dumps(asdict(wanted.config), sort_keys=True)  # the context is a parameter and not in the file
-    processor = wanted.table.name, fetch_once()
+    processor = wanted.table.name, kind()
     said = [*wanted.identity, config, *processor, identity(command), *OPTIONS, *_code(), *_tuned()]
     return hashlib.sha256("\0".join(said).encode()).hexdigest()[:40]
 

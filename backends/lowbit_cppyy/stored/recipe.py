@@ -26,8 +26,9 @@ from lowbit.arrays import F32
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.unpacking import folded
 from lowbit_cppyy.layout.interleaving import PLANES
-from lowbit_cppyy.recipe import PURPOSES, TILES, Purpose, Tile
-from lowbit_cppyy.runtime.vendor import made_by_intel
+from lowbit_cppyy.recipe import FAR, NONE, PURPOSES, TILES, Purpose, Tile
+from lowbit_cppyy.runtime.prefetching import distance_of_integers
+from lowbit_cppyy.runtime.vendor import kind
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
 Method = Literal["shift", "fold", "table", "bytes", "high", "dot4", "float"]
@@ -154,9 +155,12 @@ def prefetch_distance(structure: Structure, table: InstructionSet, integer: bool
     Whole bytes that one instruction multiplies take so little work that loads run far ahead anyway, but not far enough
     on Intel's processors.
     """
-    if table.lanes == 16 and integer:
-        return 0 if structure.bits == 8 and table.byte_dots and not made_by_intel() else 2048
-    return 3072 if table.lanes == 16 else 2048
+    if not integer:
+        return FAR + 1024 if table.lanes == 16 else FAR
+    if structure.bits == 8 and table.lanes == 16 and table.byte_dots and kind() != "intel":
+        return NONE
+    planes, runs = len(PLANES[structure.bits]), UNIT // structure.run if structure.run else 0
+    return distance_of_integers(in_order=not runs or (planes == 1 and runs == 1))
 
 
 def separate_recipe(structure: Structure, panel: int) -> StoredRecipe:

@@ -33,6 +33,7 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.recipe import TILES, Method, Purpose, Recipe
 from lowbit_cppyy.runtime.activations import ActivationStream
+from lowbit_cppyy.runtime.prefetching import distance_of_integers
 from lowbit_cppyy.tuning import outcomes
 
 PANEL = 64
@@ -84,7 +85,7 @@ def default_recipe(purpose: Purpose, layout: PanelLayout, table: InstructionSet)
         rows, registers = TILES[purpose, table.registers]
         recipe = replace(recipe, rows=rows, registers=registers)
     if purpose == "integer vector":
-        recipe = replace(recipe, registers=layout.panel // table.lanes)
+        recipe = replace(recipe, registers=layout.panel // table.lanes, ahead=distance_of_integers())
     if purpose == "vector":
         wide = table.lanes == 16
         method = "sums" if wide and layout.bits in (2, 3) else "fold"

@@ -1,6 +1,7 @@
 """``lowbit kernel``: names are parsed by their grammar, and kernels are printed without a compiler."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_kernels_of_stored_formats_are_printed() -> None:
     shown = answer("show", "--format", "q4_k", "--isa", "avx512")
     assert "inline void stored_f32_u4_s16u32m_fold_1x4c1_p64a3072_avx512(" in shown
     told = json.loads(answer("program", "--format", "gguf-mxfp4", "--purpose", "integer vector", "--json"))
-    assert told["kernel"] == "stored_q8_t4_e8_dot4_1x8c1_p64a2048_avx2"
+    assert re.fullmatch("stored_q8_t4_e8_dot4_1x8c1_p64a[0-9]+_avx2", told["kernel"])  # the processor has the distance
     assert any("lookup_bytes" in line for line in told["program"])
 
 

@@ -4,28 +4,46 @@ import subprocess
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-import archspec.cpu
+import archspec.cpu.detect
 import pytest
 
+from lowbit.quantization.affine import SCALE_DTYPES
 from lowbit_cppyy.codegen.isa import TABLES
 from lowbit_cppyy.codegen.lowering import prelude
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.recipe import FAR, NEAR, NONE
 from lowbit_cppyy.runtime.prefetching import PRELUDE, fetch_once
-from lowbit_cppyy.runtime.vendor import made_by_intel
+from lowbit_cppyy.runtime.vendor import Kind, kind
+from lowbit_cppyy.stored.parts import Structure
+from lowbit_cppyy.stored.recipe import prefetch_distance
+from lowbit_cppyy.tuning.choices import default_recipe
 
-
-@pytest.fixture
-def forgotten() -> Iterator[None]:
-    """Nothing is known of the processor, before the test and after it."""
-    made_by_intel.cache_clear()
-    yield
-    made_by_intel.cache_clear()
-
-
-VENDORS = {
-    "GenuineIntel": ["prefetcht0", "prefetcht1"],
-    "AuthenticAMD": ["prefetchnta"],
-    "generic": ["prefetchnta"],  # a processor that archspec does not know
+ZEN4 = ("avx2", "avx512_vnni")
+PROCESSORS: dict[str, tuple[str, tuple[str, ...], Kind]] = {
+    "Emerald Rapids": ("GenuineIntel", (*ZEN4, "avx_vnni"), "intel"),
+    "Zen 3": ("AuthenticAMD", ("avx2",), "other"),
+    "Zen 4": ("AuthenticAMD", ZEN4, "zen4"),
+    "Zen 5": ("AuthenticAMD", (*ZEN4, "avx_vnni"), "other"),
+    "unknown": ("generic", ZEN4, "other"),  # a processor that archspec does not know
 }
+"""The vendor and some features of processors, and the kind that follows from them."""
+
+FETCHES: dict[Kind, list[str]] = {
+    "intel": ["prefetcht0", "prefetcht1"],
+    "zen4": ["prefetchnta"],
+    "other": ["prefetchnta"],
+}
+
+
+@pytest.fixture(params=PROCESSORS)
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kind]:
+    """The kind of a processor that is detected for the time of a test."""
+    vendor, features, expected = PROCESSORS[request.param]
+    detected = SimpleNamespace(vendor=vendor, features=set(features))
+    monkeypatch.setattr(archspec.cpu.detect, "detected_info", lambda: detected)
+    kind.cache_clear()
+    yield expected
+    kind.cache_clear()
 
 
 def prefetches(isa: str, before: str) -> list[str]:
@@ -37,13 +55,11 @@ def prefetches(isa: str, before: str) -> list[str]:
 
 
 @pytest.mark.toolchain
-@pytest.mark.parametrize("vendor", VENDORS)
 @pytest.mark.parametrize("isa", [name for name, table in TABLES.items() if "immintrin.h" in table.headers])
-@pytest.mark.usefixtures("forgotten")
-def test_the_processor_decides(isa: str, vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its maker."""
-    monkeypatch.setattr(archspec.cpu, "host", lambda: SimpleNamespace(vendor=vendor))
-    assert prefetches(isa, PRELUDE.format(fetch_once())) == VENDORS[vendor]
+def test_the_processor_decides_where_to(isa: str, processor: Kind) -> None:
+    """By its vendor."""
+    assert kind() == processor
+    assert prefetches(isa, PRELUDE.format(fetch_once())) == FETCHES[processor]
 
 
 @pytest.mark.toolchain
@@ -51,3 +67,26 @@ def test_the_processor_decides(isa: str, vendor: str, monkeypatch: pytest.Monkey
 def test_kernels_whose_source_is_printed_fetch_each_line_once(isa: str) -> None:
     """Their text does not depend on the processor."""
     assert prefetches(isa, "") == ["prefetchnta"]
+
+
+IN_ORDER = (Structure(4), Structure(5, offset="center"), Structure(4, inner="uint8", run=32, offset="minimum"))
+OUT_OF_ORDER = (
+    Structure(6, inner="int8", run=16),
+    Structure(5, inner="uint8", run=32),
+    Structure(2, inner="uint8", run=16),
+)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512vnni"])
+def test_integers_are_fetched_only_where_that_pays(isa: str, processor: Kind) -> None:
+    """On a Zen 4 by its own prefetchers, unless a kernel reads back and forth. Floats are fetched everywhere."""
+    table, zen4 = TABLES[isa], processor == "zen4"
+    for scales in SCALE_DTYPES:
+        layout = PanelLayout(rows=256, columns=64, bits=3, group_size=32, scales=scales, convention="minimum", panel=64)
+        assert default_recipe("integer vector", layout, table).ahead == (NONE if zen4 else FAR)
+        assert default_recipe("vector", layout, table).ahead == FAR
+    assert {prefetch_distance(each, table, True) for each in IN_ORDER} == {NONE if zen4 else FAR}
+    assert {prefetch_distance(each, table, True) for each in OUT_OF_ORDER} == {NEAR if zen4 else FAR}
+    assert {prefetch_distance(each, table, False) for each in IN_ORDER} == {3072 if table.lanes == 16 else FAR}
+    bytes_ = prefetch_distance(Structure(8, values="signed"), table, True)
+    assert bytes_ == (FAR if processor == "intel" or (isa == "avx2" and not zen4) else NONE)

@@ -124,9 +124,9 @@ def term(bits: int, word: int, place: int) -> tuple[int, float]:
     byte, inside = divmod(place, 8)
     if bits != 3:
         return 4 * (inside // bits) + byte, 2.0 ** (inside % bits)
-    if word == 2:
+    if word == 0:
         return 4 * inside + byte, 4.0
-    return 16 * word + 4 * (inside // 2) + byte, 2.0 ** (inside % 2)
+    return 16 * (word - 1) + 4 * (inside // 2) + byte, 2.0 ** (inside % 2)
 
 
 def group_sum(x: F32) -> np.float32:

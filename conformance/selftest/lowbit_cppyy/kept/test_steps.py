@@ -262,12 +262,12 @@ def test_a_step_is_found_where_nothing_can_be_written(folder: Path, monkeypatch:
     assert made == ["llama"]
 
 
-def test_a_processor_of_another_maker_has_steps_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_of_another_kind_has_steps_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels fetch their words in another way, even if both have the same instructions."""
     made: list[str] = []
     with CppyyBackend(threads=1) as backend:
-        for fetch in ("fetches twice", "fetches once", "fetches twice"):
-            monkeypatch.setattr(steps, "fetch_once", partial(str, fetch))
+        for kind in ("intel", "zen4", "intel"):
+            monkeypatch.setattr(steps, "kind", partial(str, kind))
             kept(backend, request_of("llama", made=made))
     assert made == ["llama", "llama"]
 
