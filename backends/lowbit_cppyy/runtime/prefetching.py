@@ -22,17 +22,17 @@ others.
 
 **Whether at all.** Kernels of integers read so fast that a fetch by an instruction holds up a Zen 4: its first-level
 cache can wait for few lines, and the prefetchers of the processor, which fill the second level, can wait for more.
-*Measured* on one thread and 4096 × 11008, without fetches: 1.2 to 1.7 times as fast from memory with AVX-512, 1.04 to
-1.3 times with AVX2, at 2, 3, 4 and 8 bits and in groups of 16 to 128; that is 0.85 to 1 of the read limit. The
-prefetchers follow a kernel only as long as it reads in one direction. They lose it where units hold integers of runs
-between codes of two planes, or of runs shorter than a unit: Q6_K takes three times as long without fetches. There,
-each line is fetched a little ahead, which is enough to keep the order of reading (1.0 to 1.5 times as fast as a fetch
-8 KiB ahead). Kernels of floats do more work for each line, and gain up to 1.1 times from fetches here too.
+*Measured* on one thread and 4096 × 11008, without fetches: 1.2 to 1.9 times as fast from memory with AVX-512, 1.0 to
+1.3 times with AVX2, at 2, 3, 4 and 8 bits and in groups of 16 to 128; that is 0.85 to 1 of the read limit.
+
+The prefetchers follow a kernel only as long as it reads in one direction. With sixteen registers a unit of two planes
+does not fit into them, so its words are read back and forth; Q5_K in integers then takes 1.6 times as long without
+fetches. Kernels of floats do more work for each line, and gain up to 1.1 times from fetches here too.
 
 Zen 5 was measured with fetches only, and keeps them.
 """
 
-from lowbit_cppyy.recipe import FAR, NEAR, NONE
+from lowbit_cppyy.recipe import FAR, NONE
 from lowbit_cppyy.runtime.vendor import kind
 
 PRELUDE = "#ifndef LOWBIT_ONCE\n#define LOWBIT_ONCE(a) {}\n#endif\n"
@@ -52,6 +52,4 @@ def distance_of_integers(*, in_order: bool = True) -> int:
     Args:
         in_order: whether the kernel reads its stream in one direction.
     """
-    if kind() != "zen4":
-        return FAR
-    return NONE if in_order else NEAR
+    return NONE if in_order and kind() == "zen4" else FAR

@@ -159,8 +159,7 @@ def prefetch_distance(structure: Structure, table: InstructionSet, integer: bool
         return FAR + 1024 if table.lanes == 16 else FAR
     if structure.bits == 8 and table.lanes == 16 and table.byte_dots and kind() != "intel":
         return NONE
-    planes, runs = len(PLANES[structure.bits]), UNIT // structure.run if structure.run else 0
-    return distance_of_integers(in_order=not runs or (planes == 1 and runs == 1))
+    return distance_of_integers(in_order=len(PLANES[structure.bits]) == 1 or table.registers == 32)
 
 
 def separate_recipe(structure: Structure, panel: int) -> StoredRecipe:

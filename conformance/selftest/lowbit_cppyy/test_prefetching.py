@@ -11,7 +11,7 @@ from lowbit.quantization.affine import SCALE_DTYPES
 from lowbit_cppyy.codegen.isa import TABLES
 from lowbit_cppyy.codegen.lowering import prelude
 from lowbit_cppyy.layout.panels import PanelLayout
-from lowbit_cppyy.recipe import FAR, NEAR, NONE
+from lowbit_cppyy.recipe import FAR, NONE
 from lowbit_cppyy.runtime.prefetching import PRELUDE, fetch_once
 from lowbit_cppyy.runtime.vendor import Kind, kind
 from lowbit_cppyy.stored.parts import Structure
@@ -69,24 +69,22 @@ def test_kernels_whose_source_is_printed_fetch_each_line_once(isa: str) -> None:
     assert prefetches(isa, "") == ["prefetchnta"]
 
 
-IN_ORDER = (Structure(4), Structure(5, offset="center"), Structure(4, inner="uint8", run=32, offset="minimum"))
-OUT_OF_ORDER = (
-    Structure(6, inner="int8", run=16),
-    Structure(5, inner="uint8", run=32),
-    Structure(2, inner="uint8", run=16),
-)
+ONE_PLANE = (Structure(4), Structure(4, inner="uint8", run=32, offset="minimum"), Structure(2, inner="uint8", run=16))
+TWO_PLANES = (Structure(5, offset="center"), Structure(5, inner="uint8", run=32), Structure(6, inner="int8", run=16))
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512vnni"])
 def test_integers_are_fetched_only_where_that_pays(isa: str, processor: Kind) -> None:
     """On a Zen 4 by its own prefetchers, unless a kernel reads back and forth. Floats are fetched everywhere."""
     table, zen4 = TABLES[isa], processor == "zen4"
+    wide = table.registers == 32
     for scales in SCALE_DTYPES:
         layout = PanelLayout(rows=256, columns=64, bits=3, group_size=32, scales=scales, convention="minimum", panel=64)
         assert default_recipe("integer vector", layout, table).ahead == (NONE if zen4 else FAR)
         assert default_recipe("vector", layout, table).ahead == FAR
-    assert {prefetch_distance(each, table, True) for each in IN_ORDER} == {NONE if zen4 else FAR}
-    assert {prefetch_distance(each, table, True) for each in OUT_OF_ORDER} == {NEAR if zen4 else FAR}
-    assert {prefetch_distance(each, table, False) for each in IN_ORDER} == {3072 if table.lanes == 16 else FAR}
+    for structures, in_order in ((ONE_PLANE, True), (TWO_PLANES, wide)):
+        expected = NONE if zen4 and in_order else FAR
+        assert {prefetch_distance(each, table, True) for each in structures} == {expected}
+        assert {prefetch_distance(each, table, False) for each in structures} == {3072 if wide else FAR}
     bytes_ = prefetch_distance(Structure(8, values="signed"), table, True)
-    assert bytes_ == (FAR if processor == "intel" or (isa == "avx2" and not zen4) else NONE)
+    assert bytes_ == (NONE if zen4 or (wide and processor != "intel") else FAR)
