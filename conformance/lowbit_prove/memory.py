@@ -108,15 +108,17 @@ def passes(table: InstructionSet) -> Iterator[Subject]:
 
 
 def scores(table: InstructionSet) -> Iterator[Subject]:
-    """Scores of heads of every size."""
-    for head_dim in HEAD_DIMS:
-        yield Subject(attention.scores(head_dim, table).program, arrays.of_scores(head_dim, table.lanes))
+    """Scores of heads of every size, of one query and of those that share rows."""
+    for head_dim, queries in product(HEAD_DIMS, sorted({1, attention.together(table)})):
+        program = attention.scores(head_dim, table, queries).program
+        yield Subject(program, arrays.of_scores(head_dim, table.lanes, queries))
 
 
 def mixes(table: InstructionSet) -> Iterator[Subject]:
-    """Mixes of heads of every size."""
-    for head_dim in HEAD_DIMS:
-        yield Subject(attention.mixed(head_dim, table).program, arrays.of_mixed(head_dim, table.lanes))
+    """Mixes of heads of every size, of one query and of those that share rows."""
+    for head_dim, queries in product(HEAD_DIMS, sorted({1, attention.together(table)})):
+        program = attention.mixed(head_dim, table, queries).program
+        yield Subject(program, arrays.of_mixed(head_dim, table.lanes, queries))
 
 
 def blocks(table: InstructionSet) -> Iterator[Subject]:

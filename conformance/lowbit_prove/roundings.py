@@ -346,22 +346,29 @@ def _heads(table: InstructionSet) -> int:
     """Scores of heads of every size, and mixes of any number of tokens, 64 at a time."""
     steps = 0
     for head_dim in HEAD_DIMS:
-        found = z3.IntVal(_score(table, head_dim))
+        found = z3.IntVal(max(_score(table, head_dim, queries) for queries in _queries(table)))
         steps += _within(decode_operations.head_roundings, LENGTH, found, (head_dim <= LENGTH,))
     return steps + _mixes(table)
 
 
-def _score(table: InstructionSet, head_dim: int) -> int:
+def _queries(table: InstructionSet) -> list[int]:
+    """The numbers of queries of a kernel."""
+    return sorted({1, attention.together(table)})
+
+
+def _score(table: InstructionSet, head_dim: int, queries: int) -> int:
     """D of the scores of a head."""
-    program = attention.scores(head_dim, table).program
+    program = attention.scores(head_dim, table, queries).program
     channels = attention.CHANNELS * attention.sixteens(head_dim)
-    x = [EXACT] * head_dim + [ZERO] * (channels - head_dim) + [POWER]  # the bound counts the scale separately
-    return depths.depth(program, x, {"groups": 1}, table.lanes, once=table.fused)
+    one = [EXACT] * head_dim + [ZERO] * (channels - head_dim) + [POWER]  # the bound counts the scale separately
+    x = (one + [ZERO] * (attention.CHANNELS - 1)) * queries
+    y = (queries - 1) * attention.TOKENS + table.lanes
+    return depths.depth(program, x, {"groups": 1}, y, once=table.fused)
 
 
 def _mixes(table: InstructionSet) -> int:
     """Mixes: after the first chunk of tokens, each chunk adds to the earlier result."""
-    chunk, steps, mixed = elementwise.CHUNK, 0, partial(_mixed, table)
+    chunk, steps, mixed = elementwise.CHUNK, 0, partial(_worst_mix, table)
     one = mixed(chunk, ZERO)
     each = mixed(chunk, Count(one)) - one
     for tokens in range(1, chunk + 1):
@@ -372,11 +379,15 @@ def _mixes(table: InstructionSet) -> int:
     return steps
 
 
-def _mixed(table: InstructionSet, tokens: int, earlier: Count) -> int:
+def _worst_mix(table: InstructionSet, tokens: int, earlier: Count) -> int:
+    return max(_mixed(table, tokens, earlier, queries) for queries in _queries(table))
+
+
+def _mixed(table: InstructionSet, tokens: int, earlier: Count, queries: int) -> int:
     """D of a mix of at most 64 tokens, added to the earlier result."""
-    program = attention.mixed(attention.CHANNELS, table).program
-    y = [earlier] * attention.CHANNELS
-    x = [EXACT] * tokens + [ZERO] * (tokens % 2)
+    program = attention.mixed(attention.CHANNELS, table, queries).program
+    y = [earlier] * attention.CHANNELS * queries
+    x = ([EXACT] * tokens + [ZERO] * (attention.TOKENS - tokens)) * queries
     Depths(program, {"x": x, "y": y}, {"groups": (tokens + 1) // 2}, once=table.fused).block(program.body)
     return max(each.roundings for each in y)
 
@@ -396,8 +407,9 @@ def ran_head(table: InstructionSet, numbers: Numbers) -> Refutation | None:
     """Run the scores of heads with `length` channels, and a mix of `length` tokens."""
     length, y = whole(numbers, "length"), ZERO
     for first in range(0, length, elementwise.CHUNK):
-        y = Count(_mixed(table, min(elementwise.CHUNK, length - first), y))
-    found = max(y.roundings, _score(table, length) if length <= HEAD_DIMS[-1] else 0)
+        y = Count(_worst_mix(table, min(elementwise.CHUNK, length - first), y))
+    score = max(_score(table, length, queries) for queries in _queries(table)) if length <= HEAD_DIMS[-1] else 0
+    found = max(y.roundings, score)
     return compared_once(found, decode_operations.head_roundings(length, length), {"length": length})
 
 

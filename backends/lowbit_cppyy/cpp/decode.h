@@ -13,6 +13,7 @@
 namespace lowbit {
 
 constexpr std::int64_t chunk = 64;
+constexpr std::int64_t together = 3;  // queries that share rows (lowbit_cppyy.codegen.attention.TOGETHER)
 constexpr std::int64_t exponential_work = 16;  // the cost of an exponential, in multiply-adds
 
 // The kernels of one operation, in the order of the comment above it, and its threads.
@@ -20,7 +21,7 @@ struct KernelSet {
   Pool* pool;
   std::int64_t lanes;     // of their registers
   std::int64_t channels;  // of a head that one call of `mixed` computes
-  MicroKernel call[8];
+  MicroKernel call[10];
 };
 
 inline const std::uint32_t* elements(const float* a) { return reinterpret_cast<const std::uint32_t*>(a); }
@@ -215,7 +216,7 @@ inline const float* rows_at(const KernelSet& kernels, const Heads& shape, const 
 }
 
 inline std::int64_t attention_room(const Heads& shape, std::int64_t queries) {
-  return chunk * shape.d + 16 + queries * (2 * shape.channels() + 16 + (shape.length + chunk - 1) / chunk * chunk);
+  return chunk * (shape.d + together) + 16 + queries * (2 * shape.channels() + 16 + (shape.length + chunk - 1) / chunk * chunk);
 }
 
 // Query heads h0 .. h1 of the tokens t0 .. t1, which all read one key-value head. If there are several tokens, they have
@@ -231,6 +232,7 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
   const std::int64_t padded = (most + chunk - 1) / chunk * chunk;
   const auto seen = [&](std::int64_t n) { return least + n / heads; };
   float* const copy = room + count * (2 * channels + 16 + padded);
+  float* const rows_together = copy + chunk * d + 16;
   // Followed by the scale, and by the exponential of the sink.
   const auto query = [&](std::int64_t n) { return room + n * (channels + 16); };
   const auto mix = [&](std::int64_t n) { return query(count) + n * channels; };
@@ -241,21 +243,27 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
     std::memcpy(query(n), queries + row_of(n), d * sizeof(float));
     query(n)[channels] = shape.scale > 0 ? shape.scale : static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
   }
-  // Calls body(rows, u, n) for all rows that a query sees, `chunk` at a time, the last token first. A row is 0 for the
-  // token before it, as rows after the last are for all tokens: a kernel may read the row after the visible ones.
+  // Calls body(rows, u, n, queries) for all rows that `queries` queries from n on see, `chunk` at a time, the last token
+  // first. A row is 0 for the token before it, as rows after the last are for all tokens: a kernel may read the row after
+  // the visible ones.
   const auto each_chunk = [&](const auto& rows_from, const auto& body) {
     for (std::int64_t u = 0; u < most; u += chunk) {
       const float* const rows = rows_from(start + u, most - u, least - u, copy);
-      for (std::int64_t n = count - 1; n >= 0 && u < seen(n); --n) {
-        const std::int64_t behind = seen(n) - u;
-        if (n % heads == heads - 1 && seen(n) < most && behind < chunk) std::fill_n(copy + behind * d, d, 0.0f);
-        body(rows, u, n);
+      for (std::int64_t n = count; n > 0 && u < seen(n - 1);) {
+        const std::int64_t behind = seen(n - 1) - u, head = (n - 1) % heads;
+        if (head == heads - 1 && behind < most - u && behind < chunk) std::fill_n(copy + behind * d, d, 0.0f);
+        const std::int64_t queries = kernels.call[8] && head >= together - 1 ? together : 1;
+        n -= queries;
+        body(rows, u, n, queries);
       }
     }
   };
-  each_chunk(keys, [&](const float* rows, std::int64_t u, std::int64_t n) {
-    const std::int64_t iterations = (std::min(seen(n) - u, chunk) + kernels.lanes - 1) / kernels.lanes;
-    kernels.call[0](elements(rows), nullptr, nullptr, query(n), probabilities(n) + u, Sizes{iterations});
+  each_chunk(keys, [&](const float* rows, std::int64_t u, std::int64_t n, std::int64_t queries) {
+    const Sizes sizes{(std::min(seen(n) - u, chunk) + kernels.lanes - 1) / kernels.lanes};
+    if (queries == 1) return kernels.call[0](elements(rows), nullptr, nullptr, query(n), probabilities(n) + u, sizes);
+    kernels.call[8](elements(rows), nullptr, nullptr, query(n), rows_together, sizes);
+    for (std::int64_t q = 0; q < queries; ++q)
+      std::memcpy(probabilities(n + q) + u, rows_together + q * chunk, sizes.groups * kernels.lanes * sizeof(float));
   });
   for (std::int64_t n = 0; n < count; ++n) {
     const std::int64_t whole = (seen(n) + chunk - 1) / chunk * chunk;
@@ -268,10 +276,13 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
     each(kernels.call[2], &minus, probabilities(n), nullptr, whole, probabilities(n));
     if (shape.sinks) each(kernels.call[2], &minus, &sink, nullptr, 1, query(n) + channels + 1);
   }
-  each_chunk(values, [&](const float* rows, std::int64_t u, std::int64_t n) {
+  each_chunk(values, [&](const float* rows, std::int64_t u, std::int64_t n, std::int64_t queries) {
+    const Sizes sizes{(std::min(seen(n) - u, chunk) + 1) / 2};
+    for (std::int64_t q = 0; queries > 1 && q < queries; ++q)
+      std::memcpy(rows_together + q * chunk, probabilities(n + q) + u, chunk * sizeof(float));
     for (std::int64_t c = 0; c < channels; c += kernels.channels)
-      kernels.call[4](elements(rows + c), nullptr, nullptr, probabilities(n) + u, mix(n) + c,
-                     Sizes{(std::min(seen(n) - u, chunk) + 1) / 2});
+      kernels.call[queries == 1 ? 4 : 9](elements(rows + c), nullptr, nullptr,
+                                         queries == 1 ? probabilities(n) + u : rows_together, mix(n) + c, sizes);
   });
   for (std::int64_t n = 0; n < count; ++n) {
     const std::int64_t whole = (seen(n) + chunk - 1) / chunk * chunk;
@@ -287,9 +298,9 @@ template <class Fits> std::int64_t parts_of(std::int64_t group, const Fits& fits
   return group;
 }
 
-// scores, largest, exponentials, sums, mixed, scaled; widened for float16 caches, and capped for soft caps. The query
-// heads of a key-value head are computed together, so that its rows are read from memory once; they are divided if
-// threads would otherwise have no work.
+// scores, largest, exponentials, sums, mixed, scaled; widened for float16 caches, and capped for soft caps; scores and
+// mixed of `together` queries, or nothing. The query heads of a key-value head are computed together, so that its rows
+// are read from memory once; they are divided if threads would otherwise have no work.
 inline Status attend(const KernelSet& kernels, const Heads& shape, const float* queries, const float* keys,
                      const float* values, float* out) {
   const std::int64_t group = shape.heads / shape.kv_heads, jobs = shape.tokens * shape.kv_heads;

@@ -416,6 +416,20 @@ inline bool neighbours(const Place& a, const Place& b, std::int64_t window) {
   return b.keys == a.keys && b.position == a.position + 1 && (window == 0 || b.position < window);
 }
 
+// The number of equal parts of each group of query heads that lets the threads end soonest: by the calls of the busiest
+// thread, then by the threads that have work. Fewer parts read the rows of the cache fewer times.
+inline std::int64_t parts_for(std::int64_t group, std::int64_t jobs, std::int64_t threads, std::int64_t queries) {
+  std::int64_t best = 1, least = std::numeric_limits<std::int64_t>::max(), busy = 0;
+  for (std::int64_t parts = 1; parts <= group; ++parts) {
+    if (group % parts != 0) continue;
+    const std::int64_t heads = group / parts, calls = heads / queries + heads % queries;
+    const std::int64_t longest = (jobs * parts + threads - 1) / threads * calls, working = std::min(jobs * parts, threads);
+    if (longest > least || (longest == least && working <= busy)) continue;
+    best = parts, least = longest, busy = working;
+  }
+  return best;
+}
+
 // Attention of each token over its cache, which holds the token itself. `before` is the number of heads of the blocks
 // before this one. Threads take the groups of heads in turn, because later tokens see more.
 inline void attend_rows(const Team& team, const KernelSet& kernels, const Kept& kept, const Place* places,
@@ -423,7 +437,7 @@ inline void attend_rows(const Team& team, const KernelSet& kernels, const Kept& 
                         const float* queries, float* out, float scale, float cap, const float* sinks) {
   const std::int64_t group = query_heads / kv_heads, most = attend_together(team, kv_heads), jobs = team.tokens * kv_heads;
   const bool few = most == 1 && jobs < 8 * team.threads;
-  const std::int64_t parts = parts_of(group, [&](std::int64_t n) { return !few || jobs * n % team.threads == 0; });
+  const std::int64_t parts = few ? parts_for(group, jobs, team.threads, kernels.call[8] ? together : 1) : 1;
   const std::int64_t heads = group / parts;
   std::int64_t job = 0, last;
   for (std::int64_t token = 0; token < team.tokens; token = last) {

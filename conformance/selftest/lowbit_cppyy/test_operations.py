@@ -5,6 +5,7 @@ this processor.
 """
 
 import ctypes
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,46 @@ def test_heads_have_the_bits_of_their_programs(head_dim: int, table: Instruction
     )
     mixed = {"w": rows, "x": numbers(2 * table.lanes), "y": numbers(channels, seed=1)}
     assert_same_bits(attention.mixed(head_dim, table), mixed, table.lanes)
+
+
+@by_table
+@pytest.mark.parametrize("head_dim", (2, 20, 64, 300))
+def test_queries_that_share_rows_have_the_bits_of_each_alone(head_dim: int, table: InstructionSet) -> None:
+    """Scores and mixes of several queries by one kernel, and by its program; the others' numbers change nothing."""
+    queries, channels, tokens = 3, 16 * attention.sixteens(head_dim), attention.TOKENS
+    rows, each, groups = (
+        numbers(tokens * head_dim + 16, seed=head_dim),
+        channels + attention.CHANNELS,
+        tokens // table.lanes,
+    )
+    x = numbers(queries * each, seed=1)
+    scores = {"w": rows, "x": x, "y": np.empty(queries * tokens, np.float32)}
+    assert_same_bits(attention.scores(head_dim, table, queries), scores, groups)
+    shares = numbers(queries * tokens, seed=2)
+    mixed = {"w": rows, "x": shares, "y": numbers(queries * channels, seed=3)}
+    before = mixed["y"].reshape(queries, -1).copy()
+    assert_same_bits(attention.mixed(head_dim, table, queries), mixed, tokens // 2)
+    width = attention.tile_channels(head_dim, table.lanes)
+    for q in range(queries):
+        alone = {"w": rows, "x": x[q * each :].copy(), "y": np.empty(tokens, np.float32)}
+        run_compiled(attention.scores(head_dim, table), alone, groups)
+        assert alone["y"].tobytes() == scores["y"][q * tokens : (q + 1) * tokens].tobytes()
+        one = {"w": rows, "x": shares[q * tokens :].copy(), "y": before[q].copy()}
+        run_compiled(attention.mixed(head_dim, table), one, tokens // 2)
+        assert one["y"][:width].tobytes() == mixed["y"].reshape(queries, -1)[q, :width].tobytes()
+
+
+@pytest.mark.parametrize("table", KINDS, ids=lambda table: table.name)
+def test_a_head_has_the_same_bits_beside_any_number_of_others(table: InstructionSet) -> None:
+    """Whether its query shares rows with others or not, in prompts and after them."""
+    with CppyyBackend(table.name, threads=1) as backend:
+        for heads, tokens, length in itertools.product((1, 2, 3, 4, 7), (1, 3), (5, 64, 130)):
+            q = numbers(tokens, heads, 20)
+            k, v = numbers(1, length, 20, seed=1), numbers(1, length, 20, seed=2)
+            found = backend.run("attention.attend", q, k, v, None)
+            for head in range(heads):
+                alone = backend.run("attention.attend", q[:, head : head + 1].copy(), k, v, None)
+                np.testing.assert_array_equal(found[:, head], alone[:, 0])
 
 
 @by_table
@@ -297,7 +338,7 @@ int main() {
   const std::uintptr_t shares = passes({largest_TABLE, exponentials_TABLE, sums_TABLE, scaled_TABLE});
   const std::uintptr_t turns = passes({rotated_TABLE}), products = passes({block_products_n64b32_TABLE});
   const std::uintptr_t heads = passes({scores_d20_TABLE, largest_TABLE, exponentials_TABLE, sums_TABLE,
-                                       weighted_d20cCHANNELS_TABLE, scaled_TABLE, widened_TABLE, capped_TABLE},
+                                       weighted_d20cCHANNELS_TABLE, scaled_TABLE, widened_TABLE, capped_TABLE SHARED},
                                       CHANNELS);
   std::int64_t which;
   while (std::fread(&which, sizeof which, 1, stdin) == 1) {
@@ -339,8 +380,17 @@ def driver_of(table: InstructionSet) -> Path:
     channels = attention.tile_channels(20, table.lanes)
     kernels: list[ProgramKernel] = [pass_kernel(name, table) for name in PASSES]
     kernels += [attention.scores(20, table), attention.mixed(20, table), block_products(64, 32, table)]
-    source = '#include "blocks.h"\n' + prelude(table) + "".join(kernel.source for kernel in kernels)
-    source += DRIVER.replace("TABLE", table.name).replace("LANES", str(table.lanes)).replace("CHANNELS", str(channels))
+    shared: list[ProgramKernel] = []
+    if (queries := attention.together(table)) > 1:
+        shared = [attention.scores(20, table, queries), attention.mixed(20, table, queries)]
+    source = '#include "blocks.h"\n' + prelude(table) + "".join(kernel.source for kernel in (*kernels, *shared))
+    names = "".join(f", {kernel.name}" for kernel in shared)
+    source += (
+        DRIVER.replace(" SHARED", names)
+        .replace("TABLE", table.name)
+        .replace("LANES", str(table.lanes))
+        .replace("CHANNELS", str(channels))
+    )
     return sanitized_programs.compiled(source, str(COMPILER))
 
 
@@ -383,10 +433,10 @@ def requests(backend: CppyyBackend) -> list[tuple[bytes, bytes]]:
         x, turn = numbers(2, 3, d), rope.rotation(rope.interleaved(d), 10000.0, 3, 2)
         add(3, [2, 3, d], [x, turn.cos, turn.sin, turn.layout.partner], backend.run("rope.rotate", x, turn))
     for tokens, length, window in ((1, 1, 0), (1, 64, 0), (2, 65, 0), (3, 130, 66)):
-        q, k, v = numbers(tokens, 4, 20), numbers(2, length, 20, seed=1), numbers(2, length, 20, seed=2)
-        sizes = [tokens, 4, 2, length, 20, window, length * 20, length * 20]
+        q, k, v = numbers(tokens, 8, 20), numbers(2, length, 20, seed=1), numbers(2, length, 20, seed=2)
+        sizes = [tokens, 8, 2, length, 20, window, length * 20, length * 20]
         add(4, sizes, [q, k, v], backend.run("attention.attend", q, k, v, window or None))
-        sinks = numbers(4, seed=3)
+        sinks = numbers(8, seed=3)
         shaped = backend.run("attention.attend_shaped", q, k, v, window or None, 0.5, 2.0, sinks)
         add(12, sizes, [q, k, v, sinks], shaped)
     a = bfp.cast(numbers(3, 64), bfp.bfp16(32))
