@@ -29,7 +29,8 @@ The prefetchers follow a kernel only as long as it reads in one direction. With 
 does not fit into them, so its words are read back and forth; Q5_K in integers then takes 1.6 times as long without
 fetches. Kernels of floats do more work for each line, and gain up to 1.1 times from fetches here too.
 
-Zen 5 was measured with fetches only, and keeps them.
+A Zen 5 loses a quarter of its speed with integers of 4 bits without fetches (``docs/data/tuning.json``), so it keeps
+them, as others do that were not measured.
 """
 
 from lowbit_cppyy.recipe import FAR, NONE
