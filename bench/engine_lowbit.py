@@ -6,7 +6,6 @@ from typing import Any
 
 from engines import Setting, Stepwise
 
-from lowbit.model.caches import Keys
 from lowbit.model.perplexity import perplexity
 from lowbit.model.quantization_plan import Plan
 from lowbit.runtime import Contract, Options, load
@@ -24,13 +23,11 @@ class Lowbit(Stepwise):
         contract: Contract,
         step: StepChoice,
         plan: tuple[int, int] | None = None,
-        keys: Keys | None = None,
     ) -> None:
-        """`plan`: bits and group size to which the matrices of the blocks are quantised first; None for none. `keys`:
-        the number format of keys and values; None for float32."""
+        """`plan`: bits and group size to which the matrices of the blocks are quantised first; None for none."""
         backend = CppyyBackend(isa=isa, threads=setting.threads)
         asked = None if plan is None else Plan.uniform(*plan)
-        self.model = load(setting.file, backend, Options(asked, contract, step, keys=keys))
+        self.model = load(setting.file, backend, Options(asked, contract, step))
 
     def tokens(self, prompt: list[int], count: int) -> Iterator[int]:
         return (step.token for step in self.model.generate(prompt, count, stop=()))

@@ -206,7 +206,7 @@ def of_scores(head_dim: int, lanes: int, queries: int = 1) -> Arrays:
 
 
 def _within(tokens: int, queries: int) -> tuple[z3.BoolRef, ...]:
-    """For several queries the number of tokens of a call, so many per iteration."""
+    """The limit on the tokens of a call with several queries, given the tokens of one iteration."""
     return (tokens * GROUPS <= TOKENS,) if queries > 1 else ()
 
 

@@ -38,7 +38,7 @@ TOGETHER = 3
 """The number of queries of one kernel where there are 32 registers: 24 hold the sums of three mixes."""
 
 TOKENS = 64
-"""The most tokens of a call with several queries, whose scores or probabilities are rows of so many elements."""
+"""The length of a row of scores or probabilities in a call with several queries, and the most tokens of such a call."""
 
 TILE_REGISTERS = 4
 """The largest number of registers of channels that are mixed at once."""
