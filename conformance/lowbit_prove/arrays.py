@@ -22,7 +22,7 @@ from typing import Any
 
 import z3
 
-from lowbit_cppyy.codegen.attention import CHANNELS, TOKENS, sixteens, tile_channels
+from lowbit_cppyy.codegen.attention import CHANNELS, sixteens, tile_channels
 from lowbit_cppyy.codegen.elementwise import CHUNK
 from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.codegen.steps import x_elements
@@ -197,24 +197,24 @@ def of_pass(name: str) -> Arrays:
 
 def of_scores(head_dim: int, lanes: int, queries: int = 1) -> Arrays:
     """The arrays of scores: whole registers of tokens, and after the last row the extra channels that are read. The
-    scores of several queries have rows of `TOKENS`, which is as many tokens as a call has."""
+    scores of several queries have rows of `CHUNK`, which is as many tokens as a call has."""
     channels = 16 * sixteens(head_dim)
     keys, before = (lanes * GROUPS - 1) * head_dim + channels, queries - 1
     x = before * (channels + CHANNELS) + channels + 1
-    lengths = {"w": keys, "x": z3.IntVal(x), "y": before * TOKENS + lanes * GROUPS}
+    lengths = {"w": keys, "x": z3.IntVal(x), "y": before * CHUNK + lanes * GROUPS}
     return Arrays(lengths, facts=(GROUPS >= 1, *_within(lanes, queries)), calls=_CALLS)
 
 
 def _within(tokens: int, queries: int) -> tuple[z3.BoolRef, ...]:
     """The limit on the tokens of a call with several queries, given the tokens of one iteration."""
-    return (tokens * GROUPS <= TOKENS,) if queries > 1 else ()
+    return (tokens * GROUPS <= CHUNK,) if queries > 1 else ()
 
 
 def of_mixed(head_dim: int, lanes: int, queries: int = 1) -> Arrays:
     """The arrays of a mix: two tokens per iteration, starting at any tile of channels. The probabilities of several
-    queries have rows of `TOKENS`."""
+    queries have rows of `CHUNK`."""
     channels, columns, tile = 16 * sixteens(head_dim), tile_channels(head_dim, lanes), z3.Int("tile")
-    x, y = (queries - 1) * TOKENS + 2 * GROUPS, z3.IntVal(queries * channels)
+    x, y = (queries - 1) * CHUNK + 2 * GROUPS, z3.IntVal(queries * channels)
     lengths = {"w": (2 * GROUPS - 1) * head_dim + channels, "x": x, "y": y}
     facts = (GROUPS >= 1, tile >= 0, columns * (tile + 1) <= channels, *_within(2, queries))
     calls = tuple(Call(each.sizes, {"tile": channels // columns - 1}) for each in _CALLS)

@@ -109,14 +109,14 @@ def passes(table: InstructionSet) -> Iterator[Subject]:
 
 def scores(table: InstructionSet) -> Iterator[Subject]:
     """Scores of heads of every size, of one query and of those that share rows."""
-    for head_dim, queries in product(HEAD_DIMS, sorted({1, attention.together(table)})):
+    for head_dim, queries in product(HEAD_DIMS, attention.query_counts(table)):
         program = attention.scores(head_dim, table, queries).program
         yield Subject(program, arrays.of_scores(head_dim, table.lanes, queries))
 
 
 def mixes(table: InstructionSet) -> Iterator[Subject]:
     """Mixes of heads of every size, of one query and of those that share rows."""
-    for head_dim, queries in product(HEAD_DIMS, sorted({1, attention.together(table)})):
+    for head_dim, queries in product(HEAD_DIMS, attention.query_counts(table)):
         program = attention.mixed(head_dim, table, queries).program
         yield Subject(program, arrays.of_mixed(head_dim, table.lanes, queries))
 

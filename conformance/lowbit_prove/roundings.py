@@ -346,14 +346,9 @@ def _heads(table: InstructionSet) -> int:
     """Scores of heads of every size, and mixes of any number of tokens, 64 at a time."""
     steps = 0
     for head_dim in HEAD_DIMS:
-        found = z3.IntVal(max(_score(table, head_dim, queries) for queries in _queries(table)))
+        found = z3.IntVal(max(_score(table, head_dim, queries) for queries in attention.query_counts(table)))
         steps += _within(decode_operations.head_roundings, LENGTH, found, (head_dim <= LENGTH,))
     return steps + _mixes(table)
-
-
-def _queries(table: InstructionSet) -> list[int]:
-    """The numbers of queries of a kernel."""
-    return sorted({1, attention.together(table)})
 
 
 def _score(table: InstructionSet, head_dim: int, queries: int) -> int:
@@ -362,7 +357,7 @@ def _score(table: InstructionSet, head_dim: int, queries: int) -> int:
     channels = attention.CHANNELS * attention.sixteens(head_dim)
     one = [EXACT] * head_dim + [ZERO] * (channels - head_dim) + [POWER]  # the bound counts the scale separately
     x = (one + [ZERO] * (attention.CHANNELS - 1)) * queries
-    y = (queries - 1) * attention.TOKENS + table.lanes
+    y = (queries - 1) * elementwise.CHUNK + table.lanes
     return depths.depth(program, x, {"groups": 1}, y, once=table.fused)
 
 
@@ -380,14 +375,14 @@ def _mixes(table: InstructionSet) -> int:
 
 
 def _worst_mix(table: InstructionSet, tokens: int, earlier: Count) -> int:
-    return max(_mixed(table, tokens, earlier, queries) for queries in _queries(table))
+    return max(_mixed(table, tokens, earlier, queries) for queries in attention.query_counts(table))
 
 
 def _mixed(table: InstructionSet, tokens: int, earlier: Count, queries: int) -> int:
     """D of a mix of at most 64 tokens, added to the earlier result."""
     program = attention.mixed(attention.CHANNELS, table, queries).program
     y = [earlier] * attention.CHANNELS * queries
-    x = ([EXACT] * tokens + [ZERO] * (attention.TOKENS - tokens)) * queries
+    x = ([EXACT] * tokens + [ZERO] * (elementwise.CHUNK - tokens)) * queries
     Depths(program, {"x": x, "y": y}, {"groups": (tokens + 1) // 2}, once=table.fused).block(program.body)
     return max(each.roundings for each in y)
 
@@ -408,7 +403,11 @@ def ran_head(table: InstructionSet, numbers: Numbers) -> Refutation | None:
     length, y = whole(numbers, "length"), ZERO
     for first in range(0, length, elementwise.CHUNK):
         y = Count(_worst_mix(table, min(elementwise.CHUNK, length - first), y))
-    score = max(_score(table, length, queries) for queries in _queries(table)) if length <= HEAD_DIMS[-1] else 0
+    score = (
+        max(_score(table, length, queries) for queries in attention.query_counts(table))
+        if length <= HEAD_DIMS[-1]
+        else 0
+    )
     found = max(y.roundings, score)
     return compared_once(found, decode_operations.head_roundings(length, length), {"length": length})
 

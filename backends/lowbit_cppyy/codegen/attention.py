@@ -24,7 +24,7 @@ channels that are not used. ``cpp/decode.h`` copies the last rows, so that it ne
 from collections.abc import Iterator
 
 from lowbit.kernels.program import Advance, Instruction, Loop, Program, Step
-from lowbit_cppyy.codegen.elementwise import ProgramKernel, load, scalar, store
+from lowbit_cppyy.codegen.elementwise import CHUNK, ProgramKernel, load, scalar, store
 from lowbit_cppyy.codegen.exponential import constant
 from lowbit_cppyy.codegen.isa import InstructionSet
 
@@ -36,9 +36,6 @@ UNROLLED = 16
 
 TOGETHER = 3
 """The number of queries of one kernel where there are 32 registers: 24 hold the sums of three mixes."""
-
-TOKENS = 64
-"""The length of a row of scores or probabilities in a call with several queries, and the most tokens of such a call."""
 
 TILE_REGISTERS = 4
 """The largest number of registers of channels that are mixed at once."""
@@ -55,9 +52,9 @@ def tile_channels(head_dim: int, lanes: int) -> int:
     return CHANNELS * next(n for n in range(most, 0, -1) if sixteens(head_dim) % n == 0)
 
 
-def together(table: InstructionSet) -> int:
-    """The number of queries of one kernel; 1 if there are too few registers for several."""
-    return TOGETHER if table.registers == 32 else 1
+def query_counts(table: InstructionSet) -> tuple[int, ...]:
+    """The numbers of queries that kernels have: one, and `TOGETHER` if there are enough registers."""
+    return (1, TOGETHER) if table.registers == 32 else (1,)
 
 
 def scores(head_dim: int, table: InstructionSet, queries: int = 1) -> ProgramKernel:
@@ -66,7 +63,7 @@ def scores(head_dim: int, table: InstructionSet, queries: int = 1) -> ProgramKer
     Args:
         head_dim: d_h.
         table: the instruction set.
-        queries: the number of queries, each with its factor in a row of x; y has rows of `TOKENS`.
+        queries: the number of queries, each with its factor in a row of x; y has rows of `CHUNK`.
     """
     lanes, halves, row = table.lanes, range(CHANNELS // table.lanes), sixteens(head_dim) * CHANNELS + CHANNELS
     steps: list[Step] = []
@@ -85,7 +82,7 @@ def scores(head_dim: int, table: InstructionSet, queries: int = 1) -> ProgramKer
     for q in range(queries):
         if len(halves) == 2:
             steps.append(Instruction("add", f"t0_0_{q}", (f"t0_0_{q}", f"t0_1_{q}")))
-        steps += [Instruction("multiply", f"t0_0_{q}", (f"t0_0_{q}", f"scale_{q}")), store(q * TOKENS, f"t0_0_{q}")]
+        steps += [Instruction("multiply", f"t0_0_{q}", (f"t0_0_{q}", f"scale_{q}")), store(q * CHUNK, f"t0_0_{q}")]
     steps.append(Advance("y", lanes))
     scales = [scalar(f"scale_{q}", q * row + row - CHANNELS) for q in range(queries)]
     body: tuple[Step, ...] = (*scales, Loop("i", "groups", tuple(steps)))
@@ -125,10 +122,8 @@ def mixed(head_dim: int, table: InstructionSet, queries: int = 1) -> ProgramKern
     Args:
         head_dim: d_h.
         table: the instruction set.
-        queries: the number of queries, with probabilities in rows of `TOKENS`.
+        queries: the number of queries, with probabilities in rows of `CHUNK`.
     """
-    if queries == 1:
-        return weighted(head_dim, tile_channels(head_dim, table.lanes), table)
     row = sixteens(head_dim) * CHANNELS
     return weighted(head_dim, tile_channels(head_dim, table.lanes), table, queries, row)
 
@@ -140,7 +135,7 @@ def weighted(stride: int, columns: int, table: InstructionSet, rows: int = 1, ro
         stride: of W.
         columns: of W and y.
         table: the instruction set.
-        rows: of x, `TOKENS` elements apart, and of y.
+        rows: of x, `CHUNK` elements apart, and of y.
         row: the number of elements between rows of y.
     """
     starts = range(0, columns, table.lanes)
@@ -151,7 +146,7 @@ def weighted(stride: int, columns: int, table: InstructionSet, rows: int = 1, ro
     }
     both: list[Step] = []
     for token in (0, 1):
-        both += [scalar(f"p{token}_{r}", r * TOKENS + token) for r in range(rows)]
+        both += [scalar(f"p{token}_{r}", r * CHUNK + token) for r in range(rows)]
         for start in starts:
             both.append(load("v", "w", token * stride + start))
             for r in range(rows):

@@ -14,7 +14,7 @@ from lowbit.backend import Declaration
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError
 from lowbit_cppyy.caching import cached_property
-from lowbit_cppyy.codegen.attention import mixed, scores, tile_channels, together
+from lowbit_cppyy.codegen.attention import mixed, query_counts, scores, tile_channels
 from lowbit_cppyy.codegen.elementwise import CHUNK, pass_kernel
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.runtime.bfp_operations import BlockOperations
@@ -103,7 +103,7 @@ class DecodeKernels(Calls):
         middle = [pass_kernel(name, self._table) for name in ("largest", "exponentials", "sums")]
         kernels = [scores(head_dim, self._table), *middle, mixed(head_dim, self._table)]
         kernels += [pass_kernel(name, self._table) for name in ("scaled", "widened", "capped")]
-        if (queries := together(self._table)) > 1:
+        for queries in query_counts(self._table)[1:]:
             kernels += [scores(head_dim, self._table, queries), mixed(head_dim, self._table, queries)]
         return KernelSet(kernels, self._pool, tile_channels(head_dim, self._table.lanes))
 

@@ -123,7 +123,7 @@ def test_heads_have_the_bits_of_their_programs(head_dim: int, table: Instruction
 @pytest.mark.parametrize("head_dim", (2, 20, 64, 300))
 def test_queries_that_share_rows_have_the_bits_of_each_alone(head_dim: int, table: InstructionSet) -> None:
     """Scores and mixes of several queries by one kernel, and by its program; the others' numbers change nothing."""
-    queries, channels, tokens = 3, 16 * attention.sixteens(head_dim), attention.TOKENS
+    queries, channels, tokens = 3, 16 * attention.sixteens(head_dim), CHUNK
     rows, each, groups = (
         numbers(tokens * head_dim + 16, seed=head_dim),
         channels + attention.CHANNELS,
@@ -381,8 +381,8 @@ def driver_of(table: InstructionSet) -> Path:
     kernels: list[ProgramKernel] = [pass_kernel(name, table) for name in PASSES]
     kernels += [attention.scores(20, table), attention.mixed(20, table), block_products(64, 32, table)]
     shared: list[ProgramKernel] = []
-    if (queries := attention.together(table)) > 1:
-        shared = [attention.scores(20, table, queries), attention.mixed(20, table, queries)]
+    for queries in attention.query_counts(table)[1:]:
+        shared += [attention.scores(20, table, queries), attention.mixed(20, table, queries)]
     source = '#include "blocks.h"\n' + prelude(table) + "".join(kernel.source for kernel in (*kernels, *shared))
     names = "".join(f", {kernel.name}" for kernel in shared)
     source += (
