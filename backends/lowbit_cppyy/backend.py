@@ -28,7 +28,7 @@ from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.recipe import SEGMENT, Purpose
 from lowbit_cppyy.runtime import processor
 from lowbit_cppyy.runtime.activations import ActivationStream
-from lowbit_cppyy.runtime.compiler import TINY, Linear, Pool, Route, preparing, raise_failure, runtime
+from lowbit_cppyy.runtime.compiler import INEXACT, Linear, Pool, Route, preparing, raise_failure, runtime
 from lowbit_cppyy.runtime.decode_operations import DecodeOperations
 from lowbit_cppyy.runtime.products import SEVERAL, Product, Routes, integer_purpose, rows_purpose
 from lowbit_cppyy.runtime.routing_operations import RoutingOperations
@@ -103,7 +103,7 @@ class CppyyLinear(PreparedLinear):
 
     def _failed(self, status: int, purpose: Purpose, x: F32, out: F32, rows: int) -> None:
         """Use the kernel without powers of two if an activation is too small for them; otherwise raise the error."""
-        if status == TINY:
+        if status == INEXACT:
             exact = self._routes.of(purpose, exact=True).handle
             status = self._multiply(self._handle, exact, x, out, rows)
         if status:

@@ -13,6 +13,8 @@ method      what it does                                             equal to `s
             Algorithm 2
 `fold`      no shift: a code masked in place is too large by a       to the bit, unless an activation is so small that
             power of two, and its activation too small by the same   the power of two makes it subnormal
+`subnormal` the same without a conversion: the bits of a masked code to the bit, for activations whose magnitude is
+            are those of a float, the code times a power of two      from 2^-76 to 2^29
 `table`     4 bits: the code looked up in a register of sixteen      to the bit
             floats
 `sums`      four bits of a word looked up among sixteen sums of      exactly on the lattice; elsewhere fewer roundings
@@ -35,8 +37,8 @@ from typing import Literal
 from lowbit.quantization.affine import Convention, ScaleDtype
 from lowbit.quantization.packing import CODES_PER_UNIT, WORDS_PER_UNIT
 
-Method = Literal["shift", "fold", "table", "sums", "dot4", "pairs"]
-METHODS: tuple[Method, ...] = ("shift", "fold", "table", "sums", "dot4", "pairs")
+Method = Literal["shift", "fold", "subnormal", "table", "sums", "dot4", "pairs"]
+METHODS: tuple[Method, ...] = ("shift", "fold", "subnormal", "table", "sums", "dot4", "pairs")
 INTEGER: tuple[Method, ...] = ("dot4", "pairs")
 
 Purpose = Literal["vector", "rows", "many rows", "integer vector", "integer rows"]
@@ -45,9 +47,9 @@ PURPOSES: tuple[Purpose, ...] = ("vector", "rows", "many rows", "integer vector"
 
 METHODS_FOR: Mapping[Purpose, tuple[Method, ...]] = MappingProxyType(
     {
-        "vector": ("shift", "fold", "table", "sums"),
-        "rows": ("shift", "fold", "table"),
-        "many rows": ("shift", "fold", "table"),
+        "vector": ("shift", "fold", "subnormal", "table", "sums"),
+        "rows": ("shift", "fold", "subnormal", "table"),
+        "many rows": ("shift", "fold", "subnormal", "table"),
         "integer vector": INTEGER,
         "integer rows": INTEGER,
     }

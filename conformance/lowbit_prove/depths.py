@@ -6,7 +6,7 @@ plus one. Three things round nothing, and are treated as such:
 
 - a sum with a zero, as the first of every sum is, and a product with a zero, as those of padding are;
 - a product with a power of two, as the scales of segments are;
-- sums and conversions of the integers of codes, which float32 holds.
+- sums and conversions of the integers of codes, which float32 holds, also as multiples of the least positive float32.
 
 So the count of y at the end is :math:`D` for this matrix, with this many codes, groups and segments. As all sums are of
 terms, and each term is counted where it enters, this is Higham's :math:`D` for the order in which the program adds.
@@ -32,14 +32,17 @@ class Count:
         roundings: the most roundings of any of its terms; -1 for zero.
         integer: whether it is an integer of few bits, so that sums of such numbers are exact.
         power: whether it is a power of two.
+        subnormal: whether it is below 2^-125, so that sums of such numbers are exact.
     """
 
     roundings: int
     integer: bool = False
     power: bool = False
+    subnormal: bool = False
 
 
 ZERO, EXACT, INTEGER, POWER = Count(-1), Count(0), Count(0, integer=True), Count(0, power=True)
+SUBNORMAL = Count(0, subnormal=True)
 
 
 def multiplied(a: Count, b: Count) -> Count:
@@ -56,6 +59,8 @@ def added(a: Count, b: Count) -> Count:
         return a if b == ZERO else b
     if a.integer and b.integer:
         return INTEGER
+    if a.subnormal and b.subnormal:
+        return SUBNORMAL
     return Count(max(a.roundings, b.roundings) + 1)
 
 
@@ -72,7 +77,8 @@ def _constant(number: Any) -> Count:
     if number == 0:
         return ZERO
     power = float(number).hex().startswith(("0x1.0000000000000p", "-0x1.0000000000000p"))
-    return Count(0, integer=float(number).is_integer() or not power, power=power)
+    subnormal = abs(number) < 2.0**-126  # twice as much is still a multiple of the least positive float32
+    return Count(0, integer=float(number).is_integer() or not power, power=power, subnormal=subnormal)
 
 
 RULES: Mapping[str, Callable[..., Count]] = {
@@ -82,6 +88,7 @@ RULES: Mapping[str, Callable[..., Count]] = {
     "permute": lambda table, index: table,
     "maximum": lambda a, b: Count(max(a.roundings, b.roundings)),
     **dict.fromkeys(("cvt_int_float", "cvt_signed_float"), lambda a: INTEGER),
+    "cvt_int_subnormal": lambda a: SUBNORMAL,
 }
 """The counts of words with float results, except `fmadd`; the roundings of words not listed here are not counted."""
 

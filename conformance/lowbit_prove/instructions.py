@@ -25,6 +25,7 @@ from lowbit.kernels.vector import VOCABULARY, multiply_then_add
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
 from lowbit_prove import probes, processors, sums, symbols, terms
 from lowbit_prove.bodies import NO_VALUE, executed
+from lowbit_prove.machine import DEFINED_BELOW
 from lowbit_prove.processors import Probe
 from lowbit_prove.solver import satisfied
 from lowbit_prove.sums import Question
@@ -37,8 +38,6 @@ COMPARED = "{} does what the intrinsic means, for bytes in all pairs, edges and 
 BITS = 32
 """Bits of a lane; shift counts are smaller."""
 TRIALS = 8
-DEFINED_BELOW = {"cvt_int_float": 2**31}
-"""Words that are defined only for integers below a number."""
 
 
 def theorems() -> Iterator[Theorem]:

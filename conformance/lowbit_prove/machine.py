@@ -1,7 +1,7 @@
 """The machine of proofs: the specification's interpreter on symbols, with integer sums kept as sums.
 
 A program runs in `lowbit.kernels.interpreter` as it does on numbers, each word by its one definition. Some words also
-get an obligation. `cvt_int_float` is defined for integers below 2^31. `dot4`, `dot4_pairs`, `add_pairs` and `dot2` must
+get an obligation. `cvt_int_float` is defined for integers below 2^31, `cvt_int_subnormal` below 2^24. `dot4`, `dot4_pairs`, `add_pairs` and `dot2` must
 give the exact sum of their operands: nothing wraps at 32 bits or at 16, and nothing saturates. After that, the result
 is a new variable of which two things are known: its sum and its range. So a sum of any length is proved one instruction
 at a time.
@@ -25,6 +25,9 @@ from lowbit_prove import symbols, terms
 from lowbit_prove.reals import MANTISSA, REAL, Polynomial, Reader, constant, sum_of
 from lowbit_prove.solver import satisfied
 from lowbit_prove.symbols import Symbols
+
+DEFINED_BELOW: Mapping[str, int] = {"cvt_int_float": 2**31, "cvt_int_subnormal": 2**24}
+"""Words that are defined only for integers below a number."""
 
 Range = tuple[int, int]
 """The smallest and the largest of some integers."""
@@ -103,17 +106,17 @@ class Prover(Machine):
 
     def execute(self, step: Instruction, operands: list[Any]) -> Any:
         given = [symbols.of(each) if isinstance(each, np.ndarray) else each for each in operands]
-        if step.word == "cvt_int_float":
-            self._below(given[0])
+        if step.word in DEFINED_BELOW:
+            self._below(given[0], DEFINED_BELOW[step.word])
         if step.word not in SUMS:
             return super().execute(step, given)
         lanes = [self._exactly(step.word, [each.data[lane] for each in given]) for lane in range(self.lanes)]
         return Symbols(np.array([*lanes, None], object)[:-1], np.uint32)
 
-    def _below(self, register: Symbols) -> None:
+    def _below(self, register: Symbols, limit: int) -> None:
         for number in register.data:
-            if not terms.known(number) and terms.magnitude(z3.simplify(number)) > 31 - 1:
-                self._refuse("an integer of 2^31 or more is converted", z3.Extract(31, 31, number) == 1)
+            if not terms.known(number) and 2 ** terms.magnitude(z3.simplify(z3.ZeroExt(1, number))) > limit:
+                self._refuse(f"an integer of {limit} or more is converted", z3.UGE(number, limit))
 
     def _refuse(self, what: str, wrong: Any) -> None:
         if (numbers := satisfied(wrong)) is not None:

@@ -174,7 +174,7 @@ class StoredSetting(Setting):
     def _floats(self, group: int, run: range) -> Iterator[Meaning]:
         """For a run of float32: minus the center times their sum, and the activations."""
         if self.recipe.centered:
-            center = constant(-float(self.activations.center))
+            center = constant(-self.activations.center * 2.0**-self.activations.lowered)
             for r in range(self.recipe.rows):
                 yield FLOAT, [sum_of(activation(r, row) * center for row in run)]
         factors = self.activations.factors.tolist()

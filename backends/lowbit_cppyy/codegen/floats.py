@@ -9,7 +9,7 @@ Source: QIGen §3, algorithms 2 and 3.
 from collections.abc import Iterator
 
 from lowbit.kernels.program import Address, Comment, Element, Instruction, Loop, Step
-from lowbit_cppyy.codegen.steps import TABLE, combined, epilogue, iteration, words_of, zero
+from lowbit_cppyy.codegen.steps import TABLE, combined, epilogue, iteration, raised, words_of, zero
 from lowbit_cppyy.codegen.unpacking import unpack
 from lowbit_cppyy.recipe import Recipe
 
@@ -26,6 +26,8 @@ def _group(recipe: Recipe, lanes: int) -> Iterator[Step]:
     products = _looked_up if recipe.method == "sums" else _multiplied
     yield Loop("u", Element("turns", "g"), tuple(iteration(recipe, lanes, products)))
     yield from combined(recipe)
+    if recipe.method == "subnormal":
+        yield from raised(recipe, "acc_{}_{}_0")
     yield from epilogue(recipe, lanes)
 
 

@@ -114,6 +114,7 @@ AVX2 = InstructionSet(
         "as_int": "return _mm256_castps_si256(a);",
         "as_float": "return _mm256_castsi256_ps(a);",
         "cvt_int_float": "return _mm256_cvtepi32_ps(a);",
+        "cvt_int_subnormal": "return _mm256_castsi256_ps(a);",
         "cvt_signed_float": "return _mm256_cvtepi32_ps(a);",
         "prefetch": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_T0);",
         "prefetch_once": "LOWBIT_ONCE(static_cast<const char*>(a));",

@@ -93,6 +93,7 @@ NEON_WORDS = {
     ),
     "as_int": _halves("vreinterpretq_u32_f32({a})"),
     "as_float": _halves("vreinterpretq_f32_u32({a})"),
+    "cvt_int_subnormal": _halves("vreinterpretq_f32_u32({a})"),
     "cvt_int_float": _halves(f"vcvtq_f32_s32({_SIGNED})"),
     "cvt_signed_float": _halves(f"vcvtq_f32_s32({_SIGNED})"),
     "prefetch": "__builtin_prefetch(a);",

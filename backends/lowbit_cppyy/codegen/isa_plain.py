@@ -71,6 +71,7 @@ PLAIN_WORDS = {
     "as_int": "return (vint)a;",
     "as_float": "return (vfloat)a;",
     "cvt_int_float": "return __builtin_convertvector((vsigned)a, vfloat);",
+    "cvt_int_subnormal": "return (vfloat)a;",
     "cvt_signed_float": "return __builtin_convertvector((vsigned)a, vfloat);",
     "prefetch": "__builtin_prefetch(a);",
     "prefetch_once": "__builtin_prefetch(a, 0, 0);",

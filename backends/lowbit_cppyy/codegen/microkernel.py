@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from lowbit.kernels.program import Address, Advance, Instruction, Program, Step
 from lowbit_cppyy.codegen.floats import groups_loop
 from lowbit_cppyy.codegen.integers import segments_loop
-from lowbit_cppyy.codegen.steps import TABLE, added_to_results, zero
+from lowbit_cppyy.codegen.steps import TABLE, added_to_results, raising, zero
 from lowbit_cppyy.codegen.unpacking import constants
 from lowbit_cppyy.recipe import Recipe
 
@@ -47,7 +47,7 @@ def micro_kernel(recipe: Recipe, lanes: int) -> Program:
     else:
         body = [groups_loop(recipe, lanes)]
     steps = added_to_results(recipe, lanes, body)
-    return Program(lanes, (*_code_table(recipe), *constants(steps), *steps))
+    return Program(lanes, (*_code_table(recipe), *constants(steps), *raising(recipe.method), *steps))
 
 
 def _code_table(recipe: Recipe) -> Iterator[Step]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from lowbit.kernels.program import Address, Advance, Comment, Instruction, Step
+from lowbit_cppyy.codegen.unpacking import LOWERED
 from lowbit_cppyy.layout.panels import LINE, row_elements
 from lowbit_cppyy.recipe import Recipe, Tile
 
@@ -28,6 +29,19 @@ def combined(tile: Tile) -> Iterator[Step]:
     for to, own in (*fours, *((0, own) for own in range(4, tile.chains, 4))):
         for r, j in tile.places:
             yield Instruction("add", f"acc_{r}_{j}_{to}", (f"acc_{r}_{j}_{to}", f"acc_{r}_{j}_{own}"))
+
+
+def raised(tile: Tile, sums: str) -> Iterator[Step]:
+    """Multiply sums, named with places for r and j, by the power of two by which method `subnormal` makes them too
+    small."""
+    for r, j in tile.places:
+        yield Instruction("multiply", sums.format(r, j), (sums.format(r, j), "raise"))
+
+
+def raising(method: str) -> Iterator[Step]:
+    """Load the power of two that `raised` multiplies by, if this method needs it."""
+    if method == "subnormal":
+        yield Instruction("broadcast_float", "raise", (2.0**LOWERED,))
 
 
 def zero(register: str) -> Instruction:

@@ -1,7 +1,12 @@
-"""Unpacking: the steps by which each method takes one code out of the words of a unit.
+r"""Unpacking: the steps by which each method takes one code out of the words of a unit.
 
-The steps leave one code in a register, as a float. That float may be too large by a power of two; `folded` says by
-which, and its activation is scaled down by the same.
+The steps leave one code in a register, as a float. That float may be too large or too small by a power of two; `power`
+says by which, and its activation is multiplied by the inverse.
+
+**Subnormal numbers.** The bits of an integer :math:`a < 2^{24}`, taken as those of a float32, are
+:math:`a \cdot 2^{-149}`, so a masked code needs no conversion. Activations then are :math:`2^{99}` times as large, and
+sums :math:`2^{-50}` times, which is undone once a group. `exact_range` says for which activations all this is exact. A
+processor for which subnormal operands are slow should not use it.
 
 Source: QIGen §3, algorithm 2. `lowbit_cppyy.recipe` describes the methods that go beyond it.
 """
@@ -38,6 +43,14 @@ def shifted(word: str, by: int, to: str) -> tuple[list[Step], str]:
     return [Instruction("srli" if by > 0 else "slli", to, (word, abs(by)))], to
 
 
+SUBNORMAL = 149
+"""The bits of an integer below 2^24, as a float32, are the integer times 2^-149."""
+LOWERED = 50
+"""By which power of two the sums of method `subnormal` are too small."""
+BELOW = {"fold": 31, "subnormal": 24}
+"""Each method that masks a code in place, and the bits up to which it may lie there."""
+
+
 class Unpacked(Protocol):
     """What unpacking needs from a recipe: the width of a code, and how codes become products."""
 
@@ -48,10 +61,31 @@ class Unpacked(Protocol):
     def method(self) -> str: ...
 
 
-def folded(recipe: Unpacked, code: int) -> int:
-    """The power of two by which an unpacked code of this recipe is too large."""
+def lowest_bit(recipe: Unpacked, code: int) -> int:
+    """The bit of its lane at which a code begins when it is unpacked, before it becomes a float."""
     position = fields(recipe.bits, code)[0].position
-    return position if recipe.method == "fold" and position + recipe.bits <= 31 else 0
+    return position if position + recipe.bits <= BELOW.get(recipe.method, 0) else 0
+
+
+def power(method: str, lowest: int) -> int:
+    """By which power of two a code that begins at a bit is too large, or too small, in its product."""
+    return lowest - SUBNORMAL + LOWERED if method == "subnormal" else lowest
+
+
+def exact_range(method: str) -> tuple[float, float]:
+    r"""The magnitudes of activations, from the first to below the second, for which powers of two round nothing.
+
+    - Folded codes begin up to bit 28. An activation times :math:`2^{-28}` must be normal.
+    - With `subnormal`, an activation times :math:`2^{99}` must be finite. An activation of at least :math:`2^{-76}` is a
+      multiple of :math:`2^{-99}`, so all products and sums are multiples of :math:`2^{-149}`, and exact where they are
+      smaller than normal numbers.
+    """
+    return (2.0**-76, 2.0**29) if method == "subnormal" else (2.0**-98, float("inf"))
+
+
+def converted(method: str, to: str, code: str) -> Instruction:
+    """The step by which a code becomes a float."""
+    return Instruction("cvt_int_subnormal" if method == "subnormal" else "cvt_int_float", to, (code,))
 
 
 def unpack(recipe: Unpacked, code: int, words: list[str], a: str, b: str, to: str) -> Iterator[Step]:
@@ -67,33 +101,33 @@ def unpack(recipe: Unpacked, code: int, words: list[str], a: str, b: str, to: st
     """
     parts = fields(recipe.bits, code)
     if len(parts) == 2:
-        yield from _join(parts[0], parts[1], folded(recipe, code), words, a, b)
-        yield Instruction("cvt_int_float", to, (a,))
+        yield from _join(parts[0], parts[1], lowest_bit(recipe, code), words, a, b)
+        yield converted(recipe.method, to, a)
     elif recipe.method == "table":
         steps, word = shifted(words[parts[0].word], parts[0].position, a)
         yield from steps
         yield Instruction("permute", to, ("table", word))
     else:
-        yield from _single(parts[0], folded(recipe, code), words[parts[0].word], a)
-        yield Instruction("cvt_int_float", to, (a,))
+        yield from _single(parts[0], lowest_bit(recipe, code), words[parts[0].word], a)
+        yield converted(recipe.method, to, a)
 
 
-def _single(field: Field, power: int, word: str, a: str) -> Iterator[Step]:
+def _single(field: Field, lowest: int, word: str, a: str) -> Iterator[Step]:
     """A code masked in place, or shifted first; at the top of a word it needs no mask."""
-    steps, register = shifted(word, field.position - power, a)
+    steps, register = shifted(word, field.position - lowest, a)
     yield from steps
-    if field.position + field.width < 32 or power:
-        yield Instruction("and", a, (register, mask(((1 << field.width) - 1) << power)))
+    if field.position + field.width < 32 or lowest:
+        yield Instruction("and", a, (register, mask(((1 << field.width) - 1) << lowest)))
 
 
-def _join(low: Field, high: Field, power: int, words: list[str], a: str, b: str) -> Iterator[Step]:
-    """Join the two planes of a code; the lowest bit goes to `power`."""
-    steps, register = shifted(words[low.word], low.position - power, a)
+def _join(low: Field, high: Field, lowest: int, words: list[str], a: str, b: str) -> Iterator[Step]:
+    """Join the two planes of a code, whose lowest bit goes to this bit."""
+    steps, register = shifted(words[low.word], low.position - lowest, a)
     yield from steps
-    yield Instruction("and", a, (register, mask(((1 << low.width) - 1) << power)))
-    steps, register = shifted(words[high.word], high.position - power - high.first, b)
+    yield Instruction("and", a, (register, mask(((1 << low.width) - 1) << lowest)))
+    steps, register = shifted(words[high.word], high.position - lowest - high.first, b)
     yield from steps
-    yield Instruction("and_or", a, (register, mask(((1 << high.width) - 1) << power + high.first), a))
+    yield Instruction("and_or", a, (register, mask(((1 << high.width) - 1) << lowest + high.first), a))
 
 
 def four_codes(bits: int, number: int, words: list[str], a: str, b: str) -> tuple[list[Step], str]:

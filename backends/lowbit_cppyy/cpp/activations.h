@@ -28,10 +28,10 @@ struct Route {
   std::int64_t rows;     // rows of x at once
   std::int64_t columns;  // columns at once, a divisor of the panel
   std::int64_t layout;   // one of Layout
-  std::int64_t folded;   // whether some factor is not 1
   std::int64_t head;     // elements before each block: the table of codes, or 0
   std::int64_t x_length;        // elements of one laid-out row of x
   std::int64_t tables;          // SUMS: tables of a unit
+  std::uint32_t least, beyond;  // bits of the magnitudes between which factors are exact; 0 if all factors are 1
   const float* factors;         // VALUES: a power of two for each code of a unit
   const std::int32_t* terms;    // SUMS: four codes of the unit for each table
   const float* weights;         // SUMS: the weight of each of these codes
@@ -83,13 +83,16 @@ inline float group_sum(const float* x, std::int64_t n) {
   return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
 }
 
-// Whether some activation is so small that a factor of 2^-28 would make it subnormal and round it. The bits of positive
-// floats have the same order as the floats; 0 is not small.
-inline bool any_tiny(const float* x, std::int64_t n) {
-  constexpr std::uint32_t least = 29u << 23;  // 2^-98 = 2^-126 * 2^28
+// Whether the factors of a route would round some activation, or make it infinite. The bits of positive floats have the
+// same order as the floats; 0 is exact.
+inline bool any_inexact(const Route& route, const float* x, std::int64_t n) {
+  const std::uint32_t least = route.least, span = route.beyond - least;
+  if (span == 0) return false;
   std::uint32_t found = 0;
-  for (std::int64_t i = 0; i < n; ++i)
-    found |= static_cast<std::uint32_t>((to_bits(x[i]) & 0x7FFFFFFFu) - 1 < least - 1);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint32_t magnitude = to_bits(x[i]) & 0x7FFFFFFFu;
+    found |= static_cast<std::uint32_t>(magnitude != 0) & static_cast<std::uint32_t>(magnitude - least >= span);
+  }
   return found != 0;
 }
 

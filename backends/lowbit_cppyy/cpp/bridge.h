@@ -38,7 +38,7 @@ struct OwnRoute {
   std::vector<Sizes> sizes;
 };
 
-// `numbers`: rows, columns, layout, folded, head, x_length, tables. `lists` are addresses: factors, terms, weights,
+// `numbers`: rows, columns, layout, head, x_length, tables, least, beyond. `lists` are addresses: factors, terms, weights,
 // x_starts, segments, turns, back, ends. `firsts`: the first entry of each block in the last three lists, and their
 // length.
 inline std::uintptr_t create_route(std::uintptr_t kernel, const std::int64_t* numbers, const std::uint64_t* lists,
@@ -50,8 +50,8 @@ inline std::uintptr_t create_route(std::uintptr_t kernel, const std::int64_t* nu
     own->sizes.push_back({count, count, at<std::int32_t>(lists[5]) + first, at<std::int32_t>(lists[6]) + first,
                           at<std::int32_t>(lists[7]) + first});
   }
-  own->route = Route{reinterpret_cast<MicroKernel>(kernel), n[0], n[1], n[2], n[3], n[4], n[5], n[6],
-                     at<float>(lists[0]), at<std::int32_t>(lists[1]), at<float>(lists[2]), own->sizes.data(),
+  own->route = Route{reinterpret_cast<MicroKernel>(kernel), n[0], n[1], n[2], n[3], n[4], n[5],
+                     static_cast<std::uint32_t>(n[6]), static_cast<std::uint32_t>(n[7]), at<float>(lists[0]), at<std::int32_t>(lists[1]), at<float>(lists[2]), own->sizes.data(),
                      at<std::int64_t>(lists[3]), at<std::int32_t>(lists[4])};
   return reinterpret_cast<std::uintptr_t>(own);
 }

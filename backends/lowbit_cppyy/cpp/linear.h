@@ -126,9 +126,9 @@ inline void lay_floats(const Groups& shape, const Route& route, const float* x, 
 }
 
 // Y = X W for T rows of float32 activations. The bits of a row of the result depend neither on T nor on the number of
-// threads. TINY if the powers of two of the route would round an activation; then nothing is written.
+// threads. INEXACT if the powers of two of the route would round an activation; then nothing is written.
 inline Status multiply(const Linear& linear, const Route& route, const float* x, float* out, std::int64_t T) {
-  if (route.folded && any_tiny(x, T * linear.shape.rows)) return TINY;
+  if (any_inexact(route, x, T * linear.shape.rows)) return INEXACT;
   return in_batches(linear, route, out, T, [&](std::int64_t row, std::int64_t count, float* to) {
     lay_floats(linear.shape, route, x + row * linear.shape.rows, count, to);
   });

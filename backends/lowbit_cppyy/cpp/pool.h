@@ -29,7 +29,7 @@
 
 namespace lowbit {
 
-enum Status { OK = 0, NO_MEMORY = 1, FORKED = 2, CLOSED = 3, TINY = 4, STRANGE = 5 };
+enum Status { OK = 0, NO_MEMORY = 1, FORKED = 2, CLOSED = 3, INEXACT = 4, STRANGE = 5 };
 
 // During its lifetime, this thread and those that it starts block all signals except those raised by their own faults.
 // Signals from outside belong to the threads of the host program, whose handlers may not expect other threads.

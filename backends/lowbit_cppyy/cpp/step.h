@@ -256,7 +256,7 @@ int multiply_all(const Team& team, const Product* const (&products)[Count], cons
                  const Done& done) {
   const std::int64_t T = team.tokens, K = products[0]->rows();
   for (const Product* product : products)
-    if (product->cast < 0 && product->route->folded && any_tiny(x, T * K)) return TINY;
+    if (product->cast < 0 && any_inexact(*product->route, x, T * K)) return INEXACT;
   if (divides_rows(T, team.threads)) {
     multiply_rows<How>(team, products, x, outs, done);
     return OK;
@@ -762,7 +762,7 @@ inline int choose_wanted(const std::vector<Likeliest>& found, const float* logit
 }
 
 // Runs a step in the threads of its pool, and chooses a token if requested. Returns OK or the status of a failure: a
-// cast, the pool, memory, the cache (`keep_row`), TINY, `unrouted` or `unchosen`. After a failure, only the cache after
+// cast, the pool, memory, the cache (`keep_row`), INEXACT, `unrouted` or `unchosen`. After a failure, only the cache after
 // the tokens has been written.
 inline int run_step(Model& model, const Products* const (&tables)[3], Call call, Wanted* wanted) {
   const Room room(model, tables, call);

@@ -11,10 +11,10 @@ enum Type { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2 };
 
 // A kernel, and how activations are laid out for it and for one matrix (stored/activations.py).
 struct StoredRoute {
-  Route route;  // its call, rows, columns, folded, x_length, sizes and x_starts
+  Route route;  // its call, rows, columns, x_length, least, beyond, sizes and x_starts
   std::int64_t run, center;
   bool headed, integer, centered, ordered, run_sums, group_sums;
-  float sign;
+  float sign, lowered;  // `lowered`: the power of two that sums of products are times too large
   const float *factors, *head;
   const std::int64_t *lengths, *order;
   std::vector<Sizes> sizes;
@@ -67,7 +67,7 @@ inline void lay_run(const StoredRoute& own, const float* from, std::int64_t leng
                     float* to) {
   const std::int64_t step = own.route.rows;
   const float sum = from && (own.centered || sum_after) ? group_sum(from, length) : 0.0f;
-  if (own.centered) *to = -static_cast<float>(own.center) * sum, to += step;
+  if (own.centered) *to = -static_cast<float>(own.center) * sum * own.lowered, to += step;
   std::int64_t k = 0;
   if (from) for (; k < length; ++k, to += step) *to = from[k] * own.factors[k % stored_unit];
   for (; k < padded; ++k, to += step) *to = 0.0f;
@@ -169,7 +169,7 @@ inline Status stored_in_batches(const Linear& linear, const StoredRoute& own, vo
   return status;
 }
 
-// Y = X W for T rows of a type, with results of a type. TINY if the powers of two of the route would round an
+// Y = X W for T rows of a type, with results of a type. INEXACT if the powers of two of the route would round an
 // activation; then nothing is written.
 inline Status multiply_stored(const Linear& linear, const StoredRoute& own, const void* x, std::int64_t x_type, void* out,
                               std::int64_t out_type, std::int64_t T) {
@@ -189,7 +189,7 @@ inline Status multiply_stored(const Linear& linear, const StoredRoute& own, cons
     }
     rows = copy;
   }
-  if (own.route.folded && any_tiny(rows, T * K)) return TINY;
+  if (any_inexact(own.route, rows, T * K)) return INEXACT;
   return stored_in_batches(linear, own, out, out_type, T, [&](std::int64_t row, std::int64_t count, float* to) {
     lay_stored(linear, own, rows + row * K, count, to);
   });
@@ -216,8 +216,8 @@ inline Status multiply_stored_bytes(const Linear& linear, const StoredRoute& own
 
 namespace bridge {
 
-// `numbers`: rows, columns, x_length, run, center, headed, integer, centered, folded, ordered, run_sums, group_sums,
-// sign. `lists` are addresses: factors, head, x_starts, turns, lengths, order. `firsts`: the first group of each block,
+// `numbers`: rows, columns, x_length, run, center, headed, integer, centered, ordered, run_sums, group_sums, sign,
+// lowered, least, beyond. `lists` are addresses: factors, head, x_starts, turns, lengths, order. `firsts`: the first group of each block,
 // and their number.
 inline std::uintptr_t create_stored_route(std::uintptr_t kernel, const std::int64_t* numbers, const std::uint64_t* lists,
                                           const std::int64_t* firsts, std::int64_t blocks) {
@@ -228,10 +228,12 @@ inline std::uintptr_t create_stored_route(std::uintptr_t kernel, const std::int6
     own->sizes.push_back({firsts[b + 1] - firsts[b], 0, turns + firsts[b]});
   own->route = Route{};
   own->route.call = reinterpret_cast<MicroKernel>(kernel);
-  own->route.rows = n[0], own->route.columns = n[1], own->route.x_length = n[2], own->route.folded = n[8];
+  own->route.rows = n[0], own->route.columns = n[1], own->route.x_length = n[2];
+  own->route.least = static_cast<std::uint32_t>(n[13]), own->route.beyond = static_cast<std::uint32_t>(n[14]);
   own->route.sizes = own->sizes.data(), own->route.x_starts = at<std::int64_t>(lists[2]);
   own->run = n[3], own->center = n[4], own->headed = n[5], own->integer = n[6], own->centered = n[7];
-  own->ordered = n[9], own->run_sums = n[10], own->group_sums = n[11], own->sign = static_cast<float>(n[12]);
+  own->ordered = n[8], own->run_sums = n[9], own->group_sums = n[10], own->sign = static_cast<float>(n[11]);
+  own->lowered = power_of_two(-n[12]);
   own->factors = at<float>(lists[0]), own->head = at<float>(lists[1]);
   own->lengths = at<std::int64_t>(lists[4]), own->order = at<std::int64_t>(lists[5]);
   return reinterpret_cast<std::uintptr_t>(own);

@@ -17,7 +17,7 @@ from lowbit.arrays import F32, I32, I64, Array
 from lowbit.linear.integer import segments
 from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.steps import TABLE, x_elements
-from lowbit_cppyy.codegen.unpacking import folded
+from lowbit_cppyy.codegen.unpacking import exact_range, lowest_bit, power
 from lowbit_cppyy.layout.interleaving import fields
 from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.recipe import SEGMENT, Recipe
@@ -53,6 +53,14 @@ class Segment:
         return cls(first, length, start, -(-stop // unit), not ends and stop % unit > 0, ends)
 
 
+def bits_of_range(method: str, factors: F32) -> list[int]:
+    """The bits of the least and of the first too large magnitude of activations for which factors round nothing; zeros
+    if all factors are 1."""
+    if (factors == 1).all():
+        return [0, 0]
+    return [int(each) for each in np.array(exact_range(method), np.float32).view(np.uint32)]
+
+
 @dataclass(frozen=True)
 class ActivationStream:
     """The stream of activations for the kernel of a recipe and a matrix of a layout."""
@@ -74,7 +82,8 @@ class ActivationStream:
     @cached_property
     def factors(self) -> F32:
         """The power of two that multiplies the activation of each code of a unit."""
-        powers = [folded(self.recipe, code) for code in range(self.recipe.unit_codes)]
+        method, codes = self.recipe.method, range(self.recipe.unit_codes)
+        powers = [power(method, lowest_bit(self.recipe, code)) for code in codes]
         return np.exp2(-np.array(powers, np.float32)).astype(np.float32)
 
     @cached_property
@@ -153,6 +162,6 @@ class ActivationStream:
     def numbers(self, columns: int) -> I64:
         """The numbers of a route, in the order of ``create_route``, for a kernel that computes this many columns."""
         recipe = self.recipe
-        powers = int((self.factors != 1).any())
         tables = 8 * recipe.unit_words
-        return np.array([recipe.rows, columns, self.kind, powers, self.head, self.starts[-1], tables], np.int64)
+        sizes = [recipe.rows, columns, self.kind, self.head, self.starts[-1], tables]
+        return np.array([*sizes, *bits_of_range(recipe.method, self.factors)], np.int64)

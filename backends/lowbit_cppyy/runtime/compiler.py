@@ -40,14 +40,15 @@ from lowbit_cppyy.runtime.prefetching import PRELUDE, fetch_once
 from lowbit_cppyy.runtime.toolchain import check_toolchain
 
 Multiply = Callable[[int, int, F32, F32, int], int]
-"""``multiply(linear, route, x, out, rows of x)`` gives 0, `TINY` or one of the codes in `FAILURES`."""
+"""``multiply(linear, route, x, out, rows of x)`` gives 0, `INEXACT` or one of the codes in `FAILURES`."""
 MultiplyBlocks = Callable[[int, int, U8, npt.NDArray[np.int16], F32, int], int]
 """``multiply_blocks(linear, route, mantissas, exponents, out, rows of x)``."""
 
 Result = TypeVar("Result")
 
-TINY = 4
-"""Status of `multiply` if an activation is too small for the kernel of the route; another route must be used."""
+INEXACT = 4
+"""Status of `multiply` if an activation is too small or too large for the powers of two of the route; another route must
+be used."""
 
 FIRST_CALLS = 2
 """The number of first calls of a function in which cppyy compiles something."""

@@ -31,7 +31,7 @@ from lowbit.model.weights import Progress
 from lowbit_cppyy.codegen.elementwise import CHUNK
 from lowbit_cppyy.layout.memory import ALIGNMENT
 from lowbit_cppyy.runtime.calls import FLOATS
-from lowbit_cppyy.runtime.compiler import FORKED, NO_MEMORY, TINY, raise_failure
+from lowbit_cppyy.runtime.compiler import FORKED, NO_MEMORY, INEXACT, raise_failure
 from lowbit_cppyy.stored.casts import raise_for
 
 PURPOSES = (1, 2, 128)
@@ -285,7 +285,7 @@ class CompiledDecoder:
         """Call with the tables for a number of rows, and again without powers of two if an activation is too small."""
         for exact in (False, True):
             status = call(self._tables_of(len(rows), exact=exact))
-            if status != TINY:
+            if status != INEXACT:
                 break
         if status == UNROUTED:
             check_scores(np.full(1, np.nan, np.float32))

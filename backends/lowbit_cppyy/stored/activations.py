@@ -13,6 +13,8 @@ import numpy as np
 
 from lowbit.arrays import F32, I64, Array
 from lowbit_cppyy.caching import cached_property
+from lowbit_cppyy.codegen.unpacking import LOWERED
+from lowbit_cppyy.runtime.activations import bits_of_range
 from lowbit_cppyy.stored.kernel import BYTE_CENTER
 from lowbit_cppyy.stored.layout import StoredLayout
 from lowbit_cppyy.stored.parts import UNIT, Parts
@@ -46,6 +48,11 @@ class StoredActivations:
         """The power of two that multiplies the activation of each code of a unit."""
         powers = [0 if self.recipe.integer else self.recipe.power(code) for code in range(UNIT)]
         return np.exp2(-np.array(powers, np.float32)).astype(np.float32)
+
+    @property
+    def lowered(self) -> int:
+        """By which power of two sums of products are too small."""
+        return LOWERED if self.recipe.method == "subnormal" else 0
 
     @property
     def center(self) -> int:
@@ -83,9 +90,9 @@ class StoredActivations:
             recipe.headed,
             recipe.integer,
             recipe.centered,
-            (self.factors != 1).any(),
             self.parts.order is not None,
         ]
         sums = [offset == "minimum", offset in ("number", "zero"), -1 if offset in ("minimum", "zero") else 1]
         sizes = [recipe.rows, columns, self.starts[-1], recipe.run, self.center]
-        return np.array([*sizes, *map(int, flags), *map(int, sums)], np.int64)
+        powers = [self.lowered, *bits_of_range(recipe.method, self.factors)]
+        return np.array([*sizes, *map(int, flags), *map(int, sums), *powers], np.int64)

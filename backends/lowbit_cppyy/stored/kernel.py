@@ -32,8 +32,18 @@ from lowbit.kernels.program import Address, Advance, Comment, Element, Instructi
 from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import function
-from lowbit_cppyy.codegen.steps import added_to_results, advance, combined, load_words, prefetched, words_of, zero
-from lowbit_cppyy.codegen.unpacking import constants, four_codes, mask, unpack
+from lowbit_cppyy.codegen.steps import (
+    added_to_results,
+    advance,
+    combined,
+    load_words,
+    prefetched,
+    raised,
+    raising,
+    words_of,
+    zero,
+)
+from lowbit_cppyy.codegen.unpacking import SUBNORMAL, constants, converted, four_codes, mask, unpack
 from lowbit_cppyy.layout.panels import row_elements
 from lowbit_cppyy.stored.layout import code_elements, inner_rows, offset_elements, scale_elements
 from lowbit_cppyy.stored.parts import UNIT
@@ -116,9 +126,12 @@ class _Writer:
             yield Instruction(load, "table", (Address("x"),))
             yield Advance("x", HEAD)
         yield from constants(steps)
-        powers = {self.recipe.power(code) for code in range(UNIT)} if self.signed else set()
-        for power in sorted(powers | ({0} if self.structure.inner == "int8" else set())):
-            yield Instruction("broadcast_float", f"c_{power}", (-BYTE_CENTER * 2.0**power,))
+        yield from raising(self.recipe.method)
+        if self.structure.inner == "int8":
+            yield Instruction("broadcast_float", "c", (-float(BYTE_CENTER),))
+        unit = 2.0**-SUBNORMAL if self.recipe.method == "subnormal" else 1.0
+        for bit in sorted({self.recipe.lowest_bit(code) for code in range(UNIT)} if self.signed else ()):
+            yield Instruction("broadcast_float", f"c_{bit}", (-BYTE_CENTER * 2.0**bit * unit,))
         if self.recipe.halved:
             yield Instruction("broadcast_float", "half", (0.5,))
 
@@ -211,7 +224,7 @@ class _Writer:
             return
         yield from unpack(self.recipe, code, words_of(self.recipe, j), f"a_{j}", f"b_{j}", f"l_{j}")
         if self.signed:
-            yield Instruction("add", f"l_{j}", (f"l_{j}", f"c_{self.recipe.power(code)}"))
+            yield Instruction("add", f"l_{j}", (f"l_{j}", f"c_{self.recipe.lowest_bit(code)}"))
 
     def float(self, code: int, j: int) -> Iterator[Step]:
         """A float as float32: a bfloat16 is the upper half of a float32, and a word holds two rows of bfloat16."""
@@ -235,13 +248,13 @@ class _Writer:
             steps, _ = four_codes(self.recipe.bits, code // 4, words_of(self.recipe, j), f"v_{j}", f"b_{j}")
             yield from steps
         place, register = 8 * (code % 4), f"v_{j}"
-        power = self.recipe.power(code)
-        if place > power:
-            yield Instruction("srli", f"a_{j}", (register, place - power))
+        lowest = self.recipe.lowest_bit(code)
+        if place > lowest:
+            yield Instruction("srli", f"a_{j}", (register, place - lowest))
             register = f"a_{j}"
-        if place < 24 or power:
-            yield Instruction("and", f"a_{j}", (register, mask(0xFF << power)))
-        yield Instruction("cvt_int_float", f"l_{j}", (f"a_{j}",))
+        if place < 24 or lowest:
+            yield Instruction("and", f"a_{j}", (register, mask(0xFF << lowest)))
+        yield converted(self.recipe.method, f"l_{j}", f"a_{j}")
 
     def signed_byte(self, code: int, j: int) -> Iterator[Step]:
         """A value of a table: four values are looked up at once, and one of them is converted.
@@ -314,7 +327,7 @@ class _Writer:
             yield Instruction("load_byte", f"i_{j}", (self.bytes(offset, j),))
             yield Instruction("cvt_int_float", f"{name}_{j}", (f"i_{j}",))
             if signed:
-                yield Instruction("add", f"{name}_{j}", (f"{name}_{j}", "c_0"))
+                yield Instruction("add", f"{name}_{j}", (f"{name}_{j}", "c"))
             for r in range(self.recipe.rows):
                 operands = (factor.format(r, j), f"{name}_{j}", f"{to}_{r}_{j}")
                 yield Instruction("fmadd", f"{to}_{r}_{j}", operands)
@@ -327,6 +340,8 @@ class _Writer:
         """``y += d * blk`` and ``y += o * X``; then the pointers move past the group."""
         recipe, structure = self.recipe, self.structure
         total = "blk_{}_{}" if recipe.run else "acc_{}_{}_0"
+        if recipe.method == "subnormal":
+            yield from raised(recipe, total)
         scale = scale_elements(structure, recipe.panel)
         tail = scale + offset_elements(structure, recipe.panel)
         yield from prefetched(recipe, self.scaled(total, scale), 0, tail)

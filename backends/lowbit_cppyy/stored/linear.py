@@ -16,7 +16,7 @@ from lowbit.tensor_formats.stored import FORMATS, RESULTS, Stored
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.runtime import processor
-from lowbit_cppyy.runtime.compiler import FIRST_CALLS, TINY, Linear, Pool, Route, raise_failure, runtime
+from lowbit_cppyy.runtime.compiler import FIRST_CALLS, INEXACT, Linear, Pool, Route, raise_failure, runtime
 from lowbit_cppyy.runtime.products import SEVERAL, Product, Routes, integer_purpose, rows_purpose
 from lowbit_cppyy.stored.activations import StoredActivations
 from lowbit_cppyy.stored.casts import KINDS, SCALES, CastCalls, raise_for
@@ -125,7 +125,7 @@ class CppyyStored(PreparedStored):
     def _product(self, x: Activations, out: Array, count: int, purpose: Purpose) -> None:
         arguments = as_bytes(x), TYPES[x.dtype], as_bytes(out), TYPES[out.dtype], count
         status = self._multiply(self._handle, self._routes.of(purpose).handle, *arguments)
-        if status == TINY:
+        if status == INEXACT:
             status = self._multiply(self._handle, self._routes.of(purpose, exact=True).handle, *arguments)
         if status:
             raise_failure(status)
@@ -187,7 +187,7 @@ def functions() -> tuple[Callable[..., int], Callable[..., int]]:
         for _ in range(FIRST_CALLS):
             bridge.multiply_stored(0, 0, nothing, 0, nothing, 0, 0)
             bridge.multiply_stored_bytes(0, 0, nothing, floats, 0, nothing, 0, 0)
-            numbers, addresses = np.zeros(13, np.int64), np.zeros(6, np.uint64)
+            numbers, addresses = np.zeros(15, np.int64), np.zeros(6, np.uint64)
             bridge.destroy_stored_route(bridge.create_stored_route(0, numbers, addresses, numbers, 0))
 
     compiled.include("stored.h", called)

@@ -6,6 +6,8 @@ method      what it does                                                     for
 `shift`     shift, mask, convert, multiply-add                               codes of any width
 `fold`      no shift: a code masked in place is too large by a power of      the same
             two, and its activation too small by it
+`subnormal` the same without a conversion: the bits of a masked code are     the same
+            those of a float, the code times a power of two
 `table`     the value is looked up in a register of sixteen floats           4 bits, registers of sixteen lanes
 `bytes`     four values are looked up as bytes, and each is converted        tables of integers, or of halves
 `high`      the same, each in the highest byte of its lane: too large by     the same
@@ -24,15 +26,15 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit_cppyy.codegen.isa import InstructionSet
-from lowbit_cppyy.codegen.unpacking import folded
+from lowbit_cppyy.codegen.unpacking import BELOW, lowest_bit, power
 from lowbit_cppyy.layout.interleaving import PLANES
 from lowbit_cppyy.recipe import FAR, NONE, PURPOSES, TILES, Purpose, Tile
 from lowbit_cppyy.runtime.prefetching import distance_of_integers
-from lowbit_cppyy.runtime.vendor import kind
+from lowbit_cppyy.runtime.vendor import kind, masking
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
-Method = Literal["shift", "fold", "table", "bytes", "high", "dot4", "float"]
-UNFOLDED: Mapping[Method, Method] = MappingProxyType({"fold": "shift", "high": "bytes"})
+Method = Literal["shift", "fold", "subnormal", "table", "bytes", "high", "dot4", "float"]
+UNFOLDED: Mapping[Method, Method] = MappingProxyType({"fold": "shift", "subnormal": "shift", "high": "bytes"})
 """For each method with powers of two in the activations, the method that gives the same bits without them."""
 
 HEAD = 16
@@ -63,15 +65,19 @@ class StoredRecipe(Tile):
     @property
     def joined(self) -> bool:
         """Whether the planes of four codes are joined at once, which makes each code a byte."""
-        return self.method in ("shift", "fold") and len(PLANES[self.bits]) > 1
+        return self.method in ("shift", "fold", "subnormal") and len(PLANES[self.bits]) > 1
 
-    def power(self, code: int) -> int:
-        """The power of two by which a code of a unit is too large in its product."""
+    def lowest_bit(self, code: int) -> int:
+        """The bit of its lane at which a code of a unit begins before it becomes a float."""
         if self.method in ("float", "high"):
             return 24 if self.method == "high" else 0
         if not self.joined:
-            return folded(self, code)
-        return 8 * (code % 4) if self.method == "fold" and code % 4 < 3 else 0
+            return lowest_bit(self, code)
+        return 8 * (code % 4) if self.method in BELOW and code % 4 < 3 else 0
+
+    def power(self, code: int) -> int:
+        """By which power of two a code of a unit is too large, or too small, in its product."""
+        return power(self.method, self.lowest_bit(code))
 
     @property
     def integer(self) -> bool:
@@ -132,7 +138,7 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
         panel: columns of a panel.
     """
     wide, integer = table.lanes == 16, purpose.startswith("integer")
-    method: Method = "float" if structure.is_floats else "dot4" if integer else "fold"
+    method: Method = "float" if structure.is_floats else "dot4" if integer else masking()
     if structure.values == "table" and not integer:
         method = "table" if wide else "high"
     if purpose.endswith("vector"):

@@ -34,6 +34,7 @@ from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.recipe import TILES, Method, Purpose, Recipe
 from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.runtime.prefetching import distance_of_integers
+from lowbit_cppyy.runtime.vendor import masking
 from lowbit_cppyy.tuning import outcomes
 
 PANEL = 64
@@ -77,7 +78,7 @@ def default_recipe(purpose: Purpose, layout: PanelLayout, table: InstructionSet)
         layout: of the matrix.
         table: the instruction set.
     """
-    recipe = Recipe(layout.bits, layout.scales, layout.convention, "fold", panel=layout.panel)
+    recipe = Recipe(layout.bits, layout.scales, layout.convention, masking(), panel=layout.panel)
     if purpose.startswith("integer"):
         method: Method = "dot4" if table.byte_dots or layout.bits == 8 else "pairs"
         recipe = replace(recipe, method=method)
@@ -88,7 +89,7 @@ def default_recipe(purpose: Purpose, layout: PanelLayout, table: InstructionSet)
         recipe = replace(recipe, registers=layout.panel // table.lanes, ahead=distance_of_integers())
     if purpose == "vector":
         wide = table.lanes == 16
-        method = "sums" if wide and layout.bits in (2, 3) else "fold"
+        method = "sums" if wide and layout.bits in (2, 3) else recipe.method
         return replace(recipe, method=method, registers=4 if wide else 8, chains=2 if wide else 1)
     return most_unrolled(recipe, layout) if recipe.integer else recipe
 

@@ -1,7 +1,5 @@
 """The methods of the kernels: each is a transformation of the plain one, `shift`, equal in the sense that it states."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from kernel_runs import Compiled, assert_same_bits, interpreted, some_blocks, some_matrix, some_rows
@@ -15,12 +13,18 @@ from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.backend import roundings
 from lowbit_cppyy.codegen.isa import PLAIN
-from lowbit_cppyy.codegen.unpacking import folded
+from lowbit_cppyy.codegen.unpacking import exact_range, lowest_bit, power
 from lowbit_cppyy.recipe import Method, Recipe
-from lowbit_cppyy.runtime.compiler import TINY
+from lowbit_cppyy.runtime.compiler import INEXACT
 
-LEAST = np.float32(2.0**-98)
-"""The least activation that no power of two makes subnormal: 2^-126 · 2^28."""
+MASKED: tuple[Method, ...] = ("fold", "subnormal")
+"""The methods with powers of two in the activations."""
+
+
+def extremes(method: Method) -> tuple[np.float32, np.float32]:
+    """The least and the largest activation for which the powers of two of a method are exact."""
+    least, beyond = exact_range(method)
+    return np.float32(least), np.nextafter(np.float32(beyond), np.float32(0))
 
 
 def case(bits: int, convention: Convention = "minimum") -> QuantizedMatrix:
@@ -34,27 +38,52 @@ def run(matrix: QuantizedMatrix, x: F32, method: Method, **choices: int) -> F32:
     return interpreted(matrix, x, recipe, 16)
 
 
-# **fold**: codes masked in place.
+# **fold** and **subnormal**: codes masked in place.
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_powers_of_two_never_leave_the_range(bits: int) -> None:
-    """The largest code is below 2^31 in place, so it converts as a positive integer; the least factor is 2^-28, which
-    defines the least activation that is not tiny."""
-    recipe = Recipe(bits, "float32", "minimum", "fold")
-    powers = [folded(recipe, code) for code in range(CODES_PER_UNIT[bits])]
-    assert all((2**bits - 1) * 2**power < 2**31 for power in powers)
-    assert max(powers) <= 28 and LEAST * np.float32(2.0**-28) == np.finfo(np.float32).tiny
-    assert all(folded(replace(recipe, method="shift"), code) == 0 for code in range(CODES_PER_UNIT[bits]))
+    """A code in place is below 2^31 and converts as a positive integer, or below 2^24 and is the bits of a float. The
+    factors of the least and the largest activation for which a method is exact give normal, finite numbers."""
+    codes = range(CODES_PER_UNIT[bits])
+    for method, width in (("fold", 31), ("subnormal", 24)):
+        recipe = Recipe(bits, "float32", "minimum", method)
+        lowest = [lowest_bit(recipe, code) for code in codes]
+        assert all((2**bits - 1) * 2**bit < 2**width for bit in lowest)
+        powers = [power(method, bit) for bit in lowest]
+        least, most = extremes(method)
+        assert np.ldexp(least, -max(powers)) >= np.finfo(np.float32).tiny
+        assert np.isfinite(np.ldexp(most, -min(powers)))
+    assert np.ldexp(extremes("fold")[0], -28) == np.finfo(np.float32).tiny
+    assert all(lowest_bit(Recipe(bits, "float32", "minimum", "shift"), code) == 0 for code in codes)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("bits", BITS)
-def test_fold_has_the_bits_of_shift(bits: int, convention: Convention) -> None:
-    """With random activations, with the largest and the least that count, with both zeros, infinity and NaN."""
-    matrix = case(bits, convention)
-    for x in (some_rows(1, 64), np.resize(np.array([3e38, LEAST, -LEAST, 0.0, -0.0, 1.0], np.float32), (1, 64))):
-        assert_same_bits(run(matrix, x, "fold"), run(matrix, x, "shift"))
+@pytest.mark.parametrize("method", MASKED)
+def test_masked_codes_have_the_bits_of_shift(method: Method, bits: int, convention: Convention) -> None:
+    """With random activations, with the largest and the least that count, with both zeros."""
+    matrix, (least, most) = case(bits, convention), extremes(method)
+    for x in (some_rows(1, 64), np.resize(np.array([most, least, -least, 0.0, -0.0, 1.0], np.float32), (1, 64))):
+        assert_same_bits(run(matrix, x, method), run(matrix, x, "shift"))
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("method", MASKED)
+def test_small_sums_keep_their_bits(method: Method, bits: int) -> None:
+    """Activations near the least one that cancel: sums of all sizes below it are exact, as they are by `shift`."""
+    matrix, (least, _) = case(bits), extremes(method)
+    random = np.random.default_rng(bits)
+    for _ in range(20):
+        x = (least * random.uniform(1, 4, (1, 64)) * random.choice((-1, 1), (1, 64))).astype(np.float32)
+        x[:, 1::2] = -x[:, ::2] * np.float32(1 + 2**-20)
+        assert_same_bits(run(matrix, x, method), run(matrix, x, "shift"))
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_infinity_and_nan_are_passed_on(bits: int) -> None:
+    """`fold` gives what `shift` gives; `subnormal` is not called with them."""
+    matrix = case(bits)
     for special in (np.inf, np.nan):
         x = some_rows(1, 64)
         x[0, 41] = special
@@ -62,35 +91,34 @@ def test_fold_has_the_bits_of_shift(bits: int, convention: Convention) -> None:
         assert not np.isfinite(run(matrix, x, "fold")).any()
 
 
-def test_below_the_least_activation_fold_would_round() -> None:
-    """So the status `TINY` is needed: just below, some 2-bit code loses its last bit to the power of two."""
-    matrix = case(2)
-    x = np.full((1, 64), np.nextafter(LEAST, np.float32(0)), np.float32)
-    assert (run(matrix, x, "fold") != run(matrix, x, "shift")).any()
+@pytest.mark.parametrize("method", MASKED)
+def test_beyond_the_extremes_a_method_would_round(method: Method) -> None:
+    """So the status `INEXACT` is needed: just below the least activation some 2-bit code loses its last bit to the power
+    of two, and the next after the largest becomes infinite."""
+    matrix, (least, _) = case(2), extremes(method)
+    x = np.full((1, 64), np.nextafter(least, np.float32(0)), np.float32)
+    assert (run(matrix, x, method) != run(matrix, x, "shift")).any()
+    if method == "subnormal":
+        x = np.full((1, 64), exact_range(method)[1], np.float32)
+        assert not np.isfinite(run(matrix, x, method)).any() and np.isfinite(run(matrix, x, "shift")).all()
 
 
-def test_tiny_begins_exactly_where_it_must() -> None:
-    """The status is `TINY` for one activation below 2^-98 among others, and only then; nothing is written."""
-    matrix = case(2)
-    kernel = Compiled(matrix, Recipe(2, "float32", "minimum", "fold", rows=4, registers=1), PLAIN)
-    below = np.nextafter(LEAST, np.float32(0))
-    normal = np.finfo(np.float32).tiny
-    for value, status in (
-        (LEAST, 0),
-        (below, TINY),
-        (normal, TINY),
-        (2.0**-149, TINY),
-        (0.0, 0),
-        (-0.0, 0),
-        (np.inf, 0),
-    ):
+@pytest.mark.parametrize("method", MASKED)
+def test_a_call_refuses_exactly_what_is_inexact(method: Method) -> None:
+    """The status is `INEXACT` for one such activation among others, and only then; nothing is written."""
+    matrix, (least, most) = case(2), extremes(method)
+    kernel = Compiled(matrix, Recipe(2, "float32", "minimum", method, rows=4, registers=1), PLAIN)
+    below, beyond = np.nextafter(least, np.float32(0)), np.float32(exact_range(method)[1])
+    refused = (below, np.finfo(np.float32).tiny, 2.0**-149, beyond, np.inf, np.nan)
+    for value, status in (*((each, INEXACT) for each in refused), *((each, 0) for each in (least, most, 0.0, 1.0))):
         for sign in (1, -1):
             x, out = some_rows(3, 64), np.full((3, 19), 7, np.float32)
             x[2, 63] = sign * value
             assert kernel.status(x, out) == status
-            assert (out == 7).all() == (status == TINY)
+            assert (out == 7).all() == (status == INEXACT)
     shift = Compiled(matrix, Recipe(2, "float32", "minimum", "shift", rows=4, registers=1), PLAIN)
-    assert shift.status(np.full((3, 64), below, np.float32), np.empty((3, 19), np.float32)) == 0
+    for value in refused:
+        assert shift.status(np.full((3, 64), value, np.float32), np.empty((3, 19), np.float32)) == 0
 
 
 @pytest.mark.parametrize("bits", BITS)

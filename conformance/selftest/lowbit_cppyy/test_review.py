@@ -204,14 +204,27 @@ def test_layers_of_torch_work_in_a_child_that_is_forked_while_another_thread_pre
 
 # **Arithmetic.**
 
-UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}
-"""``FE_UPWARD`` of C's fenv.h."""
+MODES: dict[tuple[str, str], tuple[int, int]] = {
+    ("x86_64", "rounding upward"): (28, 0x4000),
+    ("x86_64", "without subnormal numbers"): (28, 0x8040),
+    ("aarch64", "rounding upward"): (0, 0x400000),
+    ("aarch64", "without subnormal numbers"): (0, 1 << 24),
+}
+"""Where a mode is in C's ``fenv_t``: the byte at which a word of 32 bits begins, and its bits there."""
 
 
-@pytest.mark.skipif(platform.machine() not in UPWARD or sys.platform != "linux", reason="fenv.h is not known here")
-def test_results_do_not_depend_on_the_mode_of_arithmetic_of_the_caller() -> None:
-    """Rounding upward in the calling thread: a worker does not, and either may compute a panel."""
+@pytest.mark.parametrize("mode", ("rounding upward", "without subnormal numbers"))
+@pytest.mark.skipif(sys.platform != "linux", reason="fenv_t is not known here")
+def test_results_do_not_depend_on_the_mode_of_arithmetic_of_the_caller(mode: str) -> None:
+    """A mode set in the calling thread: a worker does not have it, and either may compute a panel."""
+    if (platform.machine(), mode) not in MODES:
+        pytest.skip("fenv_t is not known here")
+    at, bits = MODES[platform.machine(), mode]
     c = ctypes.CDLL("libm.so.6")
+    before = (ctypes.c_uint32 * 16)()
+    assert c.fegetenv(before) == 0
+    changed = (ctypes.c_uint32 * 16)(*before)
+    changed[at // 4] |= bits
     random = np.random.default_rng(0)
     x = random.standard_normal((3, 256)).astype(np.float32)
     matrix = quantize(random.standard_normal((256, 9000)).astype(np.float32), bits=4, group_size=64)
@@ -224,12 +237,14 @@ def test_results_do_not_depend_on_the_mode_of_arithmetic_of_the_caller() -> None
             "softmax": lambda: backend.run("attention.softmax", x),
         }
         expected = {name: call().tobytes() for name, call in calls.items()}
-        c.fesetround(UPWARD[platform.machine()])
+        c.fesetenv(changed)
         try:
             given = {name: call().tobytes() for name, call in calls.items()}
-            assert c.fegetround() == UPWARD[platform.machine()]
+            after = (ctypes.c_uint32 * 16)()
+            c.fegetenv(after)
         finally:
-            c.fesetround(0)
+            c.fesetenv(before)
+    assert after[at // 4] & bits == bits
     assert [name for name in calls if given[name] != expected[name]] == []
 
 

@@ -35,6 +35,7 @@ def kernel(name: str, method: Method, table: str = "avx2", bits: int = 4, **tile
 
 SMALL = (
     *(kernel(name, method) for name in ("q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k") for method in ("fold", "dot4")),
+    *(kernel(name, "subnormal") for name in ("q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k", "q3_k", "gptq-v2")),
     *(kernel(name, method) for name in ("q2_k", "q3_k", "q5_k", "q5_1") for method in ("shift", "dot4")),
     *(kernel(name, method) for name in ("iq4_nl", "iq4_xs", "gguf-mxfp4") for method in ("high", "bytes", "dot4")),
     *(kernel(name, "table", "avx512") for name in ("iq4_nl", "iq4_xs", "gguf-mxfp4")),

@@ -77,7 +77,8 @@ def floats_of(recipe: StoredRecipe, parts: Parts, x: F32, length: int, first: in
     for start in range(0, length, run):
         own = x[first + start : first + min(start + run, length)]
         if recipe.centered:
-            yield np.float32(-parts.center) * group_sum(own)
+            lowered = np.float32(2.0**-50 if recipe.method == "subnormal" else 1.0)
+            yield np.float32(-parts.center) * group_sum(own) * lowered
         for place in range(run):
             factor = np.float32(2.0 ** -(0 if recipe.integer else recipe.power(place % UNIT)))
             yield own[place] * factor if place < len(own) else np.float32(0)

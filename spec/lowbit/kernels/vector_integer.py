@@ -11,6 +11,7 @@ word                  meaning
 `load_byte`           L neighbouring bytes, as integers
 `permute`             each lane is an element of a table of L, by the low bits of an index
 `as_float`            the 32 bits taken as a float32
+`cvt_int_subnormal`   an integer below :math:`2^{24}` times :math:`2^{-149}`: the same bits
 `and_or`              :math:`(a \wedge m) \vee o`
 `dot4`                :math:`c + \sum_{i<4} a_i b_i`, bytes: :math:`a_i` unsigned, :math:`b_i` signed
 `dot4_pairs`          two sums of two such products, *saturated* to 16 bits, side by side
@@ -67,6 +68,18 @@ def permute(table: F32, index: U32) -> F32:
 def as_float(a: U32) -> F32:
     """The bits of each lane, taken as a float32."""
     return a.view(np.float32).copy()
+
+
+def cvt_int_subnormal(a: U32) -> F32:
+    r"""Each lane, below :math:`2^{24}`, times :math:`2^{-149}`, the least positive float32; exact.
+
+    The bits of such a float32 are the integer, so this costs no instruction:
+
+    >>> codes = np.array([1, 15, 2**23, 2**24 - 1], np.uint32)
+    >>> (cvt_int_subnormal(codes) == codes.view(np.float32)).all()
+    np.True_
+    """
+    return a.astype(np.float32) * np.float32(2.0**-149)
 
 
 def and_or(a: U32, m: U32, o: U32) -> U32:
