@@ -76,8 +76,8 @@ registers. `lowbit_cppyy.tuning.choices` has the reasons."""
 PANELS = (64, 128)
 """Widths of a panel in columns. The tile of every default recipe divides them, and a tile in C++ has room for them."""
 
-FAR, NONE = 2048, 0
-"""Prefetch distances in elements: two that `lowbit_cppyy.runtime.prefetching` chooses from."""
+FAR, NEAR, NONE = 2048, 1024, 0
+"""Prefetch distances in elements, among which `lowbit_cppyy.runtime.prefetching` chooses."""
 
 SEGMENT = 32
 """The number of elements of a block of activations, by `lowbit.linear.integer.ACTIVATIONS`."""

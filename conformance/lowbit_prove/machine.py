@@ -1,10 +1,10 @@
 """The machine of proofs: the specification's interpreter on symbols, with integer sums kept as sums.
 
 A program runs in `lowbit.kernels.interpreter` as it does on numbers, each word by its one definition. Some words also
-get an obligation. `cvt_int_float` is defined for integers below 2^31, `cvt_int_subnormal` below 2^24. `dot4`, `dot4_pairs`, `add_pairs` and `dot2` must
-give the exact sum of their operands: nothing wraps at 32 bits or at 16, and nothing saturates. After that, the result
-is a new variable of which two things are known: its sum and its range. So a sum of any length is proved one instruction
-at a time.
+get an obligation. `cvt_int_float` is defined for integers below 2^31, `cvt_int_subnormal` for those below 2^24. `dot4`,
+`dot4_pairs`, `add_pairs` and `dot2` must give the exact sum of their operands: nothing wraps at 32 bits or at 16, and
+nothing saturates. After that, the result is a new variable of which two things are known: its sum and its range. So a
+sum of any length is proved one instruction at a time.
 
 The obligation of an instruction depends only on the ranges of its operands. It is proved once for each combination of
 ranges, by the solver and on the word's own definition, for all operands within them (`exact`).

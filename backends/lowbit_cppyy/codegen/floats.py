@@ -39,7 +39,7 @@ def _multiplied(recipe: Recipe, number: int) -> Iterator[Step]:
             offset = (number * recipe.unit_codes + code) * recipe.rows + r
             yield Instruction("broadcast_float", f"x_{r}", (Address("x", offset),))
         for j in range(recipe.registers):
-            yield from unpack(recipe, code, words_of(recipe, j), f"a_{j}", f"b_{j}", f"l_{j}")
+            yield from unpack(recipe, code, words_of(recipe, j), j)
             for r in range(recipe.rows):
                 acc = f"acc_{r}_{j}_{code % recipe.chains}"
                 yield Instruction("fmadd", acc, (f"x_{r}", f"l_{j}", acc))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from lowbit.kernels.program import Instruction, Loop, Step
-from lowbit_cppyy.layout.interleaving import Field, fields
+from lowbit_cppyy.layout.interleaving import PLANES, fields
 
 
 def mask(value: int) -> str:
@@ -61,9 +61,14 @@ class Unpacked(Protocol):
     def method(self) -> str: ...
 
 
+def two_planes(bits: int) -> bool:
+    """Whether the bits of a code lie in two words."""
+    return len(PLANES[bits]) > 1
+
+
 def lowest_bit(recipe: Unpacked, code: int) -> int:
     """The bit of its lane at which a code begins when it is unpacked, before it becomes a float."""
-    position = fields(recipe.bits, code)[0].position
+    position = 8 * (code % 4) if two_planes(recipe.bits) else fields(recipe.bits, code)[0].position
     return position if position + recipe.bits <= BELOW.get(recipe.method, 0) else 0
 
 
@@ -76,58 +81,45 @@ def exact_range(method: str) -> tuple[float, float]:
     r"""The magnitudes of activations, from the first to below the second, for which powers of two round nothing.
 
     - Folded codes begin up to bit 28. An activation times :math:`2^{-28}` must be normal.
-    - With `subnormal`, an activation times :math:`2^{99}` must be finite. An activation of at least :math:`2^{-76}` is a
-      multiple of :math:`2^{-99}`, so all products and sums are multiples of :math:`2^{-149}`, and exact where they are
-      smaller than normal numbers.
+    - With `subnormal`, an activation times :math:`2^{99}` must be finite. One of at least :math:`2^{-76}` is a multiple
+      of :math:`2^{-99}`, so all products and sums are multiples of :math:`2^{-149}`, and exact where they are smaller
+      than normal numbers.
     """
     return (2.0**-76, 2.0**29) if method == "subnormal" else (2.0**-98, float("inf"))
 
 
-def converted(method: str, to: str, code: str) -> Instruction:
-    """The step by which a code becomes a float."""
-    return Instruction("cvt_int_subnormal" if method == "subnormal" else "cvt_int_float", to, (code,))
+def unpack(recipe: Unpacked, code: int, words: list[str], j: int) -> Iterator[Step]:
+    """Unpack one code of a unit to the register ``l_{j}``.
 
-
-def unpack(recipe: Unpacked, code: int, words: list[str], a: str, b: str, to: str) -> Iterator[Step]:
-    """Unpack one code to the register `to`.
+    Of a code of two planes, four codes are joined in the bytes of ``v_{j}`` at once, so codes must come in order.
 
     Args:
         recipe: with a method that multiplies.
         code: its number in the unit.
         words: the registers that hold the words of the unit.
-        a: a scratch register.
-        b: a second scratch register, for the upper plane of a code.
-        to: the register for the float.
+        j: the number of the register of columns; ``a_{j}`` and ``b_{j}`` are scratch registers.
     """
-    parts = fields(recipe.bits, code)
-    if len(parts) == 2:
-        yield from _join(parts[0], parts[1], lowest_bit(recipe, code), words, a, b)
-        yield converted(recipe.method, to, a)
-    elif recipe.method == "table":
-        steps, word = shifted(words[parts[0].word], parts[0].position, a)
+    part = fields(recipe.bits, code)[0]
+    if recipe.method == "table":
+        steps, word = shifted(words[part.word], part.position, f"a_{j}")
         yield from steps
-        yield Instruction("permute", to, ("table", word))
+        yield Instruction("permute", f"l_{j}", ("table", word))
+    elif two_planes(recipe.bits):
+        if code % 4 == 0:
+            yield from four_codes(recipe.bits, code // 4, words, f"v_{j}", f"b_{j}")[0]
+        yield from _masked(recipe, code, f"v_{j}", 8 * (code % 4), j)
     else:
-        yield from _single(parts[0], lowest_bit(recipe, code), words[parts[0].word], a)
-        yield converted(recipe.method, to, a)
+        yield from _masked(recipe, code, words[part.word], part.position, j)
 
 
-def _single(field: Field, lowest: int, word: str, a: str) -> Iterator[Step]:
-    """A code masked in place, or shifted first; at the top of a word it needs no mask."""
-    steps, register = shifted(word, field.position - lowest, a)
+def _masked(recipe: Unpacked, code: int, word: str, position: int, j: int) -> Iterator[Step]:
+    """Mask a code in place, or shift it first, and convert it. At the top of a word it needs no mask after a shift."""
+    a, lowest, top = f"a_{j}", lowest_bit(recipe, code), 24 if two_planes(recipe.bits) else 32 - recipe.bits
+    steps, register = shifted(word, position - lowest, a)
     yield from steps
-    if field.position + field.width < 32 or lowest:
-        yield Instruction("and", a, (register, mask(((1 << field.width) - 1) << lowest)))
-
-
-def _join(low: Field, high: Field, lowest: int, words: list[str], a: str, b: str) -> Iterator[Step]:
-    """Join the two planes of a code, whose lowest bit goes to this bit."""
-    steps, register = shifted(words[low.word], low.position - lowest, a)
-    yield from steps
-    yield Instruction("and", a, (register, mask(((1 << low.width) - 1) << lowest)))
-    steps, register = shifted(words[high.word], high.position - lowest - high.first, b)
-    yield from steps
-    yield Instruction("and_or", a, (register, mask(((1 << high.width) - 1) << lowest + high.first), a))
+    if position < top or lowest:
+        yield Instruction("and", a, (register, mask(((1 << recipe.bits) - 1) << lowest)))
+    yield Instruction("cvt_int_subnormal" if recipe.method == "subnormal" else "cvt_int_float", f"l_{j}", (a,))
 
 
 def four_codes(bits: int, number: int, words: list[str], a: str, b: str) -> tuple[list[Step], str]:

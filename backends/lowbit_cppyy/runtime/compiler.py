@@ -47,8 +47,8 @@ MultiplyBlocks = Callable[[int, int, U8, npt.NDArray[np.int16], F32, int], int]
 Result = TypeVar("Result")
 
 INEXACT = 4
-"""Status of `multiply` if an activation is too small or too large for the powers of two of the route; another route must
-be used."""
+"""Status of `multiply` if an activation is too small or too large for the powers of two of the route, so that another
+route must be used."""
 
 FIRST_CALLS = 2
 """The number of first calls of a function in which cppyy compiles something."""

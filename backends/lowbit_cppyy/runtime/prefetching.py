@@ -33,7 +33,7 @@ A Zen 5 loses a quarter of its speed with integers of 4 bits without fetches (``
 them, as others do that were not measured.
 """
 
-from lowbit_cppyy.recipe import FAR, NONE
+from lowbit_cppyy.recipe import FAR, NEAR, NONE
 from lowbit_cppyy.runtime.vendor import kind
 
 PRELUDE = "#ifndef LOWBIT_ONCE\n#define LOWBIT_ONCE(a) {}\n#endif\n"
@@ -45,6 +45,16 @@ def fetch_once() -> str:
     if kind() == "intel":
         return "(_mm_prefetch(a, _MM_HINT_T0), _mm_prefetch((a) + 24576, _MM_HINT_T1))"
     return "_mm_prefetch(a, _MM_HINT_NTA)"
+
+
+def distance_of_subnormals(registers: int, *, in_order: bool) -> int:
+    """The prefetch distance of kernels that multiply one row of floats by codes as subnormal floats.
+
+    Args:
+        registers: of the instruction set.
+        in_order: whether the kernel reads its stream in one direction.
+    """
+    return NONE if in_order and registers == 16 else NEAR
 
 
 def distance_of_integers(*, in_order: bool = True) -> int:

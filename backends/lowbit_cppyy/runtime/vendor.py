@@ -26,10 +26,9 @@ def kind() -> Kind:
     return "zen4" if amd and "avx512_vnni" in features and "avx_vnni" not in features else "other"
 
 
-def masking() -> Literal["fold", "subnormal"]:
-    """The method by which this processor multiplies masked codes.
+def fast_subnormals() -> bool:
+    """Whether this processor is known to multiply subnormal floats as fast as others.
 
-    Subnormal operands cost a Zen 4 nothing (*measured*). On Intel's processors they take more than a hundred cycles
-    each, and others were not measured.
+    A Zen 4 does (*measured*). Intel's processors take more than a hundred cycles for each; others were not measured.
     """
-    return "subnormal" if kind() == "zen4" else "fold"
+    return kind() == "zen4"

@@ -31,7 +31,7 @@ from lowbit.model.weights import Progress
 from lowbit_cppyy.codegen.elementwise import CHUNK
 from lowbit_cppyy.layout.memory import ALIGNMENT
 from lowbit_cppyy.runtime.calls import FLOATS
-from lowbit_cppyy.runtime.compiler import FORKED, NO_MEMORY, INEXACT, raise_failure
+from lowbit_cppyy.runtime.compiler import FORKED, INEXACT, NO_MEMORY, raise_failure
 from lowbit_cppyy.stored.casts import raise_for
 
 PURPOSES = (1, 2, 128)

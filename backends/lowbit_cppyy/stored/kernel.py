@@ -43,7 +43,7 @@ from lowbit_cppyy.codegen.steps import (
     words_of,
     zero,
 )
-from lowbit_cppyy.codegen.unpacking import SUBNORMAL, constants, converted, four_codes, mask, unpack
+from lowbit_cppyy.codegen.unpacking import SUBNORMAL, constants, four_codes, mask, unpack
 from lowbit_cppyy.layout.panels import row_elements
 from lowbit_cppyy.stored.layout import code_elements, inner_rows, offset_elements, scale_elements
 from lowbit_cppyy.stored.parts import UNIT
@@ -219,10 +219,7 @@ class _Writer:
         if self.recipe.method in ("bytes", "high"):
             yield from self.signed_byte(code, j)
             return
-        if self.recipe.joined:
-            yield from self.byte(code, j)
-            return
-        yield from unpack(self.recipe, code, words_of(self.recipe, j), f"a_{j}", f"b_{j}", f"l_{j}")
+        yield from unpack(self.recipe, code, words_of(self.recipe, j), j)
         if self.signed:
             yield Instruction("add", f"l_{j}", (f"l_{j}", f"c_{self.recipe.lowest_bit(code)}"))
 
@@ -241,20 +238,6 @@ class _Writer:
         else:
             yield Instruction("and", f"a_{j}", (f"v_{j}", mask(0xFFFF << 16)))
         yield Instruction("as_float", f"l_{j}", (f"a_{j}",))
-
-    def byte(self, code: int, j: int) -> Iterator[Step]:
-        """A code of two planes: four codes are joined in the bytes of a lane, and one of the bytes is converted."""
-        if code % 4 == 0:
-            steps, _ = four_codes(self.recipe.bits, code // 4, words_of(self.recipe, j), f"v_{j}", f"b_{j}")
-            yield from steps
-        place, register = 8 * (code % 4), f"v_{j}"
-        lowest = self.recipe.lowest_bit(code)
-        if place > lowest:
-            yield Instruction("srli", f"a_{j}", (register, place - lowest))
-            register = f"a_{j}"
-        if place < 24 or lowest:
-            yield Instruction("and", f"a_{j}", (register, mask(0xFF << lowest)))
-        yield converted(self.recipe.method, f"l_{j}", f"a_{j}")
 
     def signed_byte(self, code: int, j: int) -> Iterator[Step]:
         """A value of a table: four values are looked up at once, and one of them is converted.

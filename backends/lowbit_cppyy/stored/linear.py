@@ -1,7 +1,6 @@
 """A stored matrix that is ready to be multiplied by, and what is declared of such products."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +23,7 @@ from lowbit_cppyy.stored.formats import PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.layout import StoredLayout, layout_of
 from lowbit_cppyy.stored.parts import Parts
-from lowbit_cppyy.stored.recipe import UNFOLDED, StoredRecipe, default_recipe, separate_recipe
+from lowbit_cppyy.stored.recipe import StoredRecipe, default_recipe, separate_recipe
 from lowbit_cppyy.stored.types import TYPES, as_bytes
 
 PANEL = 64
@@ -143,9 +142,7 @@ class CppyyStored(PreparedStored):
 
 def _route(parts: Parts, layout: StoredLayout, table: InstructionSet, purpose: Purpose, exact: bool) -> Route:
     recipe = default_recipe(parts.structure, table, purpose, PANEL)
-    if exact:
-        recipe = replace(recipe, method=UNFOLDED.get(recipe.method, recipe.method))
-    return _with_recipe(recipe, parts, layout, table)
+    return _with_recipe(recipe.exact if exact else recipe, parts, layout, table)
 
 
 def _separate_route(parts: Parts, layout: StoredLayout, table: InstructionSet, *_: object) -> Route:

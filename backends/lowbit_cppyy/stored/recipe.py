@@ -17,26 +17,20 @@ method      what it does                                                     for
 =========== ================================================================ ==========================================
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from lowbit.arrays import F32
 from lowbit_cppyy.codegen.isa import InstructionSet
-from lowbit_cppyy.codegen.unpacking import BELOW, lowest_bit, power
-from lowbit_cppyy.layout.interleaving import PLANES
+from lowbit_cppyy.codegen.unpacking import lowest_bit, power, two_planes
 from lowbit_cppyy.recipe import FAR, NONE, PURPOSES, TILES, Purpose, Tile
-from lowbit_cppyy.runtime.prefetching import distance_of_integers
-from lowbit_cppyy.runtime.vendor import kind, masking
+from lowbit_cppyy.runtime.prefetching import distance_of_integers, distance_of_subnormals
+from lowbit_cppyy.runtime.vendor import fast_subnormals, kind
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
 Method = Literal["shift", "fold", "subnormal", "table", "bytes", "high", "dot4", "float"]
-UNFOLDED: Mapping[Method, Method] = MappingProxyType({"fold": "shift", "subnormal": "shift", "high": "bytes"})
-"""For each method with powers of two in the activations, the method that gives the same bits without them."""
-
 HEAD = 16
 """The number of elements before the activations: a table of sixteen floats, or of sixteen bytes four times."""
 
@@ -62,22 +56,22 @@ class StoredRecipe(Tile):
     def unit_words(self) -> int:
         return self.structure.bits
 
-    @property
-    def joined(self) -> bool:
-        """Whether the planes of four codes are joined at once, which makes each code a byte."""
-        return self.method in ("shift", "fold", "subnormal") and len(PLANES[self.bits]) > 1
-
     def lowest_bit(self, code: int) -> int:
         """The bit of its lane at which a code of a unit begins before it becomes a float."""
         if self.method in ("float", "high"):
             return 24 if self.method == "high" else 0
-        if not self.joined:
-            return lowest_bit(self, code)
-        return 8 * (code % 4) if self.method in BELOW and code % 4 < 3 else 0
+        return lowest_bit(self, code)
 
     def power(self, code: int) -> int:
         """By which power of two a code of a unit is too large, or too small, in its product."""
         return power(self.method, self.lowest_bit(code))
+
+    @property
+    def exact(self) -> "StoredRecipe":
+        """The recipe that gives the same bits without powers of two in the activations."""
+        if self.method not in ("fold", "subnormal", "high"):
+            return self
+        return replace(self, method="bytes" if self.structure.values == "table" else "shift")
 
     @property
     def integer(self) -> bool:
@@ -138,15 +132,17 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
         panel: columns of a panel.
     """
     wide, integer = table.lanes == 16, purpose.startswith("integer")
-    method: Method = "float" if structure.is_floats else "dot4" if integer else masking()
+    method: Method = "float" if structure.is_floats else "dot4" if integer else "fold"
     if structure.values == "table" and not integer:
         method = "table" if wide else "high"
-    if purpose.endswith("vector"):
-        chains = 2 if wide and not integer and not structure.run else 1  # short runs overlap anyway
-        registers, ahead = panel // table.lanes, prefetch_distance(structure, table, integer)
-        return StoredRecipe(structure, method, registers=registers, chains=chains, panel=panel, ahead=ahead)
-    rows, registers = TILES[purpose, table.registers]
-    return StoredRecipe(structure, method, rows=rows, registers=registers, panel=panel)
+    if not purpose.endswith("vector"):
+        rows, registers = TILES[purpose, table.registers]
+        return StoredRecipe(structure, method, rows=rows, registers=registers, panel=panel)
+    if method == "fold" and fast_subnormals():
+        method = "subnormal"
+    chains = 2 if wide and not integer and not structure.run else 1  # short runs overlap anyway
+    recipe = StoredRecipe(structure, method, registers=panel // table.lanes, chains=chains, panel=panel)
+    return replace(recipe, ahead=prefetch_distance(recipe, table))
 
 
 def purposes_of(structure: Structure) -> tuple[Purpose, ...]:
@@ -154,18 +150,21 @@ def purposes_of(structure: Structure) -> tuple[Purpose, ...]:
     return tuple(each for each in PURPOSES if not (structure.is_floats and each.startswith("integer")))
 
 
-def prefetch_distance(structure: Structure, table: InstructionSet, integer: bool) -> int:
+def prefetch_distance(recipe: StoredRecipe, table: InstructionSet) -> int:
     """The distance in elements between a prefetch and the current read, for one row of x; the chapter `kernels` has the
     times.
 
     Whole bytes that one instruction multiplies take so little work that loads run far ahead anyway, but not far enough
     on Intel's processors.
     """
-    if not integer:
+    structure, in_order = recipe.structure, not two_planes(recipe.bits) or table.registers == 32
+    if recipe.method == "subnormal":
+        return distance_of_subnormals(table.registers, in_order=in_order)
+    if not recipe.integer:
         return FAR + 1024 if table.lanes == 16 else FAR
     if structure.bits == 8 and table.lanes == 16 and table.byte_dots and kind() != "intel":
         return NONE
-    return distance_of_integers(in_order=len(PLANES[structure.bits]) == 1 or table.registers == 32)
+    return distance_of_integers(in_order=in_order)
 
 
 def separate_recipe(structure: Structure, panel: int) -> StoredRecipe:

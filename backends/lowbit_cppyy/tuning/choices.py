@@ -30,11 +30,12 @@ from dataclasses import replace
 
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.codegen.unpacking import two_planes
 from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.recipe import TILES, Method, Purpose, Recipe
 from lowbit_cppyy.runtime.activations import ActivationStream
-from lowbit_cppyy.runtime.prefetching import distance_of_integers
-from lowbit_cppyy.runtime.vendor import masking
+from lowbit_cppyy.runtime.prefetching import distance_of_integers, distance_of_subnormals
+from lowbit_cppyy.runtime.vendor import fast_subnormals
 from lowbit_cppyy.tuning import outcomes
 
 PANEL = 64
@@ -78,7 +79,7 @@ def default_recipe(purpose: Purpose, layout: PanelLayout, table: InstructionSet)
         layout: of the matrix.
         table: the instruction set.
     """
-    recipe = Recipe(layout.bits, layout.scales, layout.convention, masking(), panel=layout.panel)
+    recipe = Recipe(layout.bits, layout.scales, layout.convention, "fold", panel=layout.panel)
     if purpose.startswith("integer"):
         method: Method = "dot4" if table.byte_dots or layout.bits == 8 else "pairs"
         recipe = replace(recipe, method=method)
@@ -89,8 +90,12 @@ def default_recipe(purpose: Purpose, layout: PanelLayout, table: InstructionSet)
         recipe = replace(recipe, registers=layout.panel // table.lanes, ahead=distance_of_integers())
     if purpose == "vector":
         wide = table.lanes == 16
-        method = "sums" if wide and layout.bits in (2, 3) else recipe.method
-        return replace(recipe, method=method, registers=4 if wide else 8, chains=2 if wide else 1)
+        recipe = replace(recipe, registers=4 if wide else 8, chains=2 if wide else 1)
+        if fast_subnormals():
+            in_order = not two_planes(layout.bits) or table.registers == 32
+            ahead = distance_of_subnormals(table.registers, in_order=in_order)
+            return replace(recipe, method="subnormal", ahead=ahead)
+        return replace(recipe, method="sums") if wide and layout.bits in (2, 3) else recipe
     return most_unrolled(recipe, layout) if recipe.integer else recipe
 
 

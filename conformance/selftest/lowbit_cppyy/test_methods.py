@@ -93,8 +93,8 @@ def test_infinity_and_nan_are_passed_on(bits: int) -> None:
 
 @pytest.mark.parametrize("method", MASKED)
 def test_beyond_the_extremes_a_method_would_round(method: Method) -> None:
-    """So the status `INEXACT` is needed: just below the least activation some 2-bit code loses its last bit to the power
-    of two, and the next after the largest becomes infinite."""
+    """So the status `INEXACT` is needed: just below the least activation, some 2-bit code loses its last bit to the
+    power of two; the next one after the largest becomes infinite."""
     matrix, (least, _) = case(2), extremes(method)
     x = np.full((1, 64), np.nextafter(least, np.float32(0)), np.float32)
     assert (run(matrix, x, method) != run(matrix, x, "shift")).any()

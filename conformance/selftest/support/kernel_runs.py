@@ -114,9 +114,9 @@ def place_of(bits: int, code: int) -> int:
 
 
 def power(recipe: Recipe, code: int) -> float:
-    """What the activation of a code is multiplied by: `fold` masks its code where it stands, if it stays below 2^31;
-    `subnormal` does so if it stays below 2^24, and takes it 2^-149 times, to make it 2^-50 times with its activation."""
-    place = place_of(recipe.bits, code)
+    """What the activation of a code is multiplied by: `fold` masks the code where it stands, if it stays below 2^31,
+    and `subnormal` if it stays below 2^24. There a code counts 2^-149 times, and its product 2^-50 times."""
+    place = 8 * (code % 4) if recipe.bits == 3 else place_of(recipe.bits, code)
     if recipe.method == "subnormal":
         return 2.0 ** (99 - (place if place + recipe.bits <= 24 else 0))
     return 2.0**-place if recipe.method == "fold" and place + recipe.bits <= 31 else 1.0
