@@ -21,6 +21,7 @@ struct Linear {
 
 constexpr std::int64_t max_rows = 16;         // the largest Route::rows
 constexpr std::int64_t max_panel = 128;       // the largest Linear::panel
+constexpr std::int64_t usual_panel = 64;      // its default
 constexpr std::int64_t rows_at_once = 64;     // rows of x laid out together, which bounds the memory of a call
 constexpr std::int64_t own_rows = 32;         // likewise, if each thread has its own rows
 constexpr std::int64_t chunk_work = 1 << 16;  // the fewest multiply-adds of a chunk
@@ -38,14 +39,19 @@ struct Job {
   std::int64_t first, last;  // blocks of every panel
 };
 
+// Copies some columns of a row. Most panels are whole, and a length that the compiler knows needs no call.
+inline void copy_columns(float* to, const float* from, std::int64_t width) {
+  if (width == usual_panel) std::memcpy(to, from, usual_panel * sizeof(float));
+  else std::memcpy(to, from, width * sizeof(float));
+}
+
 // Fills a tile of results: with zeros before the first block, and with the sums so far before later blocks.
 inline void begin_tile(const Job& job, std::int64_t row, std::int64_t column, std::int64_t width, float* tile) {
   const Linear& linear = *job.linear;
-  const std::int64_t columns = job.route->columns, whole = (width + columns - 1) / columns * columns;
-  for (std::int64_t r = 0; r < job.route->rows; ++r) std::memset(tile + r * linear.panel, 0, whole * sizeof(float));
+  std::memset(tile, 0, job.route->rows * linear.panel * sizeof(float));
   if (job.first == 0) return;
   for (std::int64_t r = 0; r < job.route->rows && row + r < job.rows; ++r)
-    std::memcpy(tile + r * linear.panel, job.out + (row + r) * linear.columns + column, width * sizeof(float));
+    copy_columns(tile + r * linear.panel, job.out + (row + r) * linear.columns + column, width);
 }
 
 // The columns from .. to of a panel; `from` is a multiple of the columns that a kernel computes at once.
@@ -63,7 +69,7 @@ inline void compute_columns(const Job& job, std::int64_t number, std::int64_t fr
         route.call(w + j, w + j / linear.scales_each, w + j / linear.zeros_each, x, tile + j - from, route.sizes[block]);
     }
     for (std::int64_t r = 0; r < route.rows && row + r < job.rows; ++r)
-      std::memcpy(job.out + (row + r) * linear.columns + column, tile + r * linear.panel, width * sizeof(float));
+      copy_columns(job.out + (row + r) * linear.columns + column, tile + r * linear.panel, width);
   }
 }
 

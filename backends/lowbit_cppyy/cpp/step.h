@@ -223,7 +223,7 @@ inline void compute_tiles(const Product& product, const float* laid_out, std::in
 inline bool divides_rows(std::int64_t tokens, int threads) { return tokens >= 2 * max_rows * threads; }
 
 // What `multiply_all` does if threads divide the rows: each lays out `own_rows` of its own rows at a time, and
-// multiplies them by all columns.
+// multiplies them by all columns. The results of a panel of a pair are used at once, while they are in a cache.
 template <Division How, int Count, class Done>
 void multiply_rows(const Team& team, const Product* const (&products)[Count], const float* x, float* const (&outs)[Count],
                    const Done& done) {
@@ -232,16 +232,31 @@ void multiply_rows(const Team& team, const Product* const (&products)[Count], co
   float* const laid_out = reinterpret_cast<float*>(team.own);
   for (std::int64_t t = team.first(tiles) * tile; t < last; t += step) {
     const std::int64_t rows = std::min(last - t, step);
-    for (int n = 0; n < Count; ++n) {
-      const Product& product = *products[n];
+    const auto lay = [&](const Product& product) {
       const Route& route = *product.route;
-      const bool again = n > 0 && product.layout == products[n - 1]->layout;
-      for (std::int64_t row = 0; !again && row < rows; row += route.rows) {
+      for (std::int64_t row = 0; row < rows; row += route.rows) {
         char* const room = team.own + product.laid_out_bytes(own_rows);
         const std::int64_t count = std::min(rows - row, route.rows);
         const int status = lay_rows(product, x + (t + row) * K, count, room, laid_out + row * route.x_length);
         if (status != OK) team.fail(status);
       }
+    };
+    if constexpr (How == Division::pair) {
+      const Product &a = *products[0], &b = *products[1];
+      if (a.layout == b.layout && a.route->columns == b.route->columns) {
+        lay(a);
+        for (std::int64_t first = 0, end; first < a.tiles(); first = end) {
+          end = std::min(a.tiles(), first + a.tiles_each());
+          for (int n = 0; n < Count; ++n)
+            compute_tiles(*products[n], laid_out, rows, {first, end}, outs[n] + t * a.columns());
+          done(1, t, rows, a.tile_start(first), a.tile_start(end));
+        }
+        continue;
+      }
+    }
+    for (int n = 0; n < Count; ++n) {
+      const Product& product = *products[n];
+      if (n == 0 || product.layout != products[n - 1]->layout) lay(product);
       compute_tiles(product, laid_out, rows, {0, product.tiles()}, outs[n] + t * product.columns());
       if (How != Division::pair || n == Count - 1) done(n, t, rows, 0, product.columns());
     }

@@ -157,12 +157,12 @@ def prefetch_distance(recipe: StoredRecipe, table: InstructionSet) -> int:
     Whole bytes that one instruction multiplies take so little work that loads run far ahead anyway, but not far enough
     on Intel's processors.
     """
-    structure, in_order = recipe.structure, not two_planes(recipe.bits) or table.registers == 32
-    if recipe.method == "subnormal":
-        return distance_of_subnormals(table.registers, in_order=in_order)
-    if not recipe.integer:
+    if not recipe.integer and recipe.method != "subnormal":
         return FAR + 1024 if table.lanes == 16 else FAR
-    if structure.bits == 8 and table.lanes == 16 and table.byte_dots and kind() != "intel":
+    in_order = not two_planes(recipe.bits) or table.registers == 32
+    if not recipe.integer:
+        return distance_of_subnormals(table.registers, in_order=in_order)
+    if recipe.bits == 8 and table.lanes == 16 and table.byte_dots and kind() != "intel":
         return NONE
     return distance_of_integers(in_order=in_order)
 
