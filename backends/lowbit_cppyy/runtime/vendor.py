@@ -1,4 +1,7 @@
-"""The kinds of processors that need different prefetches (`lowbit_cppyy.runtime.prefetching`); no one feature tells."""
+"""The kinds of processors that need different kernels; no one feature tells.
+
+They differ in prefetches (`lowbit_cppyy.runtime.prefetching`) and in what a subnormal float costs.
+"""
 
 import warnings
 from functools import cache
@@ -29,6 +32,7 @@ def kind() -> Kind:
 def fast_subnormals() -> bool:
     """Whether this processor is known to multiply subnormal floats as fast as others.
 
-    A Zen 4 does (*measured*). Intel's processors take more than a hundred cycles for each; others were not measured.
+    A Zen 4 does (*measured*). Others may leave them to microcode, which takes a hundred times as long, and were not
+    measured.
     """
     return kind() == "zen4"

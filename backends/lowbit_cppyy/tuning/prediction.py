@@ -39,7 +39,7 @@ LOADS = ("load_int", "load_float", "load_half", "load_byte", "broadcast_int", "b
 """Words that only fetch a value."""
 
 PREFETCHES = ("prefetch", "prefetch_once")
-FREE = (*PREFETCHES, "store", "as_float")
+FREE = (*PREFETCHES, "store", "as_float", "cvt_int_subnormal")
 """Words that are not arithmetic."""
 
 PER_CYCLE = 2

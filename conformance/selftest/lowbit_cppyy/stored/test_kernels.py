@@ -1,6 +1,7 @@
 """The kernels of stored products: programs mean what compiled kernels do, on every instruction set of this machine."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -17,11 +18,12 @@ from lowbit.tensor_formats.stored import Result, Stored, quantize, stored
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.recipe import Purpose
+from lowbit_cppyy.stored import linear
 from lowbit_cppyy.stored.formats import GGUF, PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.linear import PANEL, bytes_of
-from lowbit_cppyy.stored.parts import Parts
-from lowbit_cppyy.stored.recipe import Method, default_recipe
+from lowbit_cppyy.stored.parts import Parts, Structure
+from lowbit_cppyy.stored.recipe import Method, StoredRecipe, default_recipe
 
 
 def rows_of(x: Array | Stored, kernel: StoredKernel, parts: Parts) -> list[tuple[Array, Array]]:
@@ -58,6 +60,37 @@ def test_compiled_kernels_are_their_programs(case: str) -> None:
         rows, step = rows_of(x, kernel, parts), kernel.recipe.rows
         tiles = [interpreted(kernel, parts, rows[n : n + step], table.fused) for n in range(0, count, step)]
         assert_same_bits(given, np.concatenate(tiles))
+
+
+METHODS: tuple[Method, ...] = ("shift", "fold", "subnormal")
+
+
+def with_method(
+    method: Method, structure: Structure, table: InstructionSet, purpose: Purpose, panel: int
+) -> StoredRecipe:
+    """The default recipe for one row of float32, with another method."""
+    recipe = default_recipe(structure, table, purpose, panel)
+    return replace(recipe, method=method) if purpose == "vector" else recipe
+
+
+@pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
+@pytest.mark.parametrize("name", ("q4_0", "q4_1", "q5_0", "q8_0", "q2_k", "q3_k", "q4_k", "q6_k", "gptq-v2"))
+def test_powers_of_two_change_no_bit(name: str, table: InstructionSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits by each method for one row, whether or not this processor uses it; also with an activation that its
+    powers of two would round, or would make infinite, which only `shift` can multiply."""
+    weights, x = some_stored(name), some_activations(1, 256)[0]
+    given = dict[Method, list[F32]]()
+    for method in METHODS:
+        monkeypatch.setattr(linear, "default_recipe", partial(with_method, method))
+        with CppyyBackend(isa=table.name, threads=1) as backend:
+            prepared = backend.prepare_stored(weights)
+            given[method] = []
+            for extreme in (1.0, 2.0**-110, 2.0**-77, 2.0**29):
+                x[7] = extreme
+                given[method].append(prepared.gemv(x))
+    for other in METHODS[1:]:
+        for first, second in zip(given[METHODS[0]], given[other], strict=True):
+            assert_same_bits(first, second)
 
 
 @pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
@@ -209,11 +242,11 @@ def test_what_was_prepared_keeps_its_own_copy() -> None:
 
 
 def test_every_structure_has_a_kernel_of_each_method() -> None:
-    """The slower methods are kernels too: `shift` for `fold`, `high` and `bytes` on wide registers."""
+    """The slower methods are kernels too: `shift`, `fold` and `subnormal`; `high` and `bytes` on wide registers."""
     table = HERE[0]
     for name in GGUF:
         structure = GGUF[name].structure
         recipe = default_recipe(structure, table, "vector", PANEL)
-        methods: tuple[Method, ...] = ("high", "bytes") if structure.values == "table" else ("shift",)
+        methods: tuple[Method, ...] = ("high", "bytes") if structure.values == "table" else METHODS
         for method in methods:
             assert StoredKernel(replace(recipe, method=method), table).program.lanes == table.lanes
