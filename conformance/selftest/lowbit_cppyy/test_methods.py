@@ -46,7 +46,7 @@ def test_powers_of_two_never_leave_the_range(bits: int) -> None:
     """A code in place is below 2^31 and converts as a positive integer, or below 2^24 and is the bits of a float. The
     factors of the least and the largest activation for which a method is exact give normal, finite numbers."""
     codes = range(CODES_PER_UNIT[bits])
-    for method, width in (("fold", 31), ("subnormal", 24)):
+    for method, width in zip(MASKED, (31, 24), strict=True):
         recipe = Recipe(bits, "float32", "minimum", method)
         lowest = [lowest_bit(recipe, code) for code in codes]
         assert all((2**bits - 1) * 2**bit < 2**width for bit in lowest)

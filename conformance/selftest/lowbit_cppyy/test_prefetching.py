@@ -11,11 +11,11 @@ from lowbit.quantization.affine import SCALE_DTYPES
 from lowbit_cppyy.codegen.isa import TABLES
 from lowbit_cppyy.codegen.lowering import prelude
 from lowbit_cppyy.layout.panels import PanelLayout
-from lowbit_cppyy.recipe import FAR, NONE
+from lowbit_cppyy.recipe import FAR, NEAR, NONE, Purpose
 from lowbit_cppyy.runtime.prefetching import PRELUDE, fetch_once
 from lowbit_cppyy.runtime.vendor import Kind, kind
+from lowbit_cppyy.stored import recipe as stored_recipe
 from lowbit_cppyy.stored.parts import Structure
-from lowbit_cppyy.stored.recipe import prefetch_distance
 from lowbit_cppyy.tuning.choices import default_recipe
 
 ZEN4 = ("avx2", "avx512_vnni")
@@ -73,18 +73,43 @@ ONE_PLANE = (Structure(4), Structure(4, inner="uint8", run=32, offset="minimum")
 TWO_PLANES = (Structure(5, offset="center"), Structure(5, inner="uint8", run=32), Structure(6, inner="int8", run=16))
 
 
+def stored_distance(structure: Structure, isa: str, purpose: Purpose) -> int:
+    """The prefetch distance of the default kernel of a stored matrix."""
+    return stored_recipe.default_recipe(structure, TABLES[isa], purpose, panel=64).ahead
+
+
 @pytest.mark.parametrize("isa", ["avx2", "avx512vnni"])
 def test_integers_are_fetched_only_where_that_pays(isa: str, processor: Kind) -> None:
-    """On a Zen 4 by its own prefetchers, unless a kernel reads back and forth. Floats are fetched everywhere."""
+    """On a Zen 4 by its own prefetchers, unless a kernel reads back and forth."""
     table, zen4 = TABLES[isa], processor == "zen4"
     wide = table.registers == 32
     for scales in SCALE_DTYPES:
         layout = PanelLayout(rows=256, columns=64, bits=3, group_size=32, scales=scales, convention="minimum", panel=64)
         assert default_recipe("integer vector", layout, table).ahead == (NONE if zen4 else FAR)
-        assert default_recipe("vector", layout, table).ahead == FAR
     for structures, in_order in ((ONE_PLANE, True), (TWO_PLANES, wide)):
         expected = NONE if zen4 and in_order else FAR
-        assert {prefetch_distance(each, table, True) for each in structures} == {expected}
-        assert {prefetch_distance(each, table, False) for each in structures} == {3072 if wide else FAR}
-    bytes_ = prefetch_distance(Structure(8, values="signed"), table, True)
+        assert {stored_distance(each, isa, "integer vector") for each in structures} == {expected}
+    bytes_ = stored_distance(Structure(8, values="signed"), isa, "integer vector")
     assert bytes_ == (NONE if zen4 or (wide and processor != "intel") else FAR)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512vnni"])
+def test_codes_are_subnormal_floats_only_where_these_are_fast(isa: str, processor: Kind) -> None:
+    """On a Zen 4, for one row; its kernels fetch near, or not at all if registers are short and they read in one
+    direction. Others fetch far, and so do matrices of floats and of tables everywhere."""
+    table, zen4 = TABLES[isa], processor == "zen4"
+    wide = table.registers == 32
+    far = FAR + 1024 if wide else FAR
+    for bits in (2, 3, 4, 8):
+        layout = PanelLayout(
+            rows=256, columns=64, bits=bits, group_size=32, scales="float16", convention="minimum", panel=64
+        )
+        recipe = default_recipe("vector", layout, table)
+        assert recipe.method == ("subnormal" if zen4 else "sums" if wide and bits < 4 else "fold")
+        assert recipe.ahead == (FAR if not zen4 else NEAR if wide or bits == 3 else NONE)
+        assert default_recipe("rows", layout, table).method == "fold"
+    for structures, near in ((ONE_PLANE, wide), (TWO_PLANES, True)):
+        for each in structures:
+            assert stored_distance(each, isa, "vector") == (far if not zen4 else NEAR if near else NONE)
+    for each in (Structure(16, values="float16", scale="one"), Structure(4, values="table")):
+        assert stored_distance(each, isa, "vector") == far
