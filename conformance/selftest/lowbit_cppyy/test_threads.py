@@ -27,8 +27,16 @@ def prepared(backend: CppyyBackend, columns: int) -> PreparedLinear:
     return backend.prepare(quantize(np.ones((64, columns), np.float32), bits=4, group_size=64))
 
 
+def name_of(task: Path) -> str:
+    """The name of a thread; empty if it has ended since it was listed."""
+    try:
+        return (task / "comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def workers() -> set[Path]:
-    return {task for task in TASKS.iterdir() if (task / "comm").read_text() == "lowbit\n"}
+    return {task for task in TASKS.iterdir() if name_of(task) == "lowbit"}
 
 
 def new_workers(before: set[Path], count: int) -> set[Path]:
