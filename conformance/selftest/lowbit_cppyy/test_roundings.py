@@ -83,6 +83,8 @@ class Machine:
                 return plus(rounded(multiplied), operands[2])
             return rounded(either(multiplied, operands[2]))
         if word in ("add", "multiply"):
+            if "raise" in arguments:  # a power of two
+                return operands[0]
             return plus(*operands) if word == "add" else rounded(times(*operands))
         if word == "permute":
             return operands[0]

@@ -69,7 +69,7 @@ def harness(table: InstructionSet) -> str:
 
 
 def registers(lanes: int) -> Bits:
-    """Random bits, random floats of all sizes, extremes; trials × 3 × lanes."""
+    """Random bits, random floats and integers of all sizes, extremes; trials × 3 × lanes."""
     random = np.random.default_rng(lanes)
     bits = random.integers(0, 2**32, (TRIALS, 3, lanes), np.uint32)
     quarter = TRIALS // 4
@@ -78,6 +78,7 @@ def registers(lanes: int) -> Bits:
     extremes = [0, 1, 0x7F800000, 0xFF800000, 0x80000000, 0x00800000, 0x7F7FFFFF, 0x7F7F7F7F, 0x80808080, 0xFFFFFFFF]
     extremes += [0x80008000, 0x7FFF7FFF, 0x7C00FC00, 0x03FF0001, 0x83FF8001, 0x7BFF0400, 0x3F800000, 0x33800000]
     bits[quarter : 2 * quarter] = random.choice(np.array(extremes, np.uint32), (quarter, 3, lanes))
+    bits[2 * quarter : 3 * quarter] >>= random.integers(0, 32, (quarter, 3, lanes), np.uint32)
     return bits
 
 
@@ -101,6 +102,8 @@ def expected(name: str, trial: Bits, fused: bool) -> Iterator[Bits]:
         yield result.view(np.uint32)
 
 
+DEFINED_BELOW = {"cvt_int_float": 2**31, "cvt_int_subnormal": 2**24}
+"""Words that are not defined for larger integers."""
 MOVES = ("load_int", "load_float", "store", "permute", "as_float", "broadcast_float")
 """Words that give floats and keep all bits of a NaN; where a float was computed, a NaN is any NaN."""
 
@@ -115,8 +118,8 @@ def wrong(table: InstructionSet, given: Bits) -> list[str]:
                 same = bits == answer
                 if VOCABULARY[name].gives == "float" and name not in MOVES:
                     same |= np.isnan(bits.view(np.float32)) & np.isnan(answer.view(np.float32))
-                if name == "cvt_int_float":
-                    same |= trial[0] >= 2**31  # outside what the word is defined for
+                if name in DEFINED_BELOW:
+                    same |= trial[0] >= DEFINED_BELOW[name]
                 if not same.all():
                     found.add(name)
     return sorted(found)
