@@ -102,7 +102,7 @@ class CppyyLinear(PreparedLinear):
         return Product(self._handle, route, False, -1, self.nbytes, self._panel)
 
     def _failed(self, status: int, purpose: Purpose, x: F32, out: F32, rows: int) -> None:
-        """Use the kernel without powers of two if an activation is too small for them; otherwise raise the error."""
+        """Use the kernel without powers of two if an activation is outside their range; otherwise raise the error."""
         if status == INEXACT:
             exact = self._routes.of(purpose, exact=True).handle
             status = self._multiply(self._handle, exact, x, out, rows)
