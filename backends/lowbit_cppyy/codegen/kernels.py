@@ -33,8 +33,8 @@ _SUMMARY = """\
 {name}: {rows} row(s) of x times {columns} columns of {bits}-bit codes (QIGen, Algorithm 3 with Algorithm 2 inside).
 w: for each group its units of words, then scales, then zeros, in rows of {panel} columns. x: what the codes are
 multiplied by, group after group, each with its sum X behind it. y: rows of {panel}, added to. A register is declared
-where it is first used: w words, x and X activations, a and b codes, l codes or sums as float, d sums as integers, acc
-the sum over a group, s scale, z zero-point, o offset, m constants."""
+where it is first used: w words, x and X activations, a, b and v codes, l codes or sums as float, d sums as integers,
+acc the sum over a group, s scale, z zero-point, o offset, m and raise constants."""
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,9 @@ _SUMMARY = """\
 {name}: {rows} row(s) of x times {columns} columns of {bits}-bit codes of a stored matrix.
 w: for each group its units of words with the integers of runs, then scales and offsets, in rows of {panel} columns.
 x: for each run what its codes are multiplied by, with the sums that its offset needs. y: rows of {panel}, added to. A
-register is declared where it is first used: w words, x and X activations, a and b codes, l values as float, d sums as
-integers, acc the sum of a run, blk and low those of a group, s scale, t and n integers of a run, o offset, m and c
-constants."""
+register is declared where it is first used: w words, x and X activations, a, b and v codes, l values as float, d sums
+as integers, acc the sum of a run, blk and low those of a group, s scale, t and n integers of a run, o offset, m, c and
+raise constants."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ Document = Mapping[str, Any]
 COLOURS = {
     "shift": "#a6611a",
     "fold": "#3182bd",
+    "subnormal": "#17becf",
     "table": "#31a354",
     "sums": "#e6550d",
     "dot4": "#756bb1",
