@@ -32,7 +32,7 @@ class Count:
         roundings: the most roundings of any of its terms; -1 for zero.
         integer: whether it is an integer of few bits, so that sums of such numbers are exact.
         power: whether it is a power of two.
-        subnormal: whether it is below 2^-125, so that sums of such numbers are exact.
+        subnormal: whether it is such an integer times the least positive float32.
     """
 
     roundings: int
@@ -77,7 +77,7 @@ def _constant(number: Any) -> Count:
     if number == 0:
         return ZERO
     power = float(number).hex().startswith(("0x1.0000000000000p", "-0x1.0000000000000p"))
-    subnormal = abs(number) < 2.0**-126  # twice as much is still a multiple of the least positive float32
+    subnormal = abs(number) < 2.0**-126  # then it is a multiple of the least positive float32
     return Count(0, integer=float(number).is_integer() or not power, power=power, subnormal=subnormal)
 
 

@@ -50,8 +50,9 @@ inline std::uintptr_t create_route(std::uintptr_t kernel, const std::int64_t* nu
     own->sizes.push_back({count, count, at<std::int32_t>(lists[5]) + first, at<std::int32_t>(lists[6]) + first,
                           at<std::int32_t>(lists[7]) + first});
   }
-  own->route = Route{reinterpret_cast<MicroKernel>(kernel), n[0], n[1], n[2], n[3], n[4], n[5],
-                     static_cast<std::uint32_t>(n[6]), static_cast<std::uint32_t>(n[7]), at<float>(lists[0]), at<std::int32_t>(lists[1]), at<float>(lists[2]), own->sizes.data(),
+  const std::uint32_t least = static_cast<std::uint32_t>(n[6]), beyond = static_cast<std::uint32_t>(n[7]);
+  own->route = Route{reinterpret_cast<MicroKernel>(kernel), n[0], n[1], n[2], n[3], n[4], n[5], least, beyond,
+                     at<float>(lists[0]), at<std::int32_t>(lists[1]), at<float>(lists[2]), own->sizes.data(),
                      at<std::int64_t>(lists[3]), at<std::int32_t>(lists[4])};
   return reinterpret_cast<std::uintptr_t>(own);
 }

@@ -217,8 +217,8 @@ inline Status multiply_stored_bytes(const Linear& linear, const StoredRoute& own
 namespace bridge {
 
 // `numbers`: rows, columns, x_length, run, center, headed, integer, centered, ordered, run_sums, group_sums, sign,
-// lowered, least, beyond. `lists` are addresses: factors, head, x_starts, turns, lengths, order. `firsts`: the first group of each block,
-// and their number.
+// lowered, least, beyond. `lists` are addresses: factors, head, x_starts, turns, lengths, order. `firsts`: the first
+// group of each block, and their number.
 inline std::uintptr_t create_stored_route(std::uintptr_t kernel, const std::int64_t* numbers, const std::uint64_t* lists,
                                           const std::int64_t* firsts, std::int64_t blocks) {
   const std::int64_t* const n = numbers;
