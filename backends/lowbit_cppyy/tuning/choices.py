@@ -6,9 +6,8 @@ rules. The outcome of a search on this machine, kept on disk (`lowbit_cppyy.tuni
 - **One row of x, float32.** A kernel needs enough independent sums that no multiply-add waits for the one before: eight
   registers where one takes four cycles and two begin in each cycle. With registers of sixteen lanes that is four
   registers of columns and two chains. Where subnormal numbers cost nothing, codes are multiplied as such; on a Zen 4
-  that is 1.2 times as fast as *sums* with 2 and 3 bits (*measured*). Elsewhere, codes of 2
-  and 3 bits are looked up in sums, in registers of sixteen lanes, because converting them one by one takes longer than
-  reading them.
+  that is 1.2 times as fast as *sums* with 2 and 3 bits (*measured*). Elsewhere, codes of 2 and 3 bits are looked up in
+  sums, in registers of sixteen lanes, because converting them one by one takes longer than reading them.
 - **Several rows.** Each row has its own sums, so there is one chain. A code is unpacked once for all rows. Then the
   multiply-adds bound the speed, at 86 % of what the processor can do, so unpacking a panel first and calling a library
   has nothing to gain. Where unpacking takes the ports of the multiply-adds, many rows share a code: with 32 registers
