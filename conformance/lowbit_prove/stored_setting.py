@@ -143,8 +143,7 @@ class StoredSetting(Setting):
 
     @property
     def head(self) -> list[int]:
-        table = self.parts.table
-        return [] if table is None else self.recipe.head(table).view(np.uint32).tolist()
+        return self.recipe.head(self.parts.table).view(np.uint32).tolist() if self.recipe.headed else []
 
     def meanings(self) -> Iterator[Meaning]:
         of_run = self._integers if self.recipe.integer else self._floats

@@ -29,6 +29,12 @@ _MACROS = """\
 #define LOWBIT_ONCE(a) _mm_prefetch(a, _MM_HINT_NTA)
 #endif
 namespace lowbit {
+// Prefetches the line seven pages after `a` if `a` lies in the first eighth of its page, six pages after it in the
+// second, and so on. A kernel that reads a stream so fetches each line once, from eight pages at a time.
+LOWBIT_INLINE void fetch_in_eight_pages(const char* a) {
+  const auto place = reinterpret_cast<std::uintptr_t>(a);
+  __builtin_prefetch(reinterpret_cast<const char*>(place + (~place % 4096 / 512 * 4096)), 0, 3);
+}
 // The same pointer; the compiler cannot know that it is the same.
 LOWBIT_INLINE const float* copied(const float* a) { asm("" : "+r"(a)); return a; }
 LOWBIT_INLINE std::uint32_t bits(float a) { std::uint32_t d; std::memcpy(&d, &a, sizeof d); return d; }

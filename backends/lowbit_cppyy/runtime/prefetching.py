@@ -17,8 +17,21 @@ first-level cache. On Emerald Rapids 4096 × 11008 is 1.03 to 1.13 times as fast
 except with AVX2 and 4 bits, where instructions are the limit; tokens of SmolLM2 are 1.02 to 1.14 times as fast.
 Distances of 8 and 56 KiB made little difference.
 
-So each line is fetched twice on Intel's processors, also on those that were not measured, and with ``NTA`` on all
-others.
+**Eight pages at a time.** The prefetchers of the second level, which can wait for more lines, follow a stream to the
+end of its page of 4 KiB. So one core of an Ice Lake reads 12.5 GB/s of a single stream, and 15.5 GB/s of eight streams
+side by side. A kernel has one stream, but its fetches need not come in order: the first eighth of each page is fetched
+seven pages earlier, the second eighth six pages earlier, and so on (``fetch_in_eight_pages``). A plain reader reaches
+16 GB/s this way. Kernels, 4096 × 11008 from memory, in alternation with two fetches of each line, are 1.3 to 1.4 times
+as fast with integers, at 2, 3, 4 and 8 bits, on one thread and two, and up to 1.4 times with float32. Where
+instructions are the limit, as with AVX2 and float32, they are 0.9 to 1.1 times as fast. (*Measured* on an Ice Lake,
+with the hint ``T0``.) Parts of a sixteenth of a page are as good as eighths; a reader reaches 14.5 GB/s with quarters,
+and with single lines no more than with one stream.
+
+The last eighth of a page is fetched 4 KiB early. 2 and 8 KiB are as fast with integers; with float32 8 and 12 KiB take
+up to 1.1 times as long.
+
+So an Ice Lake fetches from eight pages at a time, other processors of Intel's fetch each line twice, also those that
+were not measured, and all others fetch with ``NTA``.
 
 **Whether at all.** Kernels of integers read so fast that a fetch by an instruction holds up a Zen 4: its first-level
 cache can wait for few lines, and the prefetchers of the processor, which fill the second level, can wait for more.
@@ -46,9 +59,17 @@ PRELUDE = "#ifndef LOWBIT_ONCE\n#define LOWBIT_ONCE(a) {}\n#endif\n"
 
 def fetch_once() -> str:
     """The C++ expression that fetches the line at ``a`` on this processor; it is used on x86 only."""
+    if kind() == "icelake":
+        return "lowbit::fetch_in_eight_pages(a)"
     if kind() == "intel":
         return "(_mm_prefetch(a, _MM_HINT_T0), _mm_prefetch((a) + 24576, _MM_HINT_T1))"
     return "_mm_prefetch(a, _MM_HINT_NTA)"
+
+
+def usual_distance(far: int = FAR) -> int:
+    """The prefetch distance of kernels that multiply one row: `far`, or less where fetches from eight pages at a time
+    run 14 KiB ahead on average anyway."""
+    return NEAR if kind() == "icelake" else far
 
 
 def distance_of_subnormals(registers: int, *, in_order: bool) -> int:
@@ -67,4 +88,4 @@ def distance_of_integers(*, in_order: bool = True) -> int:
     Args:
         in_order: whether the kernel reads its stream in one direction.
     """
-    return NONE if in_order and kind() == "zen4" else FAR
+    return NONE if in_order and kind() == "zen4" else usual_distance()

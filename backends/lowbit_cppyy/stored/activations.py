@@ -76,8 +76,7 @@ class StoredActivations:
 
     def lists(self) -> list[Array]:
         """The lists of a route, in the order of ``create_stored_route``."""
-        table = self.parts.table
-        head = self.recipe.head(table) if table is not None else np.zeros(HEAD, np.float32)
+        head = self.recipe.head(self.parts.table) if self.recipe.headed else np.zeros(HEAD, np.float32)
         order = np.zeros(1, np.int64) if self.parts.order is None else self.parts.order
         units, lengths = np.array(self.layout.units, np.int32), np.array(self.layout.lengths, np.int64)
         starts = np.array(self.starts[:-1], np.int64)

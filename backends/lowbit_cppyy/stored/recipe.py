@@ -8,7 +8,7 @@ method      what it does                                                     for
             two, and its activation too small by it
 `subnormal` the same without a conversion: the bits of a masked code are     the same
             those of a float, the code times a power of two
-`table`     the value is looked up in a register of sixteen floats           4 bits, registers of sixteen lanes
+`table`     the value or code is looked up in a register of sixteen floats   4 bits, registers of sixteen lanes
 `bytes`     four values are looked up as bytes, and each is converted        tables of integers, or of halves
 `high`      the same, each in the highest byte of its lane: too large by     the same
             2^24, and its activation too small by it
@@ -26,8 +26,8 @@ from lowbit.arrays import F32
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.unpacking import lowest_bit, power, two_planes
 from lowbit_cppyy.recipe import FAR, NONE, PURPOSES, TILES, Purpose, Tile
-from lowbit_cppyy.runtime.prefetching import distance_of_integers, distance_of_subnormals
-from lowbit_cppyy.runtime.vendor import fast_subnormals, kind
+from lowbit_cppyy.runtime.prefetching import distance_of_integers, distance_of_subnormals, usual_distance
+from lowbit_cppyy.runtime.vendor import fast_lookups, fast_subnormals, made_by_intel
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
 Method = Literal["shift", "fold", "subnormal", "table", "bytes", "high", "dot4", "float"]
@@ -105,10 +105,16 @@ class StoredRecipe(Tile):
     @property
     def headed(self) -> bool:
         """Whether a table precedes the activations."""
-        return self.structure.values == "table"
+        return self.structure.values == "table" or self.method == "table"
 
-    def head(self, table: F32) -> F32:
-        """The table before the activations: floats, or signed bytes, or bytes plus 128."""
+    def head(self, table: F32 | None) -> F32:
+        """The table before the activations: floats, or signed bytes, or bytes plus 128.
+
+        Args:
+            table: the sixteen values; None if codes are values.
+        """
+        if table is None:
+            return np.arange(HEAD, dtype=np.float32)
         if self.method == "table":
             return table
         integers = (table * (2 if self.halved else 1)).astype(np.int16) + (128 if self.integer else 0)
@@ -140,6 +146,8 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
         return StoredRecipe(structure, method, rows=rows, registers=registers, panel=panel)
     if method == "fold" and fast_subnormals():
         method = "subnormal"
+    if method == "fold" and fast_lookups() and wide and structure.bits == 4:
+        method = "table"
     chains = 2 if wide and not integer and not structure.run else 1  # short runs overlap anyway
     recipe = StoredRecipe(structure, method, registers=panel // table.lanes, chains=chains, panel=panel)
     return replace(recipe, ahead=prefetch_distance(recipe, table))
@@ -158,11 +166,11 @@ def prefetch_distance(recipe: StoredRecipe, table: InstructionSet) -> int:
     on Intel's processors.
     """
     if not recipe.integer and recipe.method != "subnormal":
-        return FAR + 1024 if table.lanes == 16 else FAR
+        return usual_distance(FAR + 1024 if table.lanes == 16 else FAR)
     in_order = not two_planes(recipe.bits) or table.registers == 32
     if not recipe.integer:
         return distance_of_subnormals(table.registers, in_order=in_order)
-    if recipe.bits == 8 and table.lanes == 16 and table.byte_dots and kind() != "intel":
+    if recipe.bits == 8 and table.lanes == 16 and table.byte_dots and not made_by_intel():
         return NONE
     return distance_of_integers(in_order=in_order)
 

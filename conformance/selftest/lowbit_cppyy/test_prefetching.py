@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import archspec.cpu.detect
@@ -19,16 +20,20 @@ from lowbit_cppyy.stored.parts import Structure
 from lowbit_cppyy.tuning.choices import default_recipe
 
 ZEN4 = ("avx2", "avx512_vnni")
+ICE_LAKE = (*ZEN4, "avx512vbmi")
 PROCESSORS: dict[str, tuple[str, tuple[str, ...], Kind]] = {
-    "Emerald Rapids": ("GenuineIntel", (*ZEN4, "avx_vnni"), "intel"),
+    "Cascade Lake": ("GenuineIntel", ZEN4, "intel"),
+    "Ice Lake": ("GenuineIntel", ICE_LAKE, "icelake"),
+    "Emerald Rapids": ("GenuineIntel", (*ICE_LAKE, "avx_vnni", "avx512_bf16"), "intel"),
     "Zen 3": ("AuthenticAMD", ("avx2",), "other"),
     "Zen 4": ("AuthenticAMD", ZEN4, "zen4"),
-    "Zen 5": ("AuthenticAMD", (*ZEN4, "avx_vnni"), "other"),
+    "Zen 5": ("AuthenticAMD", (*ICE_LAKE, "avx_vnni", "avx512_bf16"), "other"),
     "unknown": ("generic", ZEN4, "other"),  # a processor that archspec does not know
 }
 """The vendor and some features of processors, and the kind that follows from them."""
 
 FETCHES: dict[Kind, list[str]] = {
+    "icelake": ["prefetcht0"],
     "intel": ["prefetcht0", "prefetcht1"],
     "zen4": ["prefetchnta"],
     "other": ["prefetchnta"],
@@ -69,6 +74,35 @@ def test_kernels_whose_source_is_printed_fetch_each_line_once(isa: str) -> None:
     assert prefetches(isa, "") == ["prefetchnta"]
 
 
+EIGHT_PAGES = """
+#include <cstdio>
+int main() {
+  const char* const start = reinterpret_cast<const char*>(1 << 20);
+  for (int line = 0; line < 64 * 24; ++line) lowbit::fetch_in_eight_pages(start + 64 * line);
+}
+"""
+"""A program that fetches 24 pages as a kernel does."""
+
+
+@pytest.mark.toolchain
+def test_eight_pages_at_a_time_fetch_each_line_once(tmp_path: Path) -> None:
+    """Each line behind the first seven pages is fetched once: from each of eight pages an eighth, in order."""
+    noted = (
+        '#include <cstdio>\n#define __builtin_prefetch(a, ...) std::printf("%zu\\n", (std::size_t)(a) - (1 << 20))\n'
+    )
+    words = ["c++", "-std=c++17", "-xc++", "-", "-o", str(tmp_path / "reader")]
+    text = noted + prelude(TABLES["plain"]) + EIGHT_PAGES
+    subprocess.run(words, input=text, text=True, capture_output=True, check=True)
+    printed = subprocess.run([tmp_path / "reader"], text=True, capture_output=True, check=True).stdout
+    fetched = [int(place) for place in printed.split()]
+    inner = [place for place in fetched if 7 * 4096 <= place < 24 * 4096]
+    assert sorted(inner) == list(range(7 * 4096, 24 * 4096, 64))
+    for number in range(7, 24):
+        own = [(place, time // 64) for time, place in enumerate(fetched) if place // 4096 == number]
+        assert own == sorted(own)
+        assert [page for _, page in own] == [number - 7 + eighth for eighth in range(8) for _ in range(8)]
+
+
 ONE_PLANE = (Structure(4), Structure(4, inner="uint8", run=32, offset="minimum"), Structure(2, inner="uint8", run=16))
 TWO_PLANES = (Structure(5, offset="center"), Structure(5, inner="uint8", run=32), Structure(6, inner="int8", run=16))
 
@@ -82,15 +116,15 @@ def stored_distance(structure: Structure, isa: str, purpose: Purpose) -> int:
 def test_integers_are_fetched_only_where_that_pays(isa: str, processor: Kind) -> None:
     """On a Zen 4 by its own prefetchers, unless a kernel reads back and forth."""
     table, zen4 = TABLES[isa], processor == "zen4"
-    wide = table.registers == 32
+    wide, far = table.registers == 32, NEAR if processor == "icelake" else FAR
     for scales in SCALE_DTYPES:
         layout = PanelLayout(rows=256, columns=64, bits=3, group_size=32, scales=scales, convention="minimum", panel=64)
-        assert default_recipe("integer vector", layout, table).ahead == (NONE if zen4 else FAR)
+        assert default_recipe("integer vector", layout, table).ahead == (NONE if zen4 else far)
     for structures, in_order in ((ONE_PLANE, True), (TWO_PLANES, wide)):
-        expected = NONE if zen4 and in_order else FAR
+        expected = NONE if zen4 and in_order else far
         assert {stored_distance(each, isa, "integer vector") for each in structures} == {expected}
     bytes_ = stored_distance(Structure(8, values="signed"), isa, "integer vector")
-    assert bytes_ == (NONE if zen4 or (wide and processor != "intel") else FAR)
+    assert bytes_ == (NONE if zen4 or (wide and processor == "other") else far)
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512vnni"])
@@ -99,17 +133,18 @@ def test_codes_are_subnormal_floats_only_where_these_are_fast(isa: str, processo
     direction. Others fetch far, and so do matrices of floats and of tables everywhere."""
     table, zen4 = TABLES[isa], processor == "zen4"
     wide = table.registers == 32
-    far = FAR + 1024 if wide else FAR
+    far, stored_far = (NEAR, NEAR) if processor == "icelake" else (FAR, FAR + 1024 if wide else FAR)
     for bits in (2, 3, 4, 8):
         layout = PanelLayout(
             rows=256, columns=64, bits=bits, group_size=32, scales="float16", convention="minimum", panel=64
         )
         recipe = default_recipe("vector", layout, table)
-        assert recipe.method == ("subnormal" if zen4 else "sums" if wide and bits < 4 else "fold")
-        assert recipe.ahead == (FAR if not zen4 else NEAR if wide or bits == 3 else NONE)
+        looked_up = "table" if bits == 4 and processor == "icelake" else "sums" if bits < 4 else "fold"
+        assert recipe.method == ("subnormal" if zen4 else looked_up if wide else "fold")
+        assert recipe.ahead == (far if not zen4 else NEAR if wide or bits == 3 else NONE)
         assert default_recipe("rows", layout, table).method == "fold"
     for structures, near in ((ONE_PLANE, wide), (TWO_PLANES, True)):
         for each in structures:
-            assert stored_distance(each, isa, "vector") == (far if not zen4 else NEAR if near else NONE)
+            assert stored_distance(each, isa, "vector") == (stored_far if not zen4 else NEAR if near else NONE)
     for each in (Structure(16, values="float16", scale="one"), Structure(4, values="table")):
-        assert stored_distance(each, isa, "vector") == far
+        assert stored_distance(each, isa, "vector") == stored_far

@@ -59,7 +59,7 @@ class Table:
 def test_the_search_finds_the_fastest_of_every_choice() -> None:
     """Method, tile, unrolling, panel and prefetch distance, each found in its own step, though all differ at first."""
     default = default_recipe("vector", layout(), AVX512)
-    wanted = replace(default, method="table", registers=2, chains=4, unroll=2, ahead=512, panel=128)
+    wanted = replace(default, method="shift", registers=2, chains=4, unroll=2, ahead=512, panel=128)
     clock = Table(wanted)
     found = search("vector", layout(), AVX512, clock)
     assert found.default == default
@@ -87,7 +87,7 @@ def test_the_default_stays_if_another_is_not_worth_it() -> None:
 
     class Near(Table):
         def sample(self, recipe: Recipe, location: Location) -> float:
-            return 1.0e-3 if recipe.method == "table" else 1.01e-3
+            return 1.0e-3 if recipe.method == "shift" else 1.01e-3
 
     found = search("vector", layout(), AVX512, Near(default_recipe("vector", layout(), AVX512)))
     assert found.chosen == found.default and 1.0 < found.faster < WORTH

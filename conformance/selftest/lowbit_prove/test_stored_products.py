@@ -38,7 +38,7 @@ SMALL = (
     *(kernel(name, "subnormal") for name in ("q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k", "q3_k", "gptq-v2")),
     *(kernel(name, method) for name in ("q2_k", "q3_k", "q5_k", "q5_1") for method in ("shift", "dot4")),
     *(kernel(name, method) for name in ("iq4_nl", "iq4_xs", "gguf-mxfp4") for method in ("high", "bytes", "dot4")),
-    *(kernel(name, "table", "avx512") for name in ("iq4_nl", "iq4_xs", "gguf-mxfp4")),
+    *(kernel(name, "table", "avx512") for name in ("iq4_nl", "iq4_xs", "gguf-mxfp4", "q4_0", "q4_k", "gptq-v2")),
     *(kernel("gptq-v2", "fold", bits=bits) for bits in (2, 3, 4, 8)),
     *(kernel("gptq-v1-bf16", "shift"), kernel("awq-gemm", "dot4"), kernel("gptq-v1", "dot4", bits=8)),
     *(kernel("q4_k", "fold", "plain", rows=2), kernel("q6_k", "dot4", "plain", rows=2)),

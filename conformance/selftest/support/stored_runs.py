@@ -114,7 +114,7 @@ def laid_out(recipe: StoredRecipe, parts: Parts, layout: StoredLayout, rows: Row
     """Block by block the stream of x, and the sizes that the kernel is given."""
     ends = np.cumsum([0, *layout.lengths])
     for start, stop in pairwise(layout.firsts):
-        stream = [recipe.head(parts.table)] if parts.table is not None else []
+        stream = [recipe.head(parts.table)] if recipe.headed else []
         for group in range(start, stop):
             sizes = layout.lengths[group], int(ends[group])
             own = [bytes_in(recipe, parts, *row, *sizes) for row in rows]

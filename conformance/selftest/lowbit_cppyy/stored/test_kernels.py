@@ -19,7 +19,7 @@ from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.stored import linear
-from lowbit_cppyy.stored.formats import GGUF, PARTS
+from lowbit_cppyy.stored.formats import GGUF, PARTS, structure_of
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.linear import PANEL, bytes_of
 from lowbit_cppyy.stored.parts import Parts, Structure
@@ -65,6 +65,11 @@ def test_compiled_kernels_are_their_programs(case: str) -> None:
 METHODS: tuple[Method, ...] = ("shift", "fold", "subnormal")
 
 
+def methods_of(structure: Structure, lanes: int) -> tuple[Method, ...]:
+    """The methods for codes of floats with registers of this many lanes."""
+    return (*METHODS, "table") if structure.bits == 4 and lanes == 16 else METHODS
+
+
 def with_method(
     method: Method, structure: Structure, table: InstructionSet, purpose: Purpose, panel: int
 ) -> StoredRecipe:
@@ -75,12 +80,13 @@ def with_method(
 
 @pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
 @pytest.mark.parametrize("name", ("q4_0", "q4_1", "q5_0", "q8_0", "q2_k", "q3_k", "q4_k", "q6_k", "gptq-v2"))
-def test_powers_of_two_change_no_bit(name: str, table: InstructionSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits by each method for one row, whether or not this processor uses it; also with an activation that its
-    powers of two would round, or would make infinite, which only `shift` can multiply."""
+def test_methods_change_no_bit(name: str, table: InstructionSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits by each method for one row, whether or not this processor uses it; also with an activation that
+    powers of two would round, or would make infinite, which `fold` and `subnormal` leave to `shift`."""
     weights, x = some_stored(name), some_activations(1, 256)[0]
     given = dict[Method, list[F32]]()
-    for method in METHODS:
+    methods = methods_of(structure_of(name, 4), table.lanes)
+    for method in methods:
         monkeypatch.setattr(linear, "default_recipe", partial(with_method, method))
         with CppyyBackend(isa=table.name, threads=1) as backend:
             prepared = backend.prepare_stored(weights)
@@ -88,8 +94,8 @@ def test_powers_of_two_change_no_bit(name: str, table: InstructionSet, monkeypat
             for extreme in (1.0, 2.0**-110, 2.0**-77, 2.0**29):
                 x[7] = extreme
                 given[method].append(prepared.gemv(x))
-    for other in METHODS[1:]:
-        for first, second in zip(given[METHODS[0]], given[other], strict=True):
+    for other in methods[1:]:
+        for first, second in zip(given[methods[0]], given[other], strict=True):
             assert_same_bits(first, second)
 
 
@@ -242,11 +248,14 @@ def test_what_was_prepared_keeps_its_own_copy() -> None:
 
 
 def test_every_structure_has_a_kernel_of_each_method() -> None:
-    """The slower methods are kernels too: `shift`, `fold` and `subnormal`; `high` and `bytes` on wide registers."""
+    """The slower methods are kernels too: `shift`, `fold`, `subnormal` and `table`; `high` and `bytes` on wide
+    registers."""
     table = HERE[0]
     for name in GGUF:
         structure = GGUF[name].structure
         recipe = default_recipe(structure, table, "vector", PANEL)
-        methods: tuple[Method, ...] = ("high", "bytes") if structure.values == "table" else METHODS
+        methods: tuple[Method, ...] = (
+            ("high", "bytes") if structure.values == "table" else methods_of(structure, table.lanes)
+        )
         for method in methods:
             assert StoredKernel(replace(recipe, method=method), table).program.lanes == table.lanes
