@@ -93,6 +93,16 @@ inline std::uint64_t read_plain(const std::uint64_t* p, std::int64_t words) {
   return sum;
 }
 
+constexpr int eight_pages = -1;  // instead of a distance
+
+// Asks for the line `Ahead` bytes after `a`, or for one of eight pages, as kernels do (prefetching.py).
+template <int Ahead>
+inline void ask(const void* a) {
+  const auto place = reinterpret_cast<std::uintptr_t>(a) + (Ahead == eight_pages ? 4096 : Ahead);
+  const auto pages = Ahead == eight_pages ? ~place % 4096 / 512 : 0;
+  if (Ahead != 0) _mm_prefetch(reinterpret_cast<const char*>(place + 4096 * pages), _MM_HINT_T0);
+}
+
 // Eight registers, each with a sum of its own, so that no load waits for an addition. The piece is cut into `Streams`
 // parts that are read in step, a line or more of each in turn; `Ahead` bytes ahead of each, lines are asked for early.
 template <int Streams, int Ahead>
@@ -108,7 +118,7 @@ __attribute__((target("avx2"))) std::uint64_t read_avx2(const std::uint64_t* p, 
       const std::uint64_t* const from = p + s * length + i;
 #pragma unroll
       for (int d = 0; d < depth; ++d) {
-        if (Ahead > 0 && d % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(from + 4 * d) + Ahead, _MM_HINT_T0);
+        if (d % 2 == 0) ask<Ahead>(from + 4 * d);
         const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 4 * d));
         sum[s * depth + d] = _mm256_add_epi64(sum[s * depth + d], loaded);
       }
@@ -135,7 +145,7 @@ __attribute__((target("avx512f"))) std::uint64_t read_avx512(const std::uint64_t
       const std::uint64_t* const from = p + s * length + i;
 #pragma unroll
       for (int d = 0; d < depth; ++d) {
-        if (Ahead > 0) _mm_prefetch(reinterpret_cast<const char*>(from + 8 * d) + Ahead, _MM_HINT_T0);
+        ask<Ahead>(from + 8 * d);
         sum[s * depth + d] = _mm512_add_epi64(sum[s * depth + d], _mm512_loadu_si512(from + 8 * d));
       }
     }
@@ -154,9 +164,10 @@ using Reader = std::uint64_t (*)(const std::uint64_t*, std::int64_t);
 // In the order of `READERS` in limits.py, which names them.
 constexpr Reader readers[] = {
     read_plain,
-    read_avx2<1, 0>, read_avx2<1, 4096>, read_avx2<4, 0>, read_avx2<4, 4096>,
+    read_avx2<1, 0>, read_avx2<1, 4096>, read_avx2<4, 0>, read_avx2<4, 4096>, read_avx2<1, eight_pages>,
     read_avx512<1, 0>, read_avx512<1, 4096>, read_avx512<2, 0>, read_avx512<2, 4096>,
     read_avx512<4, 0>, read_avx512<4, 2048>, read_avx512<8, 0>, read_avx512<8, 2048>,
+    read_avx512<1, eight_pages>,
 };
 
 struct Reading {
