@@ -60,19 +60,6 @@ The result for a row must not depend on the number of rows. So several rows allo
 as `shift`.
 """
 
-TILES: Mapping[tuple[Purpose, int], tuple[int, int]] = MappingProxyType(
-    {
-        ("rows", 32): (4, 4),
-        ("many rows", 32): (16, 1),
-        ("integer rows", 32): (4, 2),
-        ("rows", 16): (4, 2),
-        ("many rows", 16): (8, 1),
-        ("integer rows", 16): (4, 2),
-    }
-)
-"""The tiles of the default recipes for several rows: rows of x by registers of columns, by the number of vector
-registers. `lowbit_cppyy.tuning.choices` has the reasons."""
-
 PANELS = (64, 128)
 """Widths of a panel in columns. The tile of every default recipe divides them, and a tile in C++ has room for them."""
 

@@ -7,7 +7,8 @@ alone (*measured*). There tokens of SmolLM2 are 1.04 to 1.06 times as fast in fl
 
 So each use gets a broadcast of its own, which the compiler makes part of the multiply-add. It would join broadcasts of
 one address; therefore each reads through another copy of the pointer, and the compiler does not know that they are
-equal. The bits of a result are the same.
+equal. The bits of a result are the same. An Ice Lake is slower that way; there the compiler is allowed to join them
+(`lowbit_cppyy.runtime.vendor`).
 
 Each operand in memory is one more load, and each copy of the pointer has to be moved. Units of 8-bit codes, which load
 words for every four codes anyway, take 1.2 times as long with it (*measured*). They have four broadcasts between two

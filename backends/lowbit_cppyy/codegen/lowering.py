@@ -16,7 +16,8 @@ _FUNCTION = {"and": "and_", "or": "or_"}  # keywords of C++; the other words are
 _REGISTER = {"int": "vint", "float": "vfloat", "none": "void"}
 
 # A table whose `fmadd` rounds twice tells the compiler, which might otherwise fuse it. LOWBIT_ONCE fetches data
-# that is read once; `lowbit_cppyy.runtime.prefetching` chooses how for this processor.
+# that is read once, and LOWBIT_OPERANDS says whether multiply-adds broadcast numbers in memory
+# (`lowbit_cppyy.codegen.broadcasts`); `lowbit_cppyy.runtime.definitions` chooses both for this processor.
 _MACROS = """\
 #ifndef LOWBIT_INLINE
 #define LOWBIT_INLINE inline __attribute__((always_inline))
@@ -27,6 +28,16 @@ _MACROS = """\
 #endif
 #ifndef LOWBIT_ONCE
 #define LOWBIT_ONCE(a) _mm_prefetch(a, _MM_HINT_NTA)
+#endif
+#ifndef LOWBIT_OPERANDS
+#define LOWBIT_OPERANDS 1
+#endif
+#if LOWBIT_OPERANDS  // a copy of the pointer to x, or the pointer itself, so that the compiler joins broadcasts
+#define LOWBIT_COPY(a) const float* a = copied(x)
+#define LOWBIT_MOVE(a, by) a += by
+#else
+#define LOWBIT_COPY(a) const float* const& a = x
+#define LOWBIT_MOVE(a, by)
 #endif
 namespace lowbit {
 // Prefetches the line seven pages after `a` if `a` lies in the first eighth of its page, six pages after it in the
@@ -41,6 +52,9 @@ LOWBIT_INLINE std::uint32_t bits(float a) { std::uint32_t d; std::memcpy(&d, &a,
 }
 #endif
 """
+
+_POINTERS = ("w", "s", "z", "x", "y")
+"""The pointers of a kernel. Others are copies of x."""
 
 _FLOATS = ("x", "y")
 """The pointers to float; `w`, `s` and `z` point to 32-bit elements."""
@@ -100,7 +114,7 @@ def function(program: Program, table: InstructionSet, name: str, summary: str) -
         f"{table.attribute} inline void {name}(const std::uint32_t* w, const std::uint32_t* s,".lstrip(),
         "    const std::uint32_t* z, const float* x, float* y, const Sizes& sizes) {",
         *(f"  const auto {size} = sizes.{size};" for size in sorted(_sizes(program.body))),
-        *(f"  const float* {copy} = copied(x);" for copy in copies),
+        *(f"  LOWBIT_COPY({copy});" for copy in copies),
         *("  " + line for line in _block(steps, set())),
         "}",
         f"}}  // namespace lowbit::{table.name}",
@@ -126,7 +140,8 @@ def _block(steps: tuple[Step, ...], outer: set[str]) -> Iterator[str]:
         if isinstance(step, Comment):
             yield f"// {step.text}"
         elif isinstance(step, Advance):
-            yield f"{step.pointer} += {step.step};"
+            moved = f"{step.pointer} += {step.step};"
+            yield moved if step.pointer in _POINTERS else f"LOWBIT_MOVE({step.pointer}, {step.step});"
         elif isinstance(step, Loop):
             yield f"for (std::int64_t {step.index} = 0; {step.index} < {step.count}; ++{step.index}) {{"
             yield from ("  " + line for line in _block(step.body, declared))

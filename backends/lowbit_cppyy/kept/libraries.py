@@ -29,7 +29,7 @@ from lowbit.system.storage import kept_code
 from lowbit.system.threads import usable_processors
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import Compilable, prelude
-from lowbit_cppyy.runtime.prefetching import fetch_once
+from lowbit_cppyy.runtime.definitions import as_options
 
 CPP = Path(str(files("lowbit_cppyy"))) / "cpp"
 SPEED = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic")
@@ -95,7 +95,7 @@ class Source:
         entries = "".join(f"  reinterpret_cast<const void*>({address}),\n" for address in addresses)
         parts.append(f'extern "C" {{\nextern const void* const lowbit_table[] = {{\n{entries}}};\n}}\n')
         names = [*functions, *(kernel.name for kernel in kernels)]
-        return cls(prefix, "\n".join(parts), names, (*table.options, f"-DLOWBIT_ONCE(a)={fetch_once()}"))
+        return cls(prefix, "\n".join(parts), names, (*table.options, *as_options()))
 
 
 Names = list[tuple[str, list[str]]]

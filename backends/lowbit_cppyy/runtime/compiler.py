@@ -35,8 +35,8 @@ from lowbit.errors import UnavailableError
 from lowbit.system.memory import check_address_space
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import Compilable, prelude
+from lowbit_cppyy.runtime.definitions import as_text
 from lowbit_cppyy.runtime.empty_folder import NoFolderOfOwnError, run_in_empty_folder
-from lowbit_cppyy.runtime.prefetching import PRELUDE, fetch_once
 from lowbit_cppyy.runtime.toolchain import check_toolchain
 
 Multiply = Callable[[int, int, F32, F32, int], int]
@@ -191,7 +191,7 @@ class Runtime:
         """Compile the prelude of an instruction set at the first request."""
         with preparing:
             if table.name not in self.tables:
-                self.define(once(table.name, f"{PRELUDE.format(fetch_once())}{prelude(table)}"))
+                self.define(once(table.name, f"{as_text()}{prelude(table)}"))
                 self.tables.add(table.name)
 
     def define(self, source: str) -> None:

@@ -53,9 +53,6 @@ them, as others do that were not measured.
 from lowbit_cppyy.recipe import FAR, NEAR, NONE
 from lowbit_cppyy.runtime.vendor import kind
 
-PRELUDE = "#ifndef LOWBIT_ONCE\n#define LOWBIT_ONCE(a) {}\n#endif\n"
-"""C++ that defines how words are fetched, before the words of a table."""
-
 
 def fetch_once() -> str:
     """The C++ expression that fetches the line at ``a`` on this processor; it is used on x86 only."""

@@ -25,8 +25,9 @@ import numpy as np
 from lowbit.arrays import F32
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.unpacking import lowest_bit, power, two_planes
-from lowbit_cppyy.recipe import FAR, NONE, PURPOSES, TILES, Purpose, Tile
+from lowbit_cppyy.recipe import FAR, NONE, PURPOSES, Purpose, Tile
 from lowbit_cppyy.runtime.prefetching import distance_of_integers, distance_of_subnormals, usual_distance
+from lowbit_cppyy.runtime.tiles import tile_of
 from lowbit_cppyy.runtime.vendor import fast_lookups, fast_subnormals, made_by_intel
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
@@ -142,7 +143,7 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
     if structure.values == "table" and not integer:
         method = "table" if wide else "high"
     if not purpose.endswith("vector"):
-        rows, registers = TILES[purpose, table.registers]
+        rows, registers = tile_of(purpose, table.registers)
         return StoredRecipe(structure, method, rows=rows, registers=registers, panel=panel)
     if method == "fold" and fast_subnormals():
         method = "subnormal"

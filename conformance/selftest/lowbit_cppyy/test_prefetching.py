@@ -1,4 +1,4 @@
-"""How words that are read once are fetched: by the processor, and in what the compiler makes."""
+"""What depends on the processor: how words that are read once are fetched, operands in memory, and tiles."""
 
 import subprocess
 from collections.abc import Iterator
@@ -10,10 +10,12 @@ import pytest
 
 from lowbit.quantization.affine import SCALE_DTYPES
 from lowbit_cppyy.codegen.isa import TABLES
+from lowbit_cppyy.codegen.kernels import Kernel, kernel_source
 from lowbit_cppyy.codegen.lowering import prelude
 from lowbit_cppyy.layout.panels import PanelLayout
-from lowbit_cppyy.recipe import FAR, NEAR, NONE, Purpose
-from lowbit_cppyy.runtime.prefetching import PRELUDE, fetch_once
+from lowbit_cppyy.recipe import FAR, NEAR, NONE, Purpose, Recipe
+from lowbit_cppyy.runtime.definitions import as_options, as_text
+from lowbit_cppyy.runtime.tiles import tile_of
 from lowbit_cppyy.runtime.vendor import Kind, kind
 from lowbit_cppyy.stored import recipe as stored_recipe
 from lowbit_cppyy.stored.parts import Structure
@@ -51,20 +53,25 @@ def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     kind.cache_clear()
 
 
-def prefetches(isa: str, before: str) -> list[str]:
+def assembly(isa: str, text: str, *options: str) -> list[str]:
+    """What the compiler makes of C++ that follows the prelude of a table."""
+    words = ["c++", "-std=c++17", "-O2", "-S", "-xc++", "-", "-o", "-", *TABLES[isa].options, *options]
+    return subprocess.run(words, input=text, text=True, capture_output=True, check=True).stdout.splitlines()
+
+
+def prefetches(isa: str, before: str, *options: str) -> list[str]:
     """The instructions that fetch a line, in the order of the compiler."""
     text = f"{before}{prelude(TABLES[isa])}\nvoid f(const float* a) {{ lowbit::{isa}::prefetch_once(a); }}\n"
-    words = ["c++", "-std=c++17", "-O1", "-S", "-xc++", "-", "-o", "-", *TABLES[isa].options]
-    assembly = subprocess.run(words, input=text, text=True, capture_output=True, check=True).stdout
-    return [line.split()[0] for line in assembly.splitlines() if "prefetch" in line and ":" not in line]
+    return [line.split()[0] for line in assembly(isa, text, *options) if "prefetch" in line and ":" not in line]
 
 
 @pytest.mark.toolchain
 @pytest.mark.parametrize("isa", [name for name, table in TABLES.items() if "immintrin.h" in table.headers])
 def test_the_processor_decides_where_to(isa: str, processor: Kind) -> None:
-    """By its vendor."""
+    """By its vendor and generation, with macros as text and as options."""
     assert kind() == processor
-    assert prefetches(isa, PRELUDE.format(fetch_once())) == FETCHES[processor]
+    assert prefetches(isa, as_text()) == FETCHES[processor]
+    assert prefetches(isa, "", *as_options()) == FETCHES[processor]
 
 
 @pytest.mark.toolchain
@@ -72,6 +79,27 @@ def test_the_processor_decides_where_to(isa: str, processor: Kind) -> None:
 def test_kernels_whose_source_is_printed_fetch_each_line_once(isa: str) -> None:
     """Their text does not depend on the processor."""
     assert prefetches(isa, "") == ["prefetchnta"]
+
+
+@pytest.mark.toolchain
+def test_broadcasts_are_joined_on_processors_of_intel(processor: Kind) -> None:
+    """There a broadcast serves all registers of columns; elsewhere each multiply-add of the loop has its own."""
+    recipe = Recipe(4, "float16", "minimum", "fold", rows=4, registers=4)
+    kernel, sizes = (
+        Kernel(recipe, TABLES["avx512"]),
+        "struct Sizes { std::int64_t groups; const std::int32_t* turns; };",
+    )
+    text = f"#include <cstdint>\nnamespace lowbit {{ {sizes} }}\n{kernel_source(kernel)}\n"
+    call = f"auto* kernel = &lowbit::avx512::{kernel.name};\n"
+    operands = [line for line in assembly("avx512", text + call, *as_options()) if "fmadd" in line and "1to16" in line]
+    assert (len(operands) == 0) == (processor in ("icelake", "intel"))
+
+
+def test_many_rows_share_a_broadcast_on_an_ice_lake(processor: Kind) -> None:
+    """Its tile has fewer rows and more registers; that of few rows and those of short registers are everywhere the
+    same."""
+    assert tile_of("many rows", 32) == ((8, 2) if processor == "icelake" else (16, 1))
+    assert {tile_of("rows", 32), tile_of("rows", 16), tile_of("many rows", 16)} == {(4, 4), (4, 2), (8, 1)}
 
 
 EIGHT_PAGES = """
