@@ -41,7 +41,7 @@ _MACROS = """\
 #endif
 namespace lowbit {
 // Prefetches the line seven pages after `a` if `a` lies in the first eighth of its page, six pages after it in the
-// second, and so on. A kernel that reads a stream so fetches each line once, from eight pages at a time.
+// second, and so on. A kernel that reads one stream thus fetches each line once, from eight pages at a time.
 LOWBIT_INLINE void fetch_in_eight_pages(const char* a) {
   const auto place = reinterpret_cast<std::uintptr_t>(a);
   __builtin_prefetch(reinterpret_cast<const char*>(place + (~place % 4096 / 512 * 4096)), 0, 3);
