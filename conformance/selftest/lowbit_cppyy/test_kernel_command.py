@@ -78,7 +78,7 @@ def test_show_prints_the_kernel_and_with_its_prelude_what_it_calls() -> None:
 def test_kernels_of_stored_formats_are_printed() -> None:
     """By the name of a format, with their programs."""
     shown = answer("show", "--format", "q4_k", "--isa", "avx512")
-    assert re.search("inline void stored_f32_u4_s16u32m_(fold|subnormal)_1x4c1_p64a[0-9]+_avx512\\(", shown)
+    assert re.search("inline void stored_f32_u4_s16u32m_(fold|subnormal|table)_1x4c1_p64a[0-9]+_avx512\\(", shown)
     told = json.loads(answer("program", "--format", "gguf-mxfp4", "--purpose", "integer vector", "--json"))
     assert re.fullmatch("stored_q8_t4_e8_dot4_1x8c1_p64a[0-9]+_avx2", told["kernel"])  # processors differ in the rest
     assert any("lookup_bytes" in line for line in told["program"])
