@@ -1,7 +1,7 @@
 """Bars of time relative to llama.cpp, for seven types of GGUF files and 4096 × 11008 weights, with one and two threads.
 
-Data: ``docs/data/stored.json``. lowbit's kernels for 8 bits take 0.47 to 1.02 of llama.cpp's time with one thread, and
-0.47 to 1.05 with two; above 0.7 are only Q4_0 and Q8_0.
+Data: ``docs/data/stored.json``. lowbit's kernels for 8 bits take 0.47 to 0.55 of llama.cpp's time with one thread, and
+0.42 to 0.60 with two.
 """
 
 import json
