@@ -85,10 +85,8 @@ def test_kernels_whose_source_is_printed_fetch_each_line_once(isa: str) -> None:
 def test_broadcasts_are_joined_on_processors_of_intel(processor: Kind) -> None:
     """There a broadcast serves all registers of columns; elsewhere each multiply-add of the loop has its own."""
     recipe = Recipe(4, "float16", "minimum", "fold", rows=4, registers=4)
-    kernel, sizes = (
-        Kernel(recipe, TABLES["avx512"]),
-        "struct Sizes { std::int64_t groups; const std::int32_t* turns; };",
-    )
+    kernel = Kernel(recipe, TABLES["avx512"])
+    sizes = "struct Sizes { std::int64_t groups; const std::int32_t* turns; };"
     text = f"#include <cstdint>\nnamespace lowbit {{ {sizes} }}\n{kernel_source(kernel)}\n"
     call = f"auto* kernel = &lowbit::avx512::{kernel.name};\n"
     operands = [line for line in assembly("avx512", text + call, *as_options()) if "fmadd" in line and "1to16" in line]
