@@ -1,4 +1,5 @@
-// What the processor can compute when it waits for no memory: multiply-adds on registers, twelve chains of them.
+// What the processor can compute when it waits for no memory: multiply-adds on registers, twelve chains of them. And by
+// the same chains, whether its cores are free.
 #pragma once
 
 #include "readers.h"
@@ -66,6 +67,33 @@ inline double ceiling(Gang& gang, std::int64_t steps, int which) {
   const double lanes[] = {8, 16, 64};
   const double seconds = gang.run(ceiling_share, &ceiling);
   return 2.0 * lanes[which] * chains * steps * gang.threads() / seconds;
+}
+
+// Whether cores are free: the chains on each thread take all that a core can begin, so their time shows the clock, and
+// whatever else runs on the core. One chain would not: it leaves room for the core's other thread.
+struct Spin {
+  std::int64_t steps;
+  volatile float sink[64][16];  // a line for each thread
+};
+
+inline void spin_share(void* context, int thread) {
+  Spin& spin = *static_cast<Spin*>(context);
+  __m128 sum[chains];
+  const __m128 a = _mm_set1_ps(0.999f), b = _mm_set1_ps(1e-3f);
+#pragma unroll
+  for (int k = 0; k < chains; ++k) sum[k] = _mm_set1_ps(k);
+  for (std::int64_t i = 0; i < spin.steps; ++i)
+#pragma unroll
+    for (int k = 0; k < chains; ++k) sum[k] = _mm_add_ps(_mm_mul_ps(sum[k], a), b);
+#pragma unroll
+  for (int k = 1; k < chains; ++k) sum[0] = _mm_add_ps(sum[0], sum[k]);
+  spin.sink[thread % 64][0] = _mm_cvtss_f32(sum[0]);
+}
+
+// Seconds in which every thread makes so many steps.
+inline double spin(Gang& gang, std::int64_t steps) {
+  Spin spin{steps, {}};
+  return gang.run(spin_share, &spin);
 }
 
 }  // namespace lowbit::bench

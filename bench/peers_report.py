@@ -66,6 +66,8 @@ def show_problem(problem: Problem, console: Console) -> None:
     """One table, the fastest first; names of lowbit's own are those of instruction sets, and bold."""
     busy = "" if problem["free_rounds"] == problem["rounds"] else f"{problem['free_rounds']} free of "
     spins = f"spin {problem['spin_before']:.2f} and {problem['spin_after']:.2f} of {problem['threads']}"
+    if "arithmetic" in problem:
+        spins += f", {problem['arithmetic']:.2f} of its best"
     console.print(f"\n[bold]{heading(problem)}[/]", highlight=False)
     console.print(f"[dim]{busy}{problem['rounds']} rounds; {spins}; read: {problem['reader']}[/]", highlight=False)
     table = Table("", box=None, pad_edge=False, header_style="dim")

@@ -15,7 +15,7 @@ TASKS = Path("/proc/self/task")
 STEP, PATIENCE = 0.0005, 0.12  # seconds; ggml's and OpenBLAS's threads watch for work for up to a tenth of a second
 FREE = 0.85
 """Of the speed that a spin had at its best: below this a round is busy."""
-STEPS = 50_000  # of a spin, some 100 µs
+STEPS = 30_000  # of a spin, some 100 µs
 
 
 def others_running(processes: Sequence[int] = ()) -> bool:
@@ -52,20 +52,28 @@ class Watch:
 
     They were not where other processes, or other machines on the same processor, had more than a twentieth of the time
     since the last question, or where a spin takes longer now than it did at its best, as it does beside a busy
-    neighbour with which a core shares its parts.
+    neighbour: two threads share a core, and a virtual machine may have one of them. A product slows down with
+    arithmetic; a plain reading does not.
     """
 
     def __init__(self, reader: MemoryReader) -> None:
         self._reader = reader
         self._best = min(reader.spin(STEPS) for _ in range(10))
+        self._spins = list[float]()
         self._before = moment()
+
+    @property
+    def arithmetic(self) -> float:
+        """The median speed of spins so far, as a fraction of the best."""
+        return self._best / median(self._spins) if self._spins else 1.0
 
     def free(self) -> bool:
         """Whether the cores have been free since the last question."""
         settle()
         times = [self._reader.spin(STEPS) for _ in range(5)]
         self._best = min(self._best, *times)
-        return self._alone() and self._best / median(times) >= FREE
+        self._spins.append(median(times))
+        return self._alone() and self._best / self._spins[-1] >= FREE
 
     def _alone(self) -> bool:
         before, self._before = self._before, moment()

@@ -1,5 +1,5 @@
 // Plain readers: how fast memory can be read when nothing is computed. The fastest of them is the limit that a kernel
-// is measured against. And arithmetic without memory: the ceilings of a processor, and whether its cores are free.
+// is measured against.
 #pragma once
 
 #include <atomic>
@@ -201,25 +201,6 @@ inline double read(Gang& gang, const std::uint64_t* from, std::int64_t words, in
   Reading reading{from, words, chunk, readers[which], gang.threads()};
   const double seconds = gang.run(read_share, &reading);
   return reading.total.load() == static_cast<std::uint64_t>(words) ? seconds : -1.0;
-}
-
-// Arithmetic that no other core can slow down: a chain of products and sums on each thread.
-struct Spin {
-  std::int64_t steps;
-  volatile double sink[64][8];  // a line for each thread
-};
-
-inline void spin_share(void* context, int thread) {
-  Spin& spin = *static_cast<Spin*>(context);
-  double x = 1.0;
-  for (std::int64_t i = 0; i < spin.steps; ++i) x = x * 1.0000001 + 1e-9;
-  spin.sink[thread % 64][0] = x;
-}
-
-// Seconds in which every thread makes so many steps.
-inline double spin(Gang& gang, std::int64_t steps) {
-  Spin spin{steps, {}};
-  return gang.run(spin_share, &spin);
 }
 
 }  // namespace lowbit::bench

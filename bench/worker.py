@@ -140,7 +140,8 @@ def problem(
     def progress(done: int, total: int) -> None:
         say("round", done=done, total=total)
 
-    rounds = measure(contestants, reader, Watch(reader), given["pairs"], progress)
+    watch = Watch(reader)
+    rounds = measure(contestants, reader, watch, given["pairs"], progress)
     return {
         "contest": contest.id,
         "rows": contest.rows,
@@ -152,6 +153,7 @@ def problem(
         "spin_after": round(reader.freedom(), 3),
         "rounds": len(rounds.free),
         "free_rounds": sum(rounds.free),
+        "arithmetic": round(watch.arithmetic, 3),
         "restless_turns": rounds.restless,
         "reader": reader.fastest,
         "contestants": rows_of(ready, rounds, given["pairs"]),

@@ -1,12 +1,14 @@
-"""The benchmarks' own instruments: the readers read every byte, and the spin runs on every thread."""
+"""The benchmarks' own instruments: the readers read every byte, and a core that is shared is seen."""
 
 import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import limits
 import pytest
+import quiet
 import verdicts
 from paths import ROOT
 
@@ -24,6 +26,28 @@ def test_the_readers_read_all(monkeypatch: pytest.MonkeyPatch) -> None:
     reader.try_again(2**20)
     assert reader.fastest == reader.ways[0].name
     assert reader.freedom() > 0
+
+
+def test_a_core_that_is_shared_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round after which spins take longer than at their best is busy, and the fraction of that best is reported."""
+
+    class Spins:
+        """Stands in for a reader: half as fast where a neighbour runs."""
+
+        seconds = 1e-4
+
+        def spin(self, steps: int) -> float:
+            return self.seconds
+
+    spins = Spins()
+    monkeypatch.setattr(quiet, "settle", lambda: True)
+    monkeypatch.setattr(quiet, "moment", lambda: None)
+    watch = quiet.Watch(cast(limits.MemoryReader, spins))
+    assert watch.arithmetic == 1.0
+    assert watch.free()
+    spins.seconds = 2e-4
+    assert not watch.free() and not watch.free()
+    assert watch.arithmetic == 0.5
 
 
 def test_the_sources_of_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

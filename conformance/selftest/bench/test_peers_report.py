@@ -53,6 +53,7 @@ def problem(family: str, *rows: dict[str, Any]) -> dict[str, Any]:
         "spin_after": 1.2,
         "rounds": 40,
         "free_rounds": 31,
+        "arithmetic": 0.91,
         "restless_turns": 0,
         "reader": "plain loop",
         "contestants": list(rows),

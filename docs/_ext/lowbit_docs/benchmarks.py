@@ -194,14 +194,16 @@ def contest(problem: dict[str, Any]) -> list[nodes.Node]:
     head = f"{problem['contest']}, batch {problem['batch']}, {threads}"
     quiet = (
         f"{problem['free_rounds']} of {problem['rounds']} rounds with free cores; spin {problem['spin_before']:.2f} "
-        f"before and {problem['spin_after']:.2f} after."
+        f"before and {problem['spin_after']:.2f} after"
     )
+    if "arithmetic" in problem:
+        quiet += f", {problem['arithmetic']:.2f} of its best between"
     rows: list[list[Cell]] = []
     for row in sorted(problem["contestants"], key=lambda row: row["ms"][0]):
         numbers = [f"{row['ms'][0]:.4g}", f"{row['share'][0]:.2f}", f"{row['gbps']:.1f}", f"{row['error']['rms']:.1e}"]
         name: Cell = [nodes.literal("", row["id"])]
         rows.append([name, *numbers, row["accuracy"], f"{row['original']['rms']:.2g}"])
-    found: list[nodes.Node] = [nodes.paragraph(text=quiet), table(HEADS, rows, WIDTHS)]
+    found: list[nodes.Node] = [nodes.paragraph(text=f"{quiet}."), table(HEADS, rows, WIDTHS)]
     if problem["absent"]:
         said = "; ".join(f"{each['id']}: {each['reason']}" for each in problem["absent"])
         found.append(nodes.paragraph(text=f"Absent: {said}."))
