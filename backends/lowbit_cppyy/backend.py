@@ -35,6 +35,7 @@ from lowbit_cppyy.runtime.routing_operations import RoutingOperations
 from lowbit_cppyy.runtime.toolchain import check_toolchain
 from lowbit_cppyy.step.decoder import CompiledDecoder
 from lowbit_cppyy.step.parts import StepParts
+from lowbit_cppyy.step.timing import TimedStep
 from lowbit_cppyy.stored.casts import Casts
 from lowbit_cppyy.stored.linear import DECLARED, StoredProducts
 from lowbit_cppyy.tuning import outcomes
@@ -185,6 +186,17 @@ class CppyyBackend(DecodeOperations, RoutingOperations, StoredProducts, Casts, B
     def compiled(self, decoder: Decoder) -> AnyDecoder:
         parts = StepParts(self.name, decoder, self._table, self._decode, self._require_pool())
         return CompiledDecoder(decoder.config, decoder.embedding, parts)
+
+    def timed(self, decoder: Decoder) -> TimedStep:
+        """A compiled step that adds up the seconds of its parts.
+
+        Raises:
+            NotDeclaredError, UnavailableError: as `compiled`.
+        """
+        threads = processor.choose_threads(self._threads)
+        return TimedStep(
+            decoder, StepParts(self.name, decoder, self._table, self._decode, self._require_pool(), threads)
+        )
 
     def kept_step(self, request: StepRequest) -> tuple[AnyDecoder, Mapping[str, Any]] | None:
         table, threads = processor.choose_table(self._isa), processor.choose_threads(self._threads)

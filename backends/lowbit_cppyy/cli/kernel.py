@@ -22,6 +22,7 @@ from lowbit.kernels.program import Advance, Comment, Instruction, Loop, Step, li
 from lowbit.model.step import step_of
 from lowbit.model.weights import in_memory
 from lowbit.quantization.packing import BITS
+from lowbit_cppyy.cli.token_time import time_token
 from lowbit_cppyy.cli.tune import layout_of
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel, kernel_source
@@ -39,6 +40,7 @@ from lowbit_cppyy.tuning.choices import default_recipe
 from lowbit_cppyy.tuning.prediction import Prediction, predict, words_of_a_group
 
 app = typer.Typer(help="Show the generated kernels: their names, programs and C++.", no_args_is_help=True)
+app.command("time")(time_token)
 
 Name = Annotated[str | None, typer.Argument(help="A kernel's name, by the grammar of `lowbit_cppyy.codegen.kernels`.")]
 Bits = Annotated[int, typer.Option(help="Without a name: width of a code.")]

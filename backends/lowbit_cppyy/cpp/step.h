@@ -34,6 +34,22 @@ class Barrier {
   alignas(64) std::atomic<std::uint32_t> round_{0};
 };
 
+// Adds up the seconds that one thread spends in each part of a step, and in waiting after it. Only steps that are
+// generated to be timed have one.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double* seconds) : seconds_(seconds), last_(std::chrono::steady_clock::now()) {}
+  void lap(int part) {
+    const auto now = std::chrono::steady_clock::now();
+    seconds_[part] += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+  }
+
+ private:
+  double* const seconds_;
+  std::chrono::steady_clock::time_point last_;
+};
+
 // A matrix with the kernel that multiplies by it (runtime/products.py).
 struct Product {
   const Linear* linear;

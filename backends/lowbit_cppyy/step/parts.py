@@ -41,16 +41,22 @@ class StepParts:
     """
 
     def __init__(
-        self, backend: str, decoder: Decoder, table: InstructionSet, kernels: DecodeKernels, pool: Pool
+        self,
+        backend: str,
+        decoder: Decoder,
+        table: InstructionSet,
+        kernels: DecodeKernels,
+        pool: Pool,
+        timed: int = 0,
     ) -> None:
-        """Compile the step of a decoder.
+        """Compile the step of a decoder; `timed` as in `StepSource`.
 
         Raises:
             NotDeclaredError: the step has a part that is not compiled.
             UnavailableError: it cannot be compiled here.
         """
         self.keys = _keys_of(backend, decoder)
-        self.source = StepSource(decoder.step, table)
+        self.source = StepSource(decoder.step, table, timed)
         if (kinds := len(self.source.frequencies)) > MOST_FREQUENCIES:
             raise NotDeclaredError(backend, f"a compiled step with {kinds} kinds of rotations")
         if len({None if each.scaling is None else each.scaling.channels for each in self.source.frequencies}) > 1:

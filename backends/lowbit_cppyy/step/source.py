@@ -5,6 +5,7 @@ constants in it, visible to the compiler. Weights are not: two models of one sha
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from lowbit_cppyy.step.phases import (
     Multiply,
     Norm,
     PerHead,
+    Phase,
     check_places,
     lines_of,
     phases_of,
@@ -35,16 +37,31 @@ ENDS = [["norm", "product", *scale, *cap] for scale in ([], ["scale"]) for cap i
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of a step that is timed.
+
+    Attributes:
+        blocks: the number of blocks that have it; 1 at the end of a step.
+        phase: what threads do between two waits.
+    """
+
+    blocks: int
+    phase: Phase
+
+
+@dataclass(frozen=True)
 class StepSource:
     """The C++ of a step.
 
     Attributes:
         step: the program.
         table: the instruction set, whose namespace holds it.
+        timed: the number of threads of a step that adds up the seconds of its parts; 0 for one that does not.
     """
 
     step: Step
     table: InstructionSet
+    timed: int = 0
 
     @cached_property
     def name(self) -> str:
@@ -72,11 +89,37 @@ class StepSource:
         return block.matrices, block.vectors
 
     @cached_property
+    def parts(self) -> list[Part]:
+        """The parts of a step that are timed, in order: the phases of each kind of block, then the two of the end."""
+        counts = Counter(self.step.blocks)
+        phases = [Part(counts[program], phase) for program, each in self._blocks.items() for phase in each.phases]
+        norm, *scores = self.step.last
+        return [*phases, Part(1, Norm(norm)), Part(1, Multiply(tuple(scores)))]
+
+    @cached_property
     def _blocks(self) -> "dict[Program, _Block]":
-        return {program: _Block(self, program) for program in dict.fromkeys(self.step.blocks)}
+        blocks, first = dict[Program, _Block](), 0
+        for program in dict.fromkeys(self.step.blocks):
+            blocks[program] = _Block(self, program, first)
+            first += len(blocks[program].phases)
+        return blocks
+
+    def lap(self, part: int, *, waited: bool = False) -> Iterator[str]:
+        """The line that adds the time since the last such line to that of a part, or to the wait after it."""
+        if self.timed:
+            yield f"watch.lap({2 * part + waited});"
+
+    def _stopwatch(self, name: str) -> Iterator[str]:
+        """The seconds of each thread, in lines of their own, and their address."""
+        if self.timed:
+            yield f"  alignas(64) static inline double seconds[{self.timed}][{padded(2 * len(self.parts))}];"
+            yield "};"
+            yield f"inline double* {name}_seconds() {{ return {name}_of::seconds[0]; }}"
 
     def _body(self, name: str) -> str:
         config, numbers = self.step.config, {program: n for n, program in enumerate(self._blocks)}
+        watch = ", watch" if self.timed else ""
+        arguments = _ARGUMENTS + (", Stopwatch& watch" if self.timed else "")
         lines = [
             f"namespace lowbit::{self.table.name} {{",
             f"// The step of a decoder: {config.layers} blocks of {config.hidden} channels, {config.heads} query heads",
@@ -84,15 +127,18 @@ class StepSource:
             f"struct {name}_of {{",
         ]
         for program, number in numbers.items():
-            lines += ["", f"static int block_{number}({_ARGUMENTS}) {{"]
+            lines += ["", f"static int block_{number}({arguments}) {{"]
             lines += ["  " + line for line in self._blocks[program].lines()] + ["  return OK;", "}"]
-        lines += ["};", "", f"inline int {name}(const Team& team, const Call& call) {{"]
+        lines += [*(self._stopwatch(name) if self.timed else ["};"])]
+        lines += ["", f"inline int {name}(const Team& team, const Call& call) {{"]
+        if self.timed:
+            lines += [f"  Stopwatch watch({name}_of::seconds[team.thread]);"]
         lines += ["  const Product* p = call.products;", "  const float* const* v = call.model->vectors.data();"]
         for run, program in self.step.alike:
             block = self._blocks[program]
             lines += [
                 f"  for (int number = {run.start}; number < {run.stop}; ++number) {{",
-                f"    const int status = {name}_of::block_{numbers[program]}(team, call, number, p, v);",
+                f"    const int status = {name}_of::block_{numbers[program]}(team, call, number, p, v{watch});",
                 "    if (status != OK) return status;",
                 f"    p += {len(block.matrices)}, v += {len(block.vectors)};",
                 "  }",
@@ -110,8 +156,19 @@ class StepSource:
         yield f"const float* const hidden = norm_rows(team, *call.model->norm, call.x, v[0], {_epsilon(norm)},"
         yield f"                                      {hidden}, call.hidden);"
         yield f"if (call.tokens == 1 && team.thread == 0) std::memcpy(call.hidden, hidden, {hidden} * sizeof(float));"
+        yield from self.lap(len(self.parts) - 2)
         yield from (f"// {line}" for line in scores)
-        yield "if (call.logits) return score(team, call, p, hidden);"
+        if not self.timed:
+            yield "if (call.logits) return score(team, call, p, hidden);"
+            return
+        yield "const int scored = call.logits ? score(team, call, p, hidden) : OK;"
+        yield from self.lap(len(self.parts) - 1)
+        yield "if (scored != OK) return scored;"
+
+
+def padded(numbers: int) -> int:
+    """So many float64, in whole cache lines."""
+    return -(-numbers // 8) * 8
 
 
 _ARGUMENTS = "const Team& team, const Call& call, int number, const Product* p, const float* const* v"
@@ -152,14 +209,16 @@ class _Block:
         matrices: names of its matrices, in the order of the lines.
         vectors: names of its vectors, likewise.
         places: where its values lie.
+        phases: its phases.
     """
 
-    def __init__(self, of: StepSource, program: Program) -> None:
-        self._of, self._config, self._program = of, of.step.config, program
-        self._phases = phases_of(program, self._config)
+    def __init__(self, of: StepSource, program: Program, first: int) -> None:
+        """`first`: the number of its first phase among the parts that are timed."""
+        self._of, self._config, self._first = of, of.step.config, first
+        self.phases = phases_of(program, self._config)
         self._roles = roles_of(program)
-        self.places = places_of(program, self._phases, self._config)
-        check_places(program, self._phases, self.places)
+        self.places = places_of(program, self.phases, self._config)
+        check_places(program, self.phases, self.places)
         named = [line for line in program if line.parameter is not None]
         self.matrices = [name for line in named for name in self._matrices_of(line)]
         self.vectors = [name for line in named if line.kind != "product" for name in _vectors_of(line)]
@@ -175,11 +234,13 @@ class _Block:
     def lines(self) -> Iterator[str]:
         """The lines of the function of the block."""
         self._rows = set()
-        for phase in self._phases:
+        for part, phase in enumerate(self.phases, self._first):
             yield from (f"// {line}" for line in lines_of(phase))
             yield from getattr(self, f"_{type(phase).__name__.lower()}")(phase)
+            yield from self._of.lap(part)
             if not isinstance(phase, Norm):
                 yield "team.wait();"
+                yield from self._of.lap(part, waited=True)
 
     def _value(self, name: str) -> str:
         if name in self._rows:
