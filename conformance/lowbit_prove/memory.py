@@ -26,6 +26,8 @@ from lowbit.kernels.program import Instruction, Program
 from lowbit_cppyy.codegen import attention, block_products, elementwise
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel
+from lowbit_cppyy.recipe import NONE
+from lowbit_cppyy.runtime.prefetching import ROWS
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_prove import arrays
 from lowbit_prove.accesses import Access, Walk
@@ -108,16 +110,16 @@ def passes(table: InstructionSet) -> Iterator[Subject]:
 
 
 def scores(table: InstructionSet) -> Iterator[Subject]:
-    """Scores of heads of every size, of one query and of those that share rows."""
-    for head_dim, queries in product(HEAD_DIMS, attention.query_counts(table)):
-        program = attention.scores(head_dim, table, queries).program
+    """Scores of heads of every size, of one query and of those that share rows, with fetches and without."""
+    for head_dim, queries, ahead in product(HEAD_DIMS, attention.query_counts(table), (NONE, ROWS)):
+        program = attention.scores(head_dim, table, queries, ahead).program
         yield Subject(program, arrays.of_scores(head_dim, table.lanes, queries))
 
 
 def mixes(table: InstructionSet) -> Iterator[Subject]:
-    """Mixes of heads of every size, of one query and of those that share rows."""
-    for head_dim, queries in product(HEAD_DIMS, attention.query_counts(table)):
-        program = attention.mixed(head_dim, table, queries).program
+    """Mixes of heads of every size, of one query and of those that share rows, with fetches and without."""
+    for head_dim, queries, ahead in product(HEAD_DIMS, attention.query_counts(table), (NONE, ROWS)):
+        program = attention.mixed(head_dim, table, queries, ahead).program
         yield Subject(program, arrays.of_mixed(head_dim, table.lanes, queries))
 
 

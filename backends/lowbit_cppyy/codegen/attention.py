@@ -21,9 +21,9 @@ last channel of a row it reads the beginning of the next row, which is multiplie
 channels that are not used. ``cpp/decode.h`` copies the last rows, so that it never reads beyond the end of memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from lowbit.kernels.program import Advance, Instruction, Loop, Program, Step
+from lowbit.kernels.program import Address, Advance, Instruction, Loop, Program, Step
 from lowbit_cppyy.codegen.elementwise import CHUNK, ProgramKernel, load, scalar, store
 from lowbit_cppyy.codegen.exponential import constant
 from lowbit_cppyy.codegen.isa import InstructionSet
@@ -57,20 +57,21 @@ def query_counts(table: InstructionSet) -> tuple[int, ...]:
     return (1, TOGETHER) if table.registers == 32 else (1,)
 
 
-def scores(head_dim: int, table: InstructionSet, queries: int = 1) -> ProgramKernel:
+def scores(head_dim: int, table: InstructionSet, queries: int = 1, ahead: int = 0) -> ProgramKernel:
     """Scores of ``groups`` times L tokens; the common factor of the scores follows the query.
 
     Args:
         head_dim: d_h.
         table: the instruction set.
         queries: the number of queries, each with its factor in a row of x; y has rows of `CHUNK`.
+        ahead: the prefetch distance in elements; 0 for no prefetch.
     """
     lanes, halves, row = table.lanes, range(CHANNELS // table.lanes), sixteens(head_dim) * CHANNELS + CHANNELS
     steps: list[Step] = []
     waiting: list[tuple[int, int]] = []  # runs of tokens whose sums share a register: the first token, their number
     for token in range(lanes):
         sums = {(q, half): f"t{token}_{half}_{q}" for half in halves for q in range(queries)}
-        steps += _products(head_dim, lanes, row, sums)
+        steps += fetched(_products(head_dim, lanes, row, sums), ahead)
         count = 1
         while waiting and waiting[-1][1] == count:
             first, _ = waiting.pop()
@@ -86,7 +87,7 @@ def scores(head_dim: int, table: InstructionSet, queries: int = 1) -> ProgramKer
     steps.append(Advance("y", lanes))
     scales = [scalar(f"scale_{q}", q * row + row - CHANNELS) for q in range(queries)]
     body: tuple[Step, ...] = (*scales, Loop("i", "groups", tuple(steps)))
-    title = f"scores_d{head_dim}" + (f"q{queries}" if queries > 1 else "")
+    title = f"scores_d{head_dim}" + (f"q{queries}" if queries > 1 else "") + (f"a{ahead}" if ahead else "")
     summary = f"scores of tokens at w, rows of {head_dim}, for {queries} query(s) at x"
     return ProgramKernel(title, summary, Program(lanes, body), table)
 
@@ -116,19 +117,36 @@ def _product(sums: list[tuple[int, str]], start: int, *, first: bool = False) ->
         yield Instruction("multiply", acc, ("q", "k")) if first else Instruction("fmadd", acc, ("q", "k", acc))
 
 
-def mixed(head_dim: int, table: InstructionSet, queries: int = 1) -> ProgramKernel:
+def fetched(steps: Iterable[Step], ahead: int) -> Iterator[Step]:
+    """Steps with a prefetch before the first load from each line of w, `ahead` elements further on; 0 for none."""
+    for step in steps:
+        if isinstance(step, Loop):
+            yield Loop(step.index, step.count, tuple(fetched(step.body, ahead)))
+            continue
+        place = (
+            next((a for a in step.arguments if isinstance(a, Address)), None) if isinstance(step, Instruction) else None
+        )
+        if ahead and place is not None and place.pointer == "w" and place.offset % CHANNELS == 0:
+            yield Instruction("prefetch_once", "", (Address("w", place.offset + ahead),))
+        yield step
+
+
+def mixed(head_dim: int, table: InstructionSet, queries: int = 1, ahead: int = 0) -> ProgramKernel:
     """A tile of channels of ``groups`` times two tokens: each is multiplied by its probability at x and added to y.
 
     Args:
         head_dim: d_h.
         table: the instruction set.
         queries: the number of queries, with probabilities in rows of `CHUNK`.
+        ahead: as for `scores`.
     """
     row = sixteens(head_dim) * CHANNELS
-    return weighted(head_dim, tile_channels(head_dim, table.lanes), table, queries, row)
+    return weighted(head_dim, tile_channels(head_dim, table.lanes), table, queries, row, ahead)
 
 
-def weighted(stride: int, columns: int, table: InstructionSet, rows: int = 1, row: int = 0) -> ProgramKernel:
+def weighted(
+    stride: int, columns: int, table: InstructionSet, rows: int = 1, row: int = 0, ahead: int = 0
+) -> ProgramKernel:
     """``y += x W`` for some columns of W, whose rows begin `stride` elements apart.
 
     Args:
@@ -137,6 +155,7 @@ def weighted(stride: int, columns: int, table: InstructionSet, rows: int = 1, ro
         table: the instruction set.
         rows: of x, `CHUNK` elements apart, and of y.
         row: the number of elements between rows of y.
+        ahead: as for `scores`.
     """
     starts = range(0, columns, table.lanes)
     sums = {
@@ -155,10 +174,10 @@ def weighted(stride: int, columns: int, table: InstructionSet, rows: int = 1, ro
     body: tuple[Step, ...] = (
         *(load(even, "y", r * row + start) for (r, start), (even, _) in sums.items()),
         *(constant(odd, 0.0) for _, odd in sums.values()),
-        Loop("i", "groups", (*both, Advance("w", 2 * stride), Advance("x", 2))),
+        Loop("i", "groups", (*fetched(both, ahead), Advance("w", 2 * stride), Advance("x", 2))),
         *(Instruction("add", even, (even, odd)) for even, odd in sums.values()),
         *(store(r * row + start, even) for (r, start), (even, _) in sums.items()),
     )
-    title = f"weighted_d{stride}c{columns}" + (f"r{rows}" if rows > 1 else "")
+    title = f"weighted_d{stride}c{columns}" + (f"r{rows}" if rows > 1 else "") + (f"a{ahead}" if ahead else "")
     summary = f"y += x W for {columns} columns of rows of {stride} at w, two rows an iteration"
     return ProgramKernel(title, summary, Program(table.lanes, body), table)

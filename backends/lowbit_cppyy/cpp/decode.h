@@ -21,7 +21,7 @@ struct KernelSet {
   Pool* pool;
   std::int64_t lanes;     // of their registers
   std::int64_t channels;  // of a head that one call of `mixed` computes
-  MicroKernel call[10];
+  MicroKernel call[14];
 };
 
 inline const std::uint32_t* elements(const float* a) { return reinterpret_cast<const std::uint32_t*>(a); }
@@ -243,8 +243,8 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
     std::memcpy(query(n), queries + row_of(n), d * sizeof(float));
     query(n)[channels] = shape.scale > 0 ? shape.scale : static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
   }
-  // Calls body(rows, u, n, queries) for all rows that `queries` queries from n on see, `chunk` at a time, the last token
-  // first. A row is 0 for the token before it, as rows after the last are for all tokens: a kernel may read the row after
+  // Calls body(rows, u, n, queries, fetches) for all rows that `queries` queries from n on see, `chunk` at a time, the
+  // last token first. A row is 0 for the token before it, as rows after the last are for all tokens: a kernel may read the row after
   // the visible ones.
   const auto each_chunk = [&](const auto& rows_from, const auto& body) {
     for (std::int64_t u = 0; u < most; u += chunk) {
@@ -252,16 +252,18 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
       for (std::int64_t n = count; n > 0 && u < seen(n - 1);) {
         const std::int64_t behind = seen(n - 1) - u, head = (n - 1) % heads;
         if (head == heads - 1 && behind < most - u && behind < chunk) std::fill_n(copy + behind * d, d, 0.0f);
-        const std::int64_t queries = kernels.call[8] && head >= together - 1 ? together : 1;
+        const std::int64_t queries = kernels.call[10] && head >= together - 1 ? together : 1;
+        const bool fetches = n == count && rows != copy;  // the others find the rows in a cache
         n -= queries;
-        body(rows, u, n, queries);
+        body(rows, u, n, queries, fetches);
       }
     }
   };
-  each_chunk(keys, [&](const float* rows, std::int64_t u, std::int64_t n, std::int64_t queries) {
+  each_chunk(keys, [&](const float* rows, std::int64_t u, std::int64_t n, std::int64_t queries, bool fetches) {
     const Sizes sizes{(std::min(seen(n) - u, chunk) + kernels.lanes - 1) / kernels.lanes};
-    if (queries == 1) return kernels.call[0](elements(rows), nullptr, nullptr, query(n), probabilities(n) + u, sizes);
-    kernels.call[8](elements(rows), nullptr, nullptr, query(n), rows_together, sizes);
+    const MicroKernel kernel = kernels.call[queries == 1 ? (fetches ? 8 : 0) : fetches ? 12 : 10];
+    if (queries == 1) return kernel(elements(rows), nullptr, nullptr, query(n), probabilities(n) + u, sizes);
+    kernel(elements(rows), nullptr, nullptr, query(n), rows_together, sizes);
     for (std::int64_t q = 0; q < queries; ++q)
       std::memcpy(probabilities(n + q) + u, rows_together + q * chunk, sizes.groups * kernels.lanes * sizeof(float));
   });
@@ -276,13 +278,14 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
     each(kernels.call[2], &minus, probabilities(n), nullptr, whole, probabilities(n));
     if (shape.sinks) each(kernels.call[2], &minus, &sink, nullptr, 1, query(n) + channels + 1);
   }
-  each_chunk(values, [&](const float* rows, std::int64_t u, std::int64_t n, std::int64_t queries) {
+  each_chunk(values, [&](const float* rows, std::int64_t u, std::int64_t n, std::int64_t queries, bool fetches) {
     const Sizes sizes{(std::min(seen(n) - u, chunk) + 1) / 2};
     for (std::int64_t q = 0; queries > 1 && q < queries; ++q)
       std::memcpy(rows_together + q * chunk, probabilities(n + q) + u, chunk * sizeof(float));
+    const MicroKernel kernel = kernels.call[queries == 1 ? (fetches ? 9 : 4) : fetches ? 13 : 11];
+    const float* const shares = queries == 1 ? probabilities(n) + u : rows_together;
     for (std::int64_t c = 0; c < channels; c += kernels.channels)
-      kernels.call[queries == 1 ? 4 : 9](elements(rows + c), nullptr, nullptr,
-                                         queries == 1 ? probabilities(n) + u : rows_together, mix(n) + c, sizes);
+      kernel(elements(rows + c), nullptr, nullptr, shares, mix(n) + c, sizes);
   });
   for (std::int64_t n = 0; n < count; ++n) {
     const std::int64_t whole = (seen(n) + chunk - 1) / chunk * chunk;
@@ -299,8 +302,9 @@ template <class Fits> std::int64_t parts_of(std::int64_t group, const Fits& fits
 }
 
 // scores, largest, exponentials, sums, mixed, scaled; widened for float16 caches, and capped for soft caps; scores and
-// mixed of `together` queries, or nothing. The query heads of a key-value head are computed together, so that its rows
-// are read from memory once; they are divided if threads would otherwise have no work.
+// mixed that fetch rows ahead, for the first query that reads them; and of `together` queries both without and with
+// fetches, or nothing. The query heads of a key-value head are computed together, so that its rows are read from memory
+// once; they are divided if threads would otherwise have no work.
 inline Status attend(const KernelSet& kernels, const Heads& shape, const float* queries, const float* keys,
                      const float* values, float* out) {
   const std::int64_t group = shape.heads / shape.kv_heads, jobs = shape.tokens * shape.kv_heads;

@@ -468,7 +468,7 @@ inline void attend_rows(const Team& team, const KernelSet& kernels, const Kept& 
                         const float* queries, float* out, float scale, float cap, const float* sinks) {
   const std::int64_t group = query_heads / kv_heads, most = attend_together(team, kv_heads), jobs = team.tokens * kv_heads;
   const bool few = most == 1 && jobs < 8 * team.threads;
-  const std::int64_t parts = few ? parts_for(group, jobs, team.threads, kernels.call[8] ? together : 1) : 1;
+  const std::int64_t parts = few ? parts_for(group, jobs, team.threads, kernels.call[10] ? together : 1) : 1;
   const std::int64_t heads = group / parts;
   std::int64_t job = 0, last;
   for (std::int64_t token = 0; token < team.tokens; token = last) {

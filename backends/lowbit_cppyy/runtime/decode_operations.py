@@ -17,9 +17,11 @@ from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.attention import mixed, query_counts, scores, tile_channels
 from lowbit_cppyy.codegen.elementwise import CHUNK, pass_kernel
 from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.recipe import NONE
 from lowbit_cppyy.runtime.bfp_operations import BlockOperations
 from lowbit_cppyy.runtime.calls import DOUBLES, FLOATS, NUMBERS, Calls, KernelSet, done
 from lowbit_cppyy.runtime.compiler import Pool, preparing, runtime
+from lowbit_cppyy.runtime.prefetching import distance_of_rows
 
 _HALVINGS = 6  # log2 of CHUNK
 
@@ -103,8 +105,12 @@ class DecodeKernels(Calls):
         middle = [pass_kernel(name, self._table) for name in ("largest", "exponentials", "sums")]
         kernels = [scores(head_dim, self._table), *middle, mixed(head_dim, self._table)]
         kernels += [pass_kernel(name, self._table) for name in ("scaled", "widened", "capped")]
+        ahead = distance_of_rows()
+        kernels += [scores(head_dim, self._table, 1, ahead), mixed(head_dim, self._table, 1, ahead)]
         for queries in query_counts(self._table)[1:]:
-            kernels += [scores(head_dim, self._table, queries), mixed(head_dim, self._table, queries)]
+            for distance in (NONE, ahead):
+                kernels.append(scores(head_dim, self._table, queries, distance))
+                kernels.append(mixed(head_dim, self._table, queries, distance))
         return KernelSet(kernels, self._pool, tile_channels(head_dim, self._table.lanes))
 
 

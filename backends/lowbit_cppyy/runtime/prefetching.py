@@ -30,6 +30,12 @@ and with single lines no more than with one stream.
 The last eighth of a page is fetched 4 KiB early. 2 and 8 KiB are as fast with integers; with float32 8 and 12 KiB take
 up to 1.1 times as long.
 
+**Keys and values** of a head are such a stream too. *Measured* on an Ice Lake in float32, in alternation, by ``lowbit
+kernel time``: with fetches from eight pages attention of SmolLM2 after 128, 512 and 1,900 other tokens is 1.05, 1.28
+and 1.41 times as fast on one thread, and 1.41 times after 1,900 on two. At most 30 KiB are fetched beyond the end of a
+stream. With fetches in order, 4 KiB ahead, it is 1.1 to 1.2 times as fast. In a prompt only the first query that reads
+a row fetches.
+
 So an Ice Lake fetches from eight pages at a time, other processors of Intel's fetch each line twice, also those that
 were not measured, and all others fetch with ``NTA``.
 
@@ -52,6 +58,9 @@ them, as others do that were not measured.
 
 from lowbit_cppyy.recipe import FAR, NEAR, NONE
 from lowbit_cppyy.runtime.vendor import kind
+
+ROWS = 512
+"""The prefetch distance for keys and values, in elements, where eight pages are fetched from at a time."""
 
 
 def fetch_once() -> str:
@@ -77,6 +86,11 @@ def distance_of_subnormals(registers: int, *, in_order: bool) -> int:
         in_order: whether the kernel reads its stream in one direction.
     """
     return NONE if in_order and registers == 16 else NEAR
+
+
+def distance_of_rows() -> int:
+    """The prefetch distance of attention for the first queries that read some keys or values."""
+    return ROWS if kind() == "icelake" else NONE
 
 
 def distance_of_integers(*, in_order: bool = True) -> int:

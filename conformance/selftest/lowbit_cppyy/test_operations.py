@@ -6,6 +6,7 @@ this processor.
 
 import ctypes
 import itertools
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -144,6 +145,28 @@ def test_queries_that_share_rows_have_the_bits_of_each_alone(head_dim: int, tabl
         one = {"w": rows, "x": shares[q * tokens :].copy(), "y": before[q].copy()}
         run_compiled(attention.mixed(head_dim, table), one, tokens // 2)
         assert one["y"][:width].tobytes() == mixed["y"].reshape(queries, -1)[q, :width].tobytes()
+
+
+@by_table
+@pytest.mark.parametrize("head_dim", (20, 64, 300))
+def test_fetching_rows_changes_no_bit(head_dim: int, table: InstructionSet) -> None:
+    """Kernels that prefetch keys and values have the bits of those that do not, and fetch what they will read."""
+    channels, ahead = 16 * attention.sixteens(head_dim), 512
+    rows = numbers(2 * table.lanes * head_dim + 16, seed=head_dim)
+    for queries in attention.query_counts(table):
+        x = numbers(queries * max(channels + 16, CHUNK), seed=1)
+        kernels = (
+            (attention.scores, 2, np.empty(queries * CHUNK, np.float32)),
+            (attention.mixed, table.lanes, numbers(queries * channels, seed=3)),
+        )
+        for make, groups, y in kernels:
+            plain, fetching = ({"w": rows, "x": x, "y": y.copy()} for _ in range(2))
+            run_compiled(make(head_dim, table, queries), plain, groups)
+            assert_same_bits(make(head_dim, table, queries, ahead), fetching, groups)
+            assert plain["y"].tobytes() == fetching["y"].tobytes()
+            text = make(head_dim, table, queries, ahead).source
+            fetched = {int(place) for place in re.findall(r"prefetch_once\(w \+ (\d+)\)", text)}
+            assert fetched and min(fetched) == ahead
 
 
 @pytest.mark.parametrize("table", KINDS, ids=lambda table: table.name)
