@@ -56,8 +56,9 @@ class TimedStep:
         self.parts, self._made, threads = source.parts, decoder, source.timed
         found = ctypes.CFUNCTYPE(ctypes.c_void_p)(runtime().kernel(_Seconds(source)))()
         size = padded(2 * len(self.parts))
-        numbers = (ctypes.c_double * (threads * size)).from_address(found or 0)
-        self._seconds: F64 = np.frombuffer(numbers, np.float64).reshape(threads, size)
+        assert found is not None
+        numbers = (ctypes.c_double * (threads * size)).from_address(found)
+        self._seconds: F64 = np.ctypeslib.as_array(numbers).reshape(threads, size)
 
     def begin(self) -> None:
         """Forget the seconds so far."""
