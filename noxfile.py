@@ -290,7 +290,7 @@ def bench_peers(session: nox.Session) -> None:
     """
     install(session, extras=["cppyy", "conformance", "bench"])
     absent = json.dumps(install_peers(session))
-    programs = {"--decode": ("decode", "growth"), "--growth": ("growth",), "--quality": ("quality",)}
+    programs = {"--decode": ("decode", "growth", "token_parts"), "--growth": ("growth",), "--quality": ("quality",)}
     for program in next((names for word, names in programs.items() if word in session.posargs), ("compare",)):
         session.run("python", f"bench/{program}.py", "--not-installed", absent, *session.posargs)
 

@@ -13,7 +13,6 @@ from lowbit.cli.running import loaded_model
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.sampling import GREEDY
-from lowbit.runtime import LanguageModel
 
 if TYPE_CHECKING:  # these import the bridge to the compiler, which other commands do not need
     from lowbit_cppyy.step.source import Part
@@ -48,23 +47,21 @@ def time_token(
             if after + WARM + tokens > held.decoder.config.context:
                 most = held.decoder.config.context - after - WARM
                 raise ArgumentError("--tokens", tokens, f"at most {most}, so that they fit the model's context")
-            answer = {"model": stored.name, "contract": contract} | measured(backend, held, after, tokens)
+            answer = {"model": stored.name, "contract": contract} | measured(backend.timed(held.decoder), after, tokens)
     if as_json:
         print(json.dumps(answer))
         return
     show(answer, Console())
 
 
-def measured(backend: Any, held: LanguageModel, after: int, tokens: int) -> dict[str, Any]:
+def measured(timed: "TimedStep", after: int, tokens: int) -> dict[str, Any]:
     """The times of a token after `after` others, as a JSON object; all in milliseconds.
 
     Args:
-        backend: a `CppyyBackend`.
-        held: the model on it, operation by operation.
+        timed: the step.
         after: tokens before.
         tokens: the number of tokens whose times are averaged.
     """
-    timed: TimedStep = backend.timed(held.decoder)
     decoder = timed.decoder
     state = decoder.new_state(after + WARM + tokens)
     decoder.hidden([number % decoder.config.vocabulary for number in range(after)], state)

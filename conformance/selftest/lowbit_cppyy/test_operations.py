@@ -403,9 +403,9 @@ def driver_of(table: InstructionSet) -> Path:
     channels = attention.tile_channels(20, table.lanes)
     kernels: list[ProgramKernel] = [pass_kernel(name, table) for name in PASSES]
     kernels += [attention.scores(20, table), attention.mixed(20, table), block_products(64, 32, table)]
-    shared: list[ProgramKernel] = []
-    for queries in attention.query_counts(table)[1:]:
-        shared += [attention.scores(20, table, queries), attention.mixed(20, table, queries)]
+    shared: list[ProgramKernel] = [attention.scores(20, table, 1, 512), attention.mixed(20, table, 1, 512)]
+    for queries, ahead in itertools.product(attention.query_counts(table)[1:], (0, 512)):
+        shared += [attention.scores(20, table, queries, ahead), attention.mixed(20, table, queries, ahead)]
     source = '#include "blocks.h"\n' + prelude(table) + "".join(kernel.source for kernel in (*kernels, *shared))
     names = "".join(f", {kernel.name}" for kernel in shared)
     source += (

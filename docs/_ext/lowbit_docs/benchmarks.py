@@ -12,6 +12,7 @@ from accuracy import CLASSES
 from docutils import nodes
 from peers_report import headline
 from sphinx.util.docutils import SphinxDirective
+from token_parts_report import reading_ms, title
 
 from lowbit_docs.tables import Cell, folded, table
 
@@ -20,7 +21,7 @@ WIDTHS = [34, 12, 10, 10, 12, 12, 10]
 
 
 class Benchmarks(SphinxDirective):
-    """``.. benchmarks:: peers``, ``stored``, ``decode``, ``growth`` or ``quality``: machine, pictures, tables."""
+    """The pictures and tables of ``peers``, ``stored``, ``decode``, ``growth``, ``token_parts`` or ``quality``."""
 
     required_arguments = 1
 
@@ -33,7 +34,12 @@ class Benchmarks(SphinxDirective):
             return [nodes.paragraph(text=f"No measurement is kept: run nox -s bench -- --{wanted} --keep.")]
         report = json.loads(Path(file).read_text("utf-8"))
         shown = [about(report), *folded("Versions and builds of the projects", projects(report))]
-        others = {"decode": self.decode, "growth": self.growth, "quality": self.quality}
+        others = {
+            "decode": self.decode,
+            "growth": self.growth,
+            "token_parts": self.token_parts,
+            "quality": self.quality,
+        }
         return shown + others.get(kind, self.peers)(report)
 
     def peers(self, report: dict[str, Any]) -> list[nodes.Node]:
@@ -112,6 +118,29 @@ class Benchmarks(SphinxDirective):
                 ),
             ),
         ]
+
+    def token_parts(self, report: dict[str, Any]) -> list[nodes.Node]:
+        """The picture, and a table of the parts for each run, folded."""
+        found: list[nodes.Node] = []
+        for run in report["runs"]:
+            rows: list[list[Cell]] = [
+                [
+                    part["part"],
+                    str(part["blocks"]),
+                    f"{part['ms']:.3f}",
+                    f"{part['wait_ms']:.3f}",
+                    f"{part['bytes'] / 1e6:.2f}" if part["bytes"] else "",
+                    f"{part['bytes'] / part['ms'] / 1e6:.1f}" if part["bytes"] else "",
+                ]
+                for part in run["parts"]
+            ]
+            rows.append(["outside the step", "", f"{run['outside_ms']:.3f}", "", "", ""])
+            head = f"{title(run)}: {run['ms']:.2f} ms, where plain reading gave {run['read_gbps']:.1f} GB/s"
+            heads = ["part", "blocks", "ms", "wait, ms", "MB", "GB/s"]
+            found += folded(head, table(heads, rows, [40, 10, 12, 12, 12, 12]))
+        said = "; ".join(f"{title(run)}: {run['ms']:.2f} ms, {reading_ms(run):.2f} to read" for run in report["runs"])
+        caption = "Milliseconds of a token after 128 others, and the time in which its bytes can be read."
+        return [self.picture("token_parts.svg", caption, f"A bar for each run. {said}."), *found]
 
     def quality(self, report: dict[str, Any]) -> list[nodes.Node]:
         """The picture, and all points folded, the fastest first."""

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,11 +38,11 @@ def test_reading_a_clock_changes_no_bit(name: str) -> None:
 def test_products_read_the_bytes_of_the_matrices() -> None:
     """All parts together, without attention, read as many bytes as the kernels' matrices have."""
     with CppyyBackend(threads=1) as backend:
-        decoder = operations(backend, model("llama"))
+        decoder: Any = operations(backend, model("llama"))
         timed = backend.timed(decoder)
         read = {told(part): timed.bytes_of(part, 10) for part in timed.parts}
         matrices = [each for block in decoder.blocks for each in block.linears.values()]
-        prepared = sum(each.prepared.nbytes for each in [*matrices, decoder.scores.linears["head"]])  # type: ignore[attr-defined]
+        prepared = sum(each.prepared.nbytes for each in [*matrices, decoder.scores.linears["head"]])
         config = decoder.config
         (attention,) = (part for part in timed.parts if isinstance(part.phase, Attend))
         assert timed.bytes_of(attention, 10) == config.layers * config.kv_heads * 10 * 2 * 4 * config.head_dim
