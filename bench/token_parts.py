@@ -13,12 +13,13 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from limits import MemoryReader
 from whole_model import READ, report_of, shared, tell, thread_counts, write
 
 from lowbit.formats import fetch as data
+from lowbit.model.decoder import Decoder
 from lowbit.runtime import Contract, Options, load
 from lowbit_cppyy.backend import CppyyBackend
 from lowbit_cppyy.cli.token_time import measured
@@ -35,7 +36,8 @@ def runs_of(file: Path, counts: list[int], repetitions: int) -> list[dict[str, A
             backend, reader = opened.enter_context(CppyyBackend(threads=threads)), MemoryReader(threads)
             for contract in CONTRACTS:
                 model = opened.enter_context(load(file, backend, Options(contract=contract, step="operations")))
-                entries.append((contract, threads, backend.timed(model.decoder), reader))
+                decoder = cast(Decoder, model.decoder)  # one that runs operations
+                entries.append((contract, threads, backend.timed(decoder), reader))
         answers: list[list[dict[str, Any]]] = [[] for _ in entries]
         speeds: list[list[float]] = [[] for _ in entries]
         for repetition in range(repetitions):

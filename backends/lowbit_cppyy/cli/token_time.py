@@ -2,7 +2,7 @@
 
 import json
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from lowbit.cli.options import ContractOption, DeviceOptions, JsonOption, KeysOp
 from lowbit.cli.running import loaded_model
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
+from lowbit.model.decoder import Decoder
 from lowbit.model.sampling import GREEDY
 
 if TYPE_CHECKING:  # these import the bridge to the compiler, which other commands do not need
@@ -47,7 +48,8 @@ def time_token(
             if after + WARM + tokens > held.decoder.config.context:
                 most = held.decoder.config.context - after - WARM
                 raise ArgumentError("--tokens", tokens, f"at most {most}, so that they fit the model's context")
-            answer = {"model": stored.name, "contract": contract} | measured(backend.timed(held.decoder), after, tokens)
+            decoder = cast(Decoder, held.decoder)  # one that runs operations
+            answer = {"model": stored.name, "contract": contract} | measured(backend.timed(decoder), after, tokens)
     if as_json:
         print(json.dumps(answer))
         return

@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 import token_parts
 import token_parts_report
+import whole_model
 from paths import ROOT
 from tiny_gguf import published, write
 
@@ -37,7 +38,7 @@ def test_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr("limits.TRIAL", 2**20)
     runs = token_parts.runs_of(write(tmp_path / "tiny.gguf", published()), [1, 2], 2)
     options = token_parts.parsed(["--repetitions", "2"])
-    report = token_parts.report_of("token-parts", options, ("repetitions",), runs) | {"model": "tiny.gguf"}
+    report = whole_model.report_of("token-parts", options, ("repetitions",), runs) | {"model": "tiny.gguf"}
     jsonschema.validate(report, SCHEMA)
     assert [(run["contract"], run["threads"]) for run in runs] == [
         (contract, threads) for threads in (1, 2) for contract in ("float32", "integer")
