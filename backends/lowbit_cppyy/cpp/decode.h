@@ -244,8 +244,8 @@ inline void attend_heads(const KernelSet& kernels, const Heads& shape, const flo
     query(n)[channels] = shape.scale > 0 ? shape.scale : static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
   }
   // Calls body(rows, u, n, queries, fetches) for all rows that `queries` queries from n on see, `chunk` at a time, the
-  // last token first. A row is 0 for the token before it, as rows after the last are for all tokens: a kernel may read the row after
-  // the visible ones.
+  // last token first. A row is 0 for the token before it, as rows after the last are for all tokens: a kernel may read
+  // the row after the visible ones.
   const auto each_chunk = [&](const auto& rows_from, const auto& body) {
     for (std::int64_t u = 0; u < most; u += chunk) {
       const float* const rows = rows_from(start + u, most - u, least - u, copy);

@@ -110,10 +110,11 @@ class StepSource:
             yield f"watch.lap({2 * part + waited});"
 
     def _stopwatch(self, name: str) -> Iterator[str]:
-        """The seconds of each thread, in lines of their own, and their address."""
+        """The end of the struct; in a timed step with the seconds of each thread, and a function for their address."""
         if self.timed:
             yield f"  alignas(64) static inline double seconds[{self.timed}][{padded(2 * len(self.parts))}];"
-            yield "};"
+        yield "};"
+        if self.timed:
             yield f"inline double* {name}_seconds() {{ return {name}_of::seconds[0]; }}"
 
     def _body(self, name: str) -> str:
@@ -129,8 +130,7 @@ class StepSource:
         for program, number in numbers.items():
             lines += ["", f"static int block_{number}({arguments}) {{"]
             lines += ["  " + line for line in self._blocks[program].lines()] + ["  return OK;", "}"]
-        lines += [*(self._stopwatch(name) if self.timed else ["};"])]
-        lines += ["", f"inline int {name}(const Team& team, const Call& call) {{"]
+        lines += [*self._stopwatch(name), "", f"inline int {name}(const Team& team, const Call& call) {{"]
         if self.timed:
             lines += [f"  Stopwatch watch({name}_of::seconds[team.thread]);"]
         lines += ["  const Product* p = call.products;", "  const float* const* v = call.model->vectors.data();"]

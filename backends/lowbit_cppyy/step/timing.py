@@ -74,7 +74,8 @@ class TimedStep:
         """The bytes of matrices, keys and values that a part reads for one token after `positions` others."""
         config, step = self._made.config, self._made.step
         if isinstance(part.phase, Attend):
-            return part.blocks * positions * _row_bytes(config, self.decoder)
+            seen = min(positions, part.phase.line.setting("window") or positions)
+            return part.blocks * seen * _row_bytes(config, self.decoder)
         lines = [line for line in lines_of(part.phase) if line.kind in ("product", "experts")]
         if not isinstance(part.phase, Multiply | Experts) or not lines:
             return 0
