@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from kills.bank import ALL
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
@@ -46,8 +47,10 @@ def summary(matrix: dict[str, Any]) -> nodes.Node:
     found = sum(bool(defect["killed"]) for defect in defects)
     cases = sum(sum(clause["executed"] for clause in entry["clauses"].values()) for entry in control.values())
     alarms = sum(bool(entry["killed"]) for entry in control.values())
+    untried = len(ALL.keys() - {defect["name"] for defect in defects})
+    rest = f", {untried} others not tried in this run" if untried else ""
     text = (
-        f"{found} of {len(defects)} defects found; {cases} cases of {len(control)} operations over the control, "
+        f"{found} of {len(defects)} defects found{rest}; {cases} cases of {len(control)} operations over the control, "
         f"{alarms or 'no'} false alarm{'s' if alarms > 1 else ''}. {matrix['date']}, {matrix['seeds']} seeds, "
         f"lowbit {matrix['version']}, suite {matrix['suite'][:12]}, {matrix['machine']['cpu']}."
     )
