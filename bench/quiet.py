@@ -53,7 +53,7 @@ class Watch:
     They were not where other processes, or other machines on the same processor, had more than a twentieth of the time
     since the last question, or where a spin takes longer now than it did at its best, as it does beside a busy
     neighbour: two threads share a core, and a virtual machine may have one of them. A product slows down with
-    arithmetic; a plain reading does not.
+    arithmetic; a plain reading does not. A neighbour that never rests is not seen, as the best is no better then.
     """
 
     def __init__(self, reader: MemoryReader) -> None:
