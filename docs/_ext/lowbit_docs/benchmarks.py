@@ -30,7 +30,7 @@ class Benchmarks(SphinxDirective):
         relative, file = self.env.relfn2path(f"/data/{kind}.json")
         self.env.note_dependency(relative)
         if not Path(file).is_file():
-            wanted = "peers --problem stored" if kind == "stored" else kind
+            wanted = {"stored": "peers --problem stored", "token_parts": "decode"}.get(kind, kind)
             return [nodes.paragraph(text=f"No measurement is kept: run nox -s bench -- --{wanted} --keep.")]
         report = json.loads(Path(file).read_text("utf-8"))
         shown = [about(report), *folded("Versions and builds of the projects", projects(report))]
