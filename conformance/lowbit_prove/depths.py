@@ -81,12 +81,18 @@ def _constant(number: Any) -> Count:
     return Count(0, integer=float(number).is_integer() or not power, power=power, subnormal=subnormal)
 
 
+def one_of(a: Count, b: Count) -> Count:
+    """The count of a number that is one of two."""
+    return a if a == b else Count(max(a.roundings, b.roundings))
+
+
 RULES: Mapping[str, Callable[..., Count]] = {
     **dict.fromkeys(("load_float", "load_half", "broadcast_float"), lambda a: a),
     **dict.fromkeys(("add", "add_neighbours"), added),
     "multiply": multiplied,
     "permute": lambda table, index: table,
-    "maximum": lambda a, b: Count(max(a.roundings, b.roundings)),
+    "permute_pair": lambda first, index, second: one_of(first, second),
+    "maximum": one_of,
     **dict.fromkeys(("cvt_int_float", "cvt_signed_float"), lambda a: INTEGER),
     "cvt_int_subnormal": lambda a: SUBNORMAL,
 }

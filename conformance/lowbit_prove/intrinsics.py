@@ -132,6 +132,11 @@ def _chosen(a: Any, index: Any) -> Any:
     return np.take_along_axis(a, index & np.uint32(a.shape[-1] - 1), axis=-1)
 
 
+def _blended(L: int, a: Any, b: Any, mask: Any) -> Any:
+    """Lanes of b where the highest bit of the mask is 1, else of a."""
+    return np.where(mask.view(np.uint32) >> np.uint32(31) != np.uint32(0), b, a)
+
+
 def _of_two(L: int, a: Any, index: Any, b: Any) -> Any:
     both = np.concatenate([a, b], axis=-1)
     if index.ndim < both.ndim:  # a constant with many registers
@@ -217,6 +222,7 @@ MEANINGS: Mapping[str, Intrinsic] = {
     "permutexvar_ps": Intrinsic(("int", "float"), "float", 32, lambda L, index, a: _chosen(a, index)),
     "permutex2var_ps": Intrinsic(("float", "int", "float"), "float", 32, _of_two),
     "permutex2var_epi32": Intrinsic((*INTS, "int"), "int", 32, _of_two),
+    "blendv_ps": Intrinsic((*FLOATS, "float"), "float", 32, _blended),
     "srli_epi32": Intrinsic(("int", "constant"), "int", 32, _shifted(np.uint32)),
     "slli_epi32": Intrinsic(("int", "constant"), "int", 32, _shifted(np.uint32, left=True)),
     "srai_epi32": Intrinsic(("int", "constant"), "int", 32, _shifted(np.int32)),
@@ -224,6 +230,7 @@ MEANINGS: Mapping[str, Intrinsic] = {
     "slli_epi16": Intrinsic(("int", "constant"), "int", 16, _shifted(np.uint16, left=True)),
     "srai_epi16": Intrinsic(("int", "constant"), "int", 16, _shifted(np.int16)),
     "and_si": Intrinsic(INTS, "int", 8, lambda L, a, b: a & b),
+    "andnot_si": Intrinsic(INTS, "int", 8, lambda L, a, b: (a ^ np.uint32(2**32 - 1)) & b),
     "or_si": Intrinsic(INTS, "int", 8, lambda L, a, b: a | b),
     "ternarylogic_epi32": Intrinsic((*INTS, "int", "constant"), "int", 32, _ternary),
     "add_epi32": Intrinsic(INTS, "int", 32, lambda L, a, b: a + b),

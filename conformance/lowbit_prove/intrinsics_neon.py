@@ -160,6 +160,8 @@ NEON_MEANINGS: Mapping[str, Intrinsic] = {
     "vorrq_u32": _same("u32", 2, _or),
     "veorq_u32": _same("u32", 2, _xor),
     "vbslq_f32": Intrinsic((U32, F32, F32), F32, 32, _selected),
+    "vbslq_u32": _same("u32", 3, lambda mask, a, b: b ^ mask & (a ^ b)),
+    "vtstq_u32": _same("u32", 2, lambda a, b: np.where(a & b != np.uint32(0), np.uint32(2**32 - 1), np.uint32(0))),
     "vcgtq_f32": Intrinsic((F32, F32), U32, 32, _greater),
     **{f"vaddq_{each}": _same(each, 2, lambda a, b: a + b) for each in ("u16", "u32", "s32", "f32")},
     "vsubq_u32": _same("u32", 2, lambda a, b: a - b),

@@ -93,11 +93,14 @@ AVX2 = InstructionSet(
         "add_neighbours": "const __m256d pairs = _mm256_castps_pd(_mm256_hadd_ps(a, b)); "
         "return _mm256_castpd_ps(_mm256_permute4x64_pd(pairs, 0xD8));",
         "permute": "return _mm256_permutevar8x32_ps(a, b);",
+        "permute_pair": "return _mm256_blendv_ps(_mm256_permutevar8x32_ps(a, b), _mm256_permutevar8x32_ps(c, b), "
+        "_mm256_castsi256_ps(_mm256_slli_epi32(b, 28)));",  # by the highest bit of each lane
         "srli": "return _mm256_srli_epi32(a, i);",
         "slli": "return _mm256_slli_epi32(a, i);",
         "and": "return _mm256_and_si256(a, b);",
         "or": "return _mm256_or_si256(a, b);",
         "and_or": "return _mm256_or_si256(_mm256_and_si256(a, b), c);",
+        "select": "return _mm256_or_si256(_mm256_and_si256(a, b), _mm256_andnot_si256(a, c));",
         "add_int": "return _mm256_add_epi32(a, b);",
         "subtract_int": "return _mm256_sub_epi32(a, b);",
         "add_neighbours_int": "return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xD8);",
@@ -149,6 +152,8 @@ AVX512 = InstructionSet(
         "add_neighbours": f"return _mm512_add_ps(_mm512_permutex2var_ps(a, {_EVEN}, b), "
         f"_mm512_permutex2var_ps(a, {_ODD}, b));",
         "permute": "return _mm512_permutexvar_ps(b, a);",
+        "permute_pair": "return _mm512_permutex2var_ps(a, b, c);",
+        "select": "return _mm512_ternarylogic_epi32(a, b, c, 0xCA);",
         "and_or": "return _mm512_ternarylogic_epi32(a, b, c, 0xEA);",
         "add_neighbours_int": f"return _mm512_add_epi32(_mm512_permutex2var_epi32(a, {_EVEN}, b), "
         f"_mm512_permutex2var_epi32(a, {_ODD}, b));",

@@ -38,6 +38,10 @@ inline __attribute__((always_inline)) float32x4_t chosen(vfloat a, uint32x4_t la
   const uint8x16_t bytes = vreinterpretq_u8_u32(vaddq_u32(first, vdupq_n_u32(0x03020100)));
   const uint8x16x2_t table = {{vreinterpretq_u8_f32(a.lo), vreinterpretq_u8_f32(a.hi)}};
   return vreinterpretq_f32_u8(vqtbl2q_u8(table, bytes));
+}
+// Four of the sixteen numbers of a and c.
+inline __attribute__((always_inline)) float32x4_t one_of(vfloat a, uint32x4_t lanes, vfloat c) {
+  return vbslq_f32(vtstq_u32(lanes, vdupq_n_u32(8)), chosen(c, lanes), chosen(a, lanes));
 }"""
 
 
@@ -73,11 +77,13 @@ NEON_WORDS = {
     "maximum": _halves("vbslq_f32(vcgtq_f32({a}, {b}), {a}, {b})"),
     "add_neighbours": "return {vpaddq_f32(a.lo, a.hi), vpaddq_f32(b.lo, b.hi)};",
     "permute": "return {chosen(a, b.lo), chosen(a, b.hi)};",
+    "permute_pair": "return {one_of(a, b.lo, c), one_of(a, b.hi, c)};",
     "srli": _halves("vshlq_u32({a}, vdupq_n_s32(-i))"),
     "slli": _halves("vshlq_u32({a}, vdupq_n_s32(i))"),
     "and": _halves("vandq_u32({a}, {b})"),
     "or": _halves("vorrq_u32({a}, {b})"),
     "and_or": _halves("vorrq_u32(vandq_u32({a}, {b}), {c})"),
+    "select": _halves("vbslq_u32({a}, {b}, {c})"),
     "add_int": _halves("vaddq_u32({a}, {b})"),
     "subtract_int": _halves("vsubq_u32({a}, {b})"),
     "add_neighbours_int": "return {vpaddq_u32(a.lo, a.hi), vpaddq_u32(b.lo, b.hi)};",

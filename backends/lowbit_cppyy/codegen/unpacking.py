@@ -47,6 +47,8 @@ SUBNORMAL = 149
 """The bits of an integer below 2^24, as a float32, are the integer times 2^-149."""
 LOWERED = 50
 """By which power of two the sums of method `subnormal` are too small."""
+LOOKED_UP = 16
+"""The number of floats in a register that a code is looked up in; two of them hold the values of five bits."""
 BELOW = {"fold": 31, "subnormal": 24}
 """Each method that masks a code in place, and the bits up to which it may lie there."""
 
@@ -101,15 +103,38 @@ def unpack(recipe: Unpacked, code: int, words: list[str], j: int) -> Iterator[St
     """
     part = fields(recipe.bits, code)[0]
     if recipe.method == "table":
-        steps, word = shifted(words[part.word], part.position, f"a_{j}")
-        yield from steps
-        yield Instruction("permute", f"l_{j}", ("table", word))
+        yield from _looked_up(recipe, code, words, j)
     elif two_planes(recipe.bits):
         if code % 4 == 0:
             yield from four_codes(recipe.bits, code // 4, words, f"v_{j}", f"b_{j}")[0]
         yield from _masked(recipe, code, f"v_{j}", 8 * (code % 4), j)
     else:
         yield from _masked(recipe, code, words[part.word], part.position, j)
+
+
+def _looked_up(recipe: Unpacked, code: int, words: list[str], j: int) -> Iterator[Step]:
+    """Look a code up. A look-up ignores the bits above its index, so only shifts are needed, and nothing is masked."""
+    part = fields(recipe.bits, code)[0]
+    word, position = words[part.word], part.position
+    if two_planes(recipe.bits):
+        if code % 4 == 0:
+            yield from _four_indices(recipe.bits, code, words, j)
+        word, position = f"v_{j}", 8 * (code % 4)
+    steps, index = shifted(word, position, f"a_{j}")
+    yield from steps
+    if 2**recipe.bits > LOOKED_UP:
+        yield Instruction("permute_pair", f"l_{j}", ("table", index, "table_2"))
+    else:
+        yield Instruction("permute", f"l_{j}", ("table", index))
+
+
+def _four_indices(bits: int, code: int, words: list[str], j: int) -> Iterator[Step]:
+    """Put this code and the next three into the lowest bits of the bytes of ``v_{j}``; other bits may be anything."""
+    low, high = fields(bits, code)
+    steps, lower = shifted(words[low.word], low.position, f"a_{j}")
+    more, upper = shifted(words[high.word], high.position - high.first, f"b_{j}")
+    ones = mask(((1 << high.width) - 1 << high.first) * 0x01010101)
+    yield from (*steps, *more, Instruction("select", f"v_{j}", (ones, upper, lower)))
 
 
 def _masked(recipe: Unpacked, code: int, word: str, position: int, j: int) -> Iterator[Step]:

@@ -59,7 +59,7 @@ inline void narrow(const float* x, std::int64_t type, std::int64_t n, void* to) 
 
 // **Laying out.** A row is written element by element, `rows` elements apart.
 
-constexpr std::int64_t stored_unit = 32;
+constexpr std::int64_t stored_unit = 32, head_elements = 32;  // rows of a unit; elements of a table before a block
 
 // One run of float32: minus the center times its sum, the activations, the sum. `from` is null for a missing row, which
 // is zeros.
@@ -84,7 +84,7 @@ inline void lay_stored(const Linear& linear, const StoredRoute& own, const float
   std::int64_t first = 0, group = 0;
   for (std::int64_t b = 0; b < linear.blocks; ++b) {
     to = begin + route.x_starts[b] * step;
-    if (own.headed) std::memcpy(to, own.head, 16 * sizeof(float)), to += 16;
+    if (own.headed) std::memcpy(to, own.head, head_elements * sizeof(float)), to += head_elements;
     for (std::int64_t last = group + own.sizes[b].groups; group < last; ++group) {
       const std::int64_t length = own.lengths[group], run = own.run ? own.run : padded_rows(length);
       for (std::int64_t start = 0; start < padded_rows(length); start += run) {
@@ -108,7 +108,7 @@ inline void lay_stored_bytes(const Linear& linear, const StoredRoute& own, const
   std::int64_t first = 0, group = 0;
   for (std::int64_t b = 0; b < linear.blocks; ++b) {
     to = begin + route.x_starts[b] * step;
-    if (own.headed) std::memcpy(to, own.head, 16 * sizeof(float)), to += 16;
+    if (own.headed) std::memcpy(to, own.head, head_elements * sizeof(float)), to += head_elements;
     for (std::int64_t last = group + own.sizes[b].groups; group < last; ++group) {
       const std::int64_t length = own.lengths[group];
       float totals[max_rows] = {};

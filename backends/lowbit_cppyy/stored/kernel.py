@@ -43,7 +43,7 @@ from lowbit_cppyy.codegen.steps import (
     words_of,
     zero,
 )
-from lowbit_cppyy.codegen.unpacking import SUBNORMAL, constants, four_codes, mask, unpack
+from lowbit_cppyy.codegen.unpacking import LOOKED_UP, SUBNORMAL, constants, four_codes, mask, unpack
 from lowbit_cppyy.layout.panels import row_elements
 from lowbit_cppyy.stored.layout import code_elements, inner_rows, offset_elements, scale_elements
 from lowbit_cppyy.stored.parts import UNIT
@@ -124,6 +124,8 @@ class _Writer:
         if self.recipe.headed:
             load = "load_float" if self.recipe.method == "table" else "load_int"
             yield Instruction(load, "table", (Address("x"),))
+            if self.recipe.method == "table" and 2**self.recipe.bits > LOOKED_UP:
+                yield Instruction(load, "table_2", (Address("x", LOOKED_UP),))
             yield Advance("x", HEAD)
         yield from constants(steps)
         yield from raising(self.recipe.method)

@@ -8,7 +8,8 @@ method      what it does                                                     for
             two, and its activation too small by it
 `subnormal` the same without a conversion: the bits of a masked code are     the same
             those of a float, the code times a power of two
-`table`     the value or code is looked up in a register of sixteen floats   4 bits, registers of sixteen lanes
+`table`     the value or code is looked up in one or two registers of        3 to 5 bits, registers of sixteen lanes
+            sixteen floats
 `bytes`     four values are looked up as bytes, and each is converted        tables of integers, or of halves
 `high`      the same, each in the highest byte of its lane: too large by     the same
             2^24, and its activation too small by it
@@ -32,8 +33,11 @@ from lowbit_cppyy.runtime.vendor import fast_lookups, fast_subnormals, made_by_i
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
 Method = Literal["shift", "fold", "subnormal", "table", "bytes", "high", "dot4", "float"]
-HEAD = 16
-"""The number of elements before the activations: a table of sixteen floats, or of sixteen bytes four times."""
+HEAD = 32
+"""The number of elements before the activations: floats to be looked up, or sixteen bytes, repeated to that length."""
+
+TABULAR = (3, 4, 5)
+"""The widths of codes that `table` looks up. One of 2 bits is masked and converted as fast."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +113,18 @@ class StoredRecipe(Tile):
         return self.structure.values == "table" or self.method == "table"
 
     def head(self, table: F32 | None) -> F32:
-        """The table before the activations: floats, or signed bytes, or bytes plus 128.
+        """The table before the activations: floats, or signed bytes, or bytes plus 128. It repeats, so that the bits
+        above a code do not change what is found.
 
         Args:
             table: the sixteen values; None if codes are values.
         """
         if table is None:
-            return np.arange(HEAD, dtype=np.float32)
+            return np.arange(HEAD, dtype=np.float32) % np.float32(2**self.bits)
         if self.method == "table":
-            return table
+            return np.resize(table, HEAD)
         integers = (table * (2 if self.halved else 1)).astype(np.int16) + (128 if self.integer else 0)
-        return np.tile(integers.astype(np.uint8).view(np.float32), 4)
+        return np.resize(integers.astype(np.uint8).view(np.float32), HEAD)
 
     @property
     def name(self) -> str:
@@ -147,7 +152,7 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
         return StoredRecipe(structure, method, rows=rows, registers=registers, panel=panel)
     if method == "fold" and fast_subnormals():
         method = "subnormal"
-    if method == "fold" and fast_lookups() and wide and structure.bits == 4:
+    if method == "fold" and fast_lookups() and wide and structure.bits in TABULAR:
         method = "table"
     chains = 2 if wide and not integer and not structure.run else 1  # short runs overlap anyway
     recipe = StoredRecipe(structure, method, registers=panel // table.lanes, chains=chains, panel=panel)

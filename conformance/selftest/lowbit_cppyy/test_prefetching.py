@@ -174,3 +174,12 @@ def test_codes_are_subnormal_floats_only_where_these_are_fast(isa: str, processo
             assert stored_distance(each, isa, "vector") == (stored_far if not zen4 else NEAR if near else NONE)
     for each in (Structure(16, values="float16", scale="one"), Structure(4, values="table")):
         assert stored_distance(each, isa, "vector") == stored_far
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512vnni"])
+def test_stored_codes_of_3_to_5_bits_are_looked_up_on_an_ice_lake(isa: str, processor: Kind) -> None:
+    """For one row, in registers of sixteen floats."""
+    for bits in (2, 3, 4, 5, 6, 8):
+        method = stored_recipe.default_recipe(Structure(bits), TABLES[isa], "vector", 64).method
+        looked_up = processor == "icelake" and isa == "avx512vnni" and bits in (3, 4, 5)
+        assert method == ("table" if looked_up else "subnormal" if processor == "zen4" else "fold")

@@ -104,7 +104,7 @@ def expected(name: str, trial: Bits, fused: bool) -> Iterator[Bits]:
 
 DEFINED_BELOW = {"cvt_int_float": 2**31, "cvt_int_subnormal": 2**24}
 """Words that are not defined for larger integers."""
-MOVES = ("load_int", "load_float", "store", "permute", "as_float", "broadcast_float")
+MOVES = ("load_int", "load_float", "store", "permute", "permute_pair", "as_float", "broadcast_float")
 """Words that give floats and keep all bits of a NaN; where a float was computed, a NaN is any NaN."""
 
 

@@ -30,8 +30,12 @@ def test_words_are_those_of_the_vocabulary(name: str, word: str) -> None:
     assert isinstance(decide(TABLES[name], word), Proof)
 
 
+OTHERS = ("and_or", "select", "load_half", "permute", "permute_pair", "add_neighbours", "lookup_bytes", "cvt_int_float")
+"""Words of which a table of other registers or instructions has a body of its own."""
+
+
 @pytest.mark.parametrize("name", ("avx512", "avx512vnni", "avxvnni", "neondot"))
-@pytest.mark.parametrize("word", ("and_or", "load_half", "permute", "add_neighbours", "lookup_bytes", "cvt_int_float"))
+@pytest.mark.parametrize("word", OTHERS)
 def test_words_of_other_tables_are_those_of_the_vocabulary(name: str, word: str) -> None:
     assert isinstance(decide(TABLES[name], word), Proof)
 
@@ -74,6 +78,13 @@ BODIES = (
     ("dot4_pairs", "return _mm256_maddubs_epi16(b, a);"),
     ("dot2", "return _mm256_add_epi32(a, _mm256_madd_epi16(b, b));"),
     ("permute", "return _mm256_permutevar8x32_ps(a, _mm256_add_epi32(b, b));"),
+    (
+        "permute_pair",  # by the wrong bit of the index
+        "return _mm256_blendv_ps(_mm256_permutevar8x32_ps(a, b), _mm256_permutevar8x32_ps(c, b), "
+        "_mm256_castsi256_ps(_mm256_slli_epi32(b, 29)));",
+    ),
+    ("select", "return _mm256_or_si256(_mm256_and_si256(a, c), _mm256_andnot_si256(a, b));"),
+    ("select", "return _mm256_or_si256(_mm256_and_si256(a, b), c);"),
     ("add_neighbours", "return _mm256_hadd_ps(a, b);"),
     ("add_neighbours_int", "return _mm256_permute4x64_epi64(_mm256_hadd_epi32(b, a), 0xD8);"),
     ("add_neighbours_int", "return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xE4);"),

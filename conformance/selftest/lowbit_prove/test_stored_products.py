@@ -33,12 +33,13 @@ def kernel(name: str, method: Method, table: str = "avx2", bits: int = 4, **tile
     return StoredKernel(StoredRecipe(structure_of(name, bits), method, **chosen), TABLES[table])
 
 
+TABULAR = ("iq4_nl", "iq4_xs", "gguf-mxfp4", "q4_0", "q4_k", "gptq-v2", "q5_0", "q5_1", "q5_k", "q3_k")
 SMALL = (
     *(kernel(name, method) for name in ("q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k") for method in ("fold", "dot4")),
     *(kernel(name, "subnormal") for name in ("q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k", "q3_k", "gptq-v2")),
     *(kernel(name, method) for name in ("q2_k", "q3_k", "q5_k", "q5_1") for method in ("shift", "dot4")),
     *(kernel(name, method) for name in ("iq4_nl", "iq4_xs", "gguf-mxfp4") for method in ("high", "bytes", "dot4")),
-    *(kernel(name, "table", "avx512") for name in ("iq4_nl", "iq4_xs", "gguf-mxfp4", "q4_0", "q4_k", "gptq-v2")),
+    *(kernel(name, "table", "avx512") for name in TABULAR),
     *(kernel("gptq-v2", "fold", bits=bits) for bits in (2, 3, 4, 8)),
     *(kernel("gptq-v1-bf16", "shift"), kernel("awq-gemm", "dot4"), kernel("gptq-v1", "dot4", bits=8)),
     *(kernel("q4_k", "fold", "plain", rows=2), kernel("q6_k", "dot4", "plain", rows=2)),
@@ -109,6 +110,20 @@ def of_another_row(step: Step) -> Step | None:
     return None
 
 
+def of_unmasked_planes(step: Step) -> Step | None:
+    """The high bits of codes are added to all other bits of a word, not put in their place."""
+    if isinstance(step, Instruction) and step.word == "select":
+        return replace(step, word="or", arguments=step.arguments[1:])
+    return None
+
+
+def of_one_register(step: Step) -> Step | None:
+    """The highest bit of an index is ignored."""
+    if isinstance(step, Instruction) and step.word == "permute_pair":
+        return replace(step, arguments=(*step.arguments[:2], step.arguments[0]))
+    return None
+
+
 def of_the_other_half(step: Step) -> Step | None:
     """A bfloat16 is taken from the other half of its word."""
     if isinstance(step, Instruction) and step.word == "slli":
@@ -134,6 +149,9 @@ def of_the_next_row(step: Step) -> Step | None:
         (kernel("q8_0", "dot4"), in_16_bits),
         (kernel("q6_k", "dot4"), of_another_row),
         (kernel("q5_0", "dot4"), of_another_row),
+        (kernel("q5_0", "table", "avx512"), of_unmasked_planes),
+        (kernel("q3_k", "table", "avx512"), of_unmasked_planes),
+        (kernel("q5_0", "table", "avx512"), of_one_register),
         (kernel("bfloat16", "float"), of_the_other_half),
         (kernel("float16", "float"), of_the_next_row),
     ),

@@ -17,7 +17,7 @@ from lowbit_cppyy.stored.formats import PARTS, structure_of
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.layout import layout_of
 from lowbit_cppyy.stored.linear import PANEL
-from lowbit_cppyy.stored.recipe import default_recipe, separate_recipe
+from lowbit_cppyy.stored.recipe import HEAD, default_recipe, separate_recipe
 from lowbit_prove import stored_roundings
 from lowbit_prove.depths import EXACT
 from lowbit_prove.stored_roundings import ROUNDED, Derived, blocks
@@ -132,7 +132,7 @@ def test_the_stream_has_the_length_that_is_allocated(name: str, purpose: Purpose
     layout = replace(layout_of(parts, PANEL), block_rows=10**6)
     own = StoredKernel(default_recipe(parts.structure, TABLES["avx2"], purpose, PANEL), TABLES["avx2"])
     counts = list(Derived(own, own.program, ROUNDED).activations(list(layout.lengths)))
-    rows, head = own.recipe.rows, 16 * own.recipe.headed
+    rows, head = own.recipe.rows, HEAD * own.recipe.headed
     assert len(counts) - head == rows * (StoredActivations(own.recipe, layout, parts).starts[-1] - head)
 
 

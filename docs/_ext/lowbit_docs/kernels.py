@@ -112,8 +112,8 @@ GIGAHERTZ = 4.1
 KINDS: Mapping[str, tuple[str, ...]] = {
     "sums": ("fmadd", "add", "dot4", "dot4_pairs"),
     "conversions": ("cvt_int_float",),
-    "lookups": ("permute",),
-    "integers": ("and", "or", "and_or", "srli", "slli", "add_pairs"),
+    "lookups": ("permute", "permute_pair"),
+    "integers": ("and", "or", "and_or", "select", "srli", "slli", "add_pairs"),
 }
 
 

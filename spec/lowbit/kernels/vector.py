@@ -55,6 +55,8 @@ from lowbit.kernels.vector_integer import (
     load_half,
     lookup_bytes,
     permute,
+    permute_pair,
+    select,
     srai,
 )
 from lowbit.quantization.bfp_dot import add_rounded_once
@@ -217,11 +219,13 @@ VOCABULARY: Mapping[str, Word] = MappingProxyType(
             "float", ("float", "float"), "sums of neighbouring lanes, of a and then b", add_neighbours
         ),
         "permute": Word("float", ("float", "int"), "element b mod L of the table a", permute),
+        "permute_pair": Word("float", ("float", "int", "float"), "element b mod 2L of the table a, c", permute_pair),
         "srli": Word("int", ("int", "count"), "a >> i, zeros moved in", np.right_shift),
         "slli": Word("int", ("int", "count"), "a << i, zeros moved in", np.left_shift),
         "and": Word("int", ("int", "int"), "bitwise and", np.bitwise_and),
         "or": Word("int", ("int", "int"), "bitwise or", np.bitwise_or),
         "and_or": Word("int", ("int", "int", "int"), "a & b | c", and_or),
+        "select": Word("int", ("int", "int", "int"), "a & b | ~a & c", select),
         "add_int": Word("int", ("int", "int"), "a + b", np.add),
         "subtract_int": Word("int", ("int", "int"), "a - b", np.subtract),
         "add_neighbours_int": Word("int", ("int", "int"), "the same of integers", add_neighbours),

@@ -10,9 +10,11 @@ word                  meaning
 `load_half`           L neighbouring float16, as float32
 `load_byte`           L neighbouring bytes, as integers
 `permute`             each lane is an element of a table of L, by the low bits of an index
+`permute_pair`        the same of a table of 2L in two registers
 `as_float`            the 32 bits taken as a float32
 `cvt_int_subnormal`   an integer below :math:`2^{24}` times :math:`2^{-149}`: the same bits
 `and_or`              :math:`(a \wedge m) \vee o`
+`select`              :math:`(m \wedge a) \vee (\neg m \wedge b)`
 `dot4`                :math:`c + \sum_{i<4} a_i b_i`, bytes: :math:`a_i` unsigned, :math:`b_i` signed
 `dot4_pairs`          two sums of two such products, *saturated* to 16 bits, side by side
 `add_pairs`           16-bit numbers added
@@ -29,7 +31,8 @@ defines what the bits mean, as on a processor.
 two products above 32767 silently becomes 32767. `dot4` and `dot2` add into 32 bits and wrap only there. The chapter
 `integer` derives which codes are safe in which instruction.
 
-Source: the instructions are those of x86 (PMADDUBSW, PMADDWD, VPDPBUSD, VPERMPS, VCVTPH2PS, VPTERNLOGD, PSRAD, PSHUFB).
+Source: the instructions are those of x86 (PMADDUBSW, PMADDWD, VPDPBUSD, VPERMPS, VPERMT2PS, VCVTPH2PS, VPTERNLOGD,
+PSRAD, PSHUFB).
 """
 
 import numpy as np
@@ -65,6 +68,16 @@ def permute(table: F32, index: U32) -> F32:
     return np.take_along_axis(table, index % np.uint32(len(table)), axis=0)
 
 
+def permute_pair(first: F32, index: U32, second: F32) -> F32:
+    """Each lane is the element of two registers, the second after the first, at its index modulo their length.
+
+    >>> tables = np.array([[10, 11], [12, 13]], np.float32)
+    >>> permute_pair(tables[0], np.array([3, 4], np.uint32), tables[1])
+    array([13., 10.], dtype=float32)
+    """
+    return permute(np.concatenate([first, second]), index)
+
+
 def as_float(a: U32) -> F32:
     """The bits of each lane, taken as a float32."""
     return a.view(np.float32).copy()
@@ -85,6 +98,15 @@ def cvt_int_subnormal(a: U32) -> F32:
 def and_or(a: U32, m: U32, o: U32) -> U32:
     """``(a & m) | o``."""
     return a & m | o
+
+
+def select(m: U32, a: U32, b: U32) -> U32:
+    """The bits of `a` where the mask `m` has ones, and of `b` elsewhere.
+
+    >>> select(np.array([0xF0], np.uint32), np.array([0xAB], np.uint32), np.array([0xCD], np.uint32)) == 0xAD
+    array([ True])
+    """
+    return b ^ m & (a ^ b)  # where the mask has a one, b cancels
 
 
 def dot4(c: U32, a: U32, b: U32) -> U32:

@@ -71,9 +71,11 @@ def test_the_extremes_are_reached() -> None:
 
 @given(WORDS, WORDS, WORDS)
 def test_bits(a: U32, m: U32, o: U32) -> None:
-    """`and_or` bit by bit; `as_float` keeps every bit, those of a signalling NaN too, in a register of its own."""
+    """`and_or` and `select` bit by bit; `as_float` keeps every bit, also of a signalling NaN, in its own register."""
     expected = [sum((x >> n & y >> n | z >> n) % 2 << n for n in range(32)) for x, y, z in lanes(a, m, o)]
     assert vector_integer.and_or(a, m, o).tolist() == expected
+    chosen = [sum(((y if x >> n & 1 else z) >> n & 1) << n for n in range(32)) for x, y, z in lanes(m, a, o)]
+    assert vector_integer.select(m, a, o).tolist() == chosen
     real = vector_integer.as_float(a)
     assert real.dtype == np.float32 and real.view(np.uint32).tolist() == a.tolist() and not np.shares_memory(real, a)
 
@@ -83,6 +85,13 @@ def test_permute_goes_by_the_low_bits_of_the_index(table: U32, index: U32) -> No
     """And moves bits unchanged."""
     moved = vector_integer.permute(table.view(np.float32), index).view(np.uint32)
     assert moved.tolist() == [int(table[int(i) & 7]) for i in index]
+
+
+@given(*[hnp.arrays(np.uint32, 8, elements=LANE)] * 3)
+def test_permute_pair_is_permute_of_a_table_of_twice_the_length(first: U32, index: U32, second: U32) -> None:
+    """And moves bits unchanged."""
+    moved = vector_integer.permute_pair(first.view(np.float32), index, second.view(np.float32)).view(np.uint32)
+    assert moved.tolist() == [int([*first, *second][int(i) & 15]) for i in index]
 
 
 @given(WORDS)

@@ -23,7 +23,7 @@ from lowbit_cppyy.stored.formats import GGUF, PARTS, structure_of
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.linear import PANEL, bytes_of
 from lowbit_cppyy.stored.parts import Parts, Structure
-from lowbit_cppyy.stored.recipe import Method, StoredRecipe, default_recipe
+from lowbit_cppyy.stored.recipe import TABULAR, Method, StoredRecipe, default_recipe
 
 
 def rows_of(x: Array | Stored, kernel: StoredKernel, parts: Parts) -> list[tuple[Array, Array]]:
@@ -67,7 +67,7 @@ METHODS: tuple[Method, ...] = ("shift", "fold", "subnormal")
 
 def methods_of(structure: Structure, lanes: int) -> tuple[Method, ...]:
     """The methods for codes of floats with registers of this many lanes."""
-    return (*METHODS, "table") if structure.bits == 4 and lanes == 16 else METHODS
+    return (*METHODS, "table") if structure.bits in TABULAR and lanes == 16 else METHODS
 
 
 def with_method(
@@ -79,7 +79,9 @@ def with_method(
 
 
 @pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
-@pytest.mark.parametrize("name", ("q4_0", "q4_1", "q5_0", "q8_0", "q2_k", "q3_k", "q4_k", "q6_k", "gptq-v2"))
+@pytest.mark.parametrize(
+    "name", ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "gptq-v2")
+)
 def test_methods_change_no_bit(name: str, table: InstructionSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits by each method for one row, whether or not this processor uses it; also with an activation that
     powers of two would round, or would make infinite, which `fold` and `subnormal` leave to `shift`."""
