@@ -30,12 +30,21 @@ def test_words_are_those_of_the_vocabulary(name: str, word: str) -> None:
     assert isinstance(decide(TABLES[name], word), Proof)
 
 
-OTHERS = ("and_or", "select", "load_half", "permute", "permute_pair", "add_neighbours", "lookup_bytes", "cvt_int_float")
+OF_THEIR_OWN = (
+    "and_or",
+    "select",
+    "load_half",
+    "permute",
+    "permute_pair",
+    "add_neighbours",
+    "lookup_bytes",
+    "cvt_int_float",
+)
 """Words of which a table of other registers or instructions has a body of its own."""
 
 
 @pytest.mark.parametrize("name", ("avx512", "avx512vnni", "avxvnni", "neondot"))
-@pytest.mark.parametrize("word", OTHERS)
+@pytest.mark.parametrize("word", OF_THEIR_OWN)
 def test_words_of_other_tables_are_those_of_the_vocabulary(name: str, word: str) -> None:
     assert isinstance(decide(TABLES[name], word), Proof)
 
