@@ -69,8 +69,9 @@ inline double ceiling(Gang& gang, std::int64_t steps, int which) {
   return 2.0 * lanes[which] * chains * steps * gang.threads() / seconds;
 }
 
-// Whether cores are free: the chains on each thread take all that a core can begin, so their time shows the clock, and
-// whatever else runs on the core. One chain would not: it leaves room for the core's other thread.
+// Whether cores are free: every instruction that a core can begin in a cycle is one of these, so their time shows the
+// clock, and whatever else runs on the core. Chains of arithmetic alone would not: they leave slots to the core's other
+// thread, which a kernel of more instructions needs. Instructions that do nothing take the slots that are left.
 struct Spin {
   std::int64_t steps;
   volatile float sink[64][16];  // a line for each thread
@@ -84,7 +85,10 @@ inline void spin_share(void* context, int thread) {
   for (int k = 0; k < chains; ++k) sum[k] = _mm_set1_ps(k);
   for (std::int64_t i = 0; i < spin.steps; ++i)
 #pragma unroll
-    for (int k = 0; k < chains; ++k) sum[k] = _mm_add_ps(_mm_mul_ps(sum[k], a), b);
+    for (int k = 0; k < chains; ++k) {
+      sum[k] = _mm_add_ps(_mm_mul_ps(sum[k], a), b);
+      asm volatile("nop\n nop\n nop\n nop");  // six instructions together; an Ice Lake begins five, a Zen 4 six
+    }
 #pragma unroll
   for (int k = 1; k < chains; ++k) sum[0] = _mm_add_ps(sum[0], sum[k]);
   spin.sink[thread % 64][0] = _mm_cvtss_f32(sum[0]);
