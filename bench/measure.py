@@ -6,8 +6,8 @@ machine. Before either, threads that some library keeps watching for work are wa
 short runs once untimed, on other weights, since in a model its threads would be awake from the layer before. The order
 changes from round to round, so that nobody always follows the same neighbour.
 
-Rounds in which a core was taken by something else are marked; rounds go on until enough are free, or twice as many have
-been made.
+Rounds in which a core was taken by something else are marked. After one, the next waits until the cores are free, up to
+a minute in all. Rounds go on until enough are free, or four times as many have been made.
 """
 
 import time
@@ -19,6 +19,8 @@ from limits import MemoryReader
 from peers.base import Contestant
 from quiet import Watch, settle
 
+MOST = 4  # times as many rounds as are wanted free
+PATIENCE = 60.0  # seconds that the rounds of a problem wait for free cores, together
 WARM = 0.02  # seconds; waking threads takes some 50 µs, so a longer call needs no warming
 
 
@@ -81,7 +83,10 @@ def measure(
     """
     rounds = Rounds([Times(timed(each, clock) < WARM) for each in contestants])
     watch.free()
-    for number in range(2 * pairs):
+    patience = PATIENCE
+    for number in range(MOST * pairs):
+        if rounds.free and not rounds.free[-1]:
+            patience -= watch.wait(patience)
         for place in range(len(contestants)):
             index = (place + number) % len(contestants)
             rounds.restless += not turn(contestants[index], rounds.times[index], reader, clock)

@@ -15,6 +15,7 @@ TASKS = Path("/proc/self/task")
 STEP, PATIENCE = 0.0005, 0.12  # seconds; ggml's and OpenBLAS's threads watch for work for up to a tenth of a second
 FREE = 0.85
 """Of the speed that a spin had at its best: below this a round is busy."""
+PAUSE = 0.02  # seconds between spins that wait for free cores
 STEPS, FIRST = 30_000, 1000  # of a spin, some 120 µs; spins before the first round
 
 
@@ -77,6 +78,17 @@ class Watch:
         self._best = min(self._best, *times)
         self._spins.append(median(times))
         return self._alone() and self._best / self._spins[-1] >= FREE
+
+    def wait(self, patience: float) -> float:
+        """Wait until a spin is as fast as where no neighbour runs, but not longer than `patience`; the seconds that
+        passed."""
+        began = time.perf_counter()
+        while (passed := time.perf_counter() - began) < patience:
+            if self._best / median(self._reader.spin(STEPS) for _ in range(5)) >= FREE:
+                break
+            time.sleep(PAUSE)
+        self._before = moment()  # what others took meanwhile is not part of a round
+        return passed
 
     def _alone(self) -> bool:
         before, self._before = self._before, moment()

@@ -48,6 +48,9 @@ def test_a_core_that_is_shared_is_not_free(monkeypatch: pytest.MonkeyPatch) -> N
     spins.seconds = 2e-4
     assert not watch.free() and not watch.free()
     assert watch.arithmetic == 0.5
+    assert watch.wait(0.1) >= 0.1
+    spins.seconds = 1e-4
+    assert watch.wait(60) < 60
 
 
 def test_the_sources_of_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

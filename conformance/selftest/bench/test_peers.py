@@ -143,6 +143,10 @@ class Instruments:
     def free(self) -> bool:
         return next(self._free, True)
 
+    def wait(self, patience: float) -> float:
+        self.log.append("wait")
+        return min(patience, 25.0)
+
 
 def measured(log: list[str], free: list[bool], pairs: int, step: float = 1e-3) -> measure.Rounds:
     """Two contestants, measured by a clock that goes on by `step` each time it is read."""
@@ -171,12 +175,15 @@ def test_long_runs_are_not_warmed() -> None:
 
 
 def test_busy_rounds_are_made_up_for_and_marked() -> None:
-    """For each busy round one is added, to twice as many at most; only the free ones count if they are enough."""
-    rounds = measured([], [True, False, True, True], pairs=2)
-    assert rounds.free == [False, True, True]
+    """For each busy round one is added, to four times as many at most, each after waiting for free cores; only the
+    free ones count if they are enough."""
+    log: list[str] = []
+    rounds = measured(log, [True, False, True, True], pairs=2)
+    assert rounds.free == [False, True, True] and log.count("wait") == 1
     assert rounds.kept(2) == [1, 2]
-    busy = measured([], [False] * 9, pairs=2)
-    assert busy.free == [False] * 4 and busy.kept(2) == [0, 1, 2, 3]
+    busy = measured(log, [False] * 9, pairs=2)
+    assert busy.free == [False] * 8 and busy.kept(2) == list(range(8))
+    assert log.count("wait") == 1 + 7
 
 
 def test_bytes_between_two_uses_count_all_that_is_read() -> None:
