@@ -42,18 +42,52 @@ SILENCE = 300  # seconds without a word after which a process is taken to hang
 LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
+Key = tuple[str, int, int]
+
+
+def key_of(problem: dict[str, Any]) -> Key:
+    """What tells a problem from others: the contest, the batch and the threads."""
+    return problem["contest"], problem["batch"], problem["threads"]
+
+
 @dataclass
 class Run:
-    """What a comparison has come to so far."""
+    """What a comparison has come to so far.
+
+    Attributes:
+        problems: the reports of the workers; some may be of an earlier run that is resumed.
+        measured: which of them this run has measured.
+    """
 
     options: argparse.Namespace
     problems: list[dict[str, Any]] = field(default_factory=list)
+    measured: set[Key] = field(default_factory=set)
     ceilings: dict[str, dict[str, float]] = field(default_factory=dict)
     projects: list[dict[str, Any]] = field(default_factory=list)
     verdicts: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def done(self, threads: int) -> list[str]:
+        """The problems on so many threads that need not be measured: by this run, or by an earlier one while the cores
+        were free for as many rounds as are wanted."""
+        return [
+            f"{each['contest']} {each['batch']}"
+            for each in self.problems
+            if each["threads"] == threads
+            and (key_of(each) in self.measured or each["free_rounds"] >= self.options.pairs)
+        ]
+
+    def take(self, problem: dict[str, Any]) -> None:
+        """Add a problem, or put it in the place of an earlier report that has no more free rounds."""
+        self.measured.add(key_of(problem))
+        for place, earlier in enumerate(self.problems):
+            if key_of(earlier) == key_of(problem):
+                if problem["free_rounds"] >= earlier["free_rounds"]:
+                    self.problems[place] = problem
+                return
+        self.problems.append(problem)
 
     def report(self) -> dict[str, Any]:
         """As the file holds it."""
@@ -84,7 +118,7 @@ def run_worker(run: Run, threads: int, group: list[Contest], progress: Progress,
         "peers": run.options.peer,
         "left_out": run.failed,
         "not_installed": run.options.not_installed,
-        "done": [f"{p['contest']} {p['batch']}" for p in run.problems if p["threads"] == threads],
+        "done": run.done(threads),
     }
     limits = dict.fromkeys(LIMITS, str(threads))
     command = [sys.executable, str(HERE / "worker.py"), json.dumps(specification)]
@@ -123,7 +157,7 @@ def take_in(run: Run, process: "subprocess.Popen[str]", threads: int, progress: 
             part = f"{event['contest']}, {threads} threads"
             run.seconds[part] = run.seconds.get(part, 0) + time.perf_counter() - started
             started = time.perf_counter()
-            run.problems.append(event)
+            run.take(event)
             save(run)
             progress.advance(task)
     return current
@@ -202,7 +236,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, action="append", default=[], help="by default 1 and all processors")
     parser.add_argument("--batch", type=int, action="append", default=[], help="rows of activations, 1 4 16 128")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="rounds with free cores that are wanted")
-    parser.add_argument("--resume", action="store_true", help="go on with what bench/results/peers.json lacks")
+    parser.add_argument("--resume", action="store_true", help="measure what bench/results lacks, or has of busy cores")
     parser.add_argument("--rotation", type=int, default=0, help="MiB of weights for each contestant, 1024 by default")
     parser.add_argument("--no-verdicts", action="store_true", help="do not ask the conformance suite")
     parser.add_argument("--keep", action="store_true", help="copy the results into docs/data")
@@ -223,7 +257,7 @@ def main() -> None:
     if run.options.resume and (RESULTS / FILES[0]).is_file():
         kept = json.loads((RESULTS / FILES[0]).read_text())
         run.problems, run.seconds, run.verdicts = kept["problems"], kept["seconds"], kept["conformance"]
-        run.ceilings = kept["machine"]["ceilings"]
+        run.ceilings, run.started = kept["machine"]["ceilings"], kept["started"]
     try:
         run.projects = described(run.options.not_installed)
         if not (run.options.no_verdicts or run.options.quick or run.verdicts):

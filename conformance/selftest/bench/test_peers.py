@@ -5,6 +5,7 @@ from math import comb
 from typing import Any
 
 import accuracy
+import compare
 import contests
 import measure
 import numpy as np
@@ -184,6 +185,21 @@ def test_busy_rounds_are_made_up_for_and_marked() -> None:
     busy = measured(log, [False] * 9, pairs=2)
     assert busy.free == [False] * 8 and busy.kept(2) == list(range(8))
     assert log.count("wait") == 1 + 7
+
+
+def test_a_resumed_run_measures_busy_problems_again() -> None:
+    """Those with fewer free rounds than are wanted, once; the report with more free rounds is kept."""
+
+    def problem(batch: int, free: int, threads: int = 1) -> dict[str, Any]:
+        return {"contest": "4 bits", "batch": batch, "threads": threads, "free_rounds": free}
+
+    earlier = [problem(1, 30), problem(4, 12), problem(16, 20), problem(1, 3, threads=2)]
+    run = compare.Run(compare.options(["--pairs", "30"]), problems=list(earlier))
+    assert run.done(1) == ["4 bits 1"] and run.done(2) == []
+    for batch, free in ((4, 30), (16, 19), (128, 0)):
+        run.take(problem(batch, free))
+    assert run.done(1) == ["4 bits 1", "4 bits 4", "4 bits 16", "4 bits 128"]
+    assert run.problems == [problem(1, 30), problem(4, 30), *earlier[2:], problem(128, 0)]
 
 
 def test_bytes_between_two_uses_count_all_that_is_read() -> None:
