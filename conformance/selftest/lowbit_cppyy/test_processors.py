@@ -1,4 +1,4 @@
-"""What depends on the processor: how words that are read once are fetched, operands in memory, and tiles."""
+"""What depends on the processor: how words that are read once are fetched, operands in memory, look-ups and tiles."""
 
 import subprocess
 from collections.abc import Iterator
