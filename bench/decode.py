@@ -5,8 +5,9 @@
 
 All read the same GGUF file, or the same in Q4_0 where their name says so, and continue the same prompt greedily on the
 same number of threads, in turns: one repetition of each, then the next, the order changing. Each runs in a process of
-its own (`engine_process`), and none while another is measured. The first token, before which the prompt is read, is
-timed apart from those that follow. Before each repetition memory is read for a while, so that what one token must read
+its own (`engine_process`), and none while another is measured. Each turn waits until the cores are free of neighbours
+(`quiet.Watch`), up to two minutes for all turns of a prompt. The first token, before which the prompt is read, is timed
+apart from those that follow. Before each repetition memory is read for a while, so that what one token must read
 at least stands beside what it takes. Writes decode.json and decode.svg into bench/results; ``--keep`` copies them into
 docs/data. nox runs `growth` after it, so that one command measures and draws everything.
 """
@@ -24,7 +25,7 @@ from engine_process import Process, running
 from engines import Setting
 from limits import MemoryReader
 from peers.base import AbsentError
-from quiet import settle
+from quiet import Watch, settle
 from whole_model import READ, child, report_of, shared, tell, thread_counts, write
 
 from lowbit.formats import fetch as data
@@ -32,6 +33,7 @@ from lowbit.runtime import open_model
 from lowbit_bench.intervals import interval
 
 TOKENS, PROMPTS = 64, (128, 512)
+PATIENCE = 120.0  # seconds that the turns after a prompt wait for free cores, together
 
 
 def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -53,18 +55,23 @@ def of_prompt(
     """The repetitions of every engine after a prompt."""
     spin, pids = reader.freedom(), [each.pid for each in engines]
     runs: list[list[dict[str, Any]]] = [[] for _ in engines]
+    watch, patience, free = Watch(reader), PATIENCE, list[bool]()
     for repetition in range(options.repetitions + 1):  # the first warms everything and is dropped
         tell(f"  prompt of {len(prompt)} tokens, repetition {repetition} of {options.repetitions}")
         for place in range(len(engines)):
             index = (place + repetition) % len(engines)
             settle(pids)
+            patience -= watch.wait(patience)
             read = READ / reader.seconds(READ) / 1e9
             with suppress(AbsentError):  # one that ends takes no further part
                 runs[index].append(asdict(engines[index].continued(prompt, options.tokens)) | {"read_gbps": read})
+            free.append(watch.fast())
     whole = [(each, mine) for each, mine in zip(engines, runs, strict=True) if len(mine) == options.repetitions + 1]
     return {
         "spin_before": round(spin, 3),
         "spin_after": round(reader.freedom(), 3),
+        "turns": len(free),
+        "free_turns": sum(free),
         "prompt_tokens": len(prompt),
         "generators": [summary(each, mine[1:]) for each, mine in whole],
         "equal_tokens": [common(whole[0][1][-1]["tokens"], mine[-1]["tokens"]) for _, mine in whole],

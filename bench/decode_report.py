@@ -19,6 +19,8 @@ def show(report: dict[str, Any]) -> None:
     console = Console()
     for run in report["runs"]:
         spins = f"spin {run['spin_before']:.2f} and {run['spin_after']:.2f} of {run['threads']}"
+        if "turns" in run:
+            spins += f", {run['free_turns']} of {run['turns']} turns on free cores"
         title = f"{run['model']}, {run['threads']} thread(s), prompt of {run['prompt_tokens']}; {spins}"
         console.print(f"\n[bold]{title}[/]", highlight=False)
         table = Table("", box=None, pad_edge=False, header_style="dim")

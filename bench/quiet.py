@@ -74,17 +74,21 @@ class Watch:
     def free(self) -> bool:
         """Whether the cores have been free since the last question."""
         settle()
+        return self.fast() and self._alone()
+
+    def fast(self) -> bool:
+        """Whether a spin is as fast now as where no neighbour runs."""
         times = [self._reader.spin(STEPS) for _ in range(5)]
         self._best = min(self._best, *times)
         self._spins.append(median(times))
-        return self._alone() and self._best / self._spins[-1] >= FREE
+        return self._best / self._spins[-1] >= FREE
 
     def wait(self, patience: float) -> float:
         """Wait until a spin is as fast as where no neighbour runs, but not longer than `patience`; the seconds that
         passed."""
         began = time.perf_counter()
         while (passed := time.perf_counter() - began) < patience:
-            if self._best / median(self._reader.spin(STEPS) for _ in range(5)) >= FREE:
+            if self.fast():
                 break
             time.sleep(PAUSE)
         self._before = moment()  # what others took meanwhile is not part of a round

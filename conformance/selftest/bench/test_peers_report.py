@@ -206,7 +206,14 @@ def test_decoding_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         for name, speed in (("lowbit avx2", 100.0), ("llama.cpp", 90.0))
     ]
     run = {"threads": 2, "spin_before": 2.0, "spin_after": 2.0, "model": "m.gguf", "model_bytes": 10**8}
-    run |= {"prompt_tokens": 128, "generators": generators, "equal_tokens": [64, 3], "absent": {"other": "not there"}}
+    run |= {
+        "turns": 12,
+        "free_turns": 11,
+        "prompt_tokens": 128,
+        "generators": generators,
+        "equal_tokens": [64, 3],
+        "absent": {"other": "not there"},
+    }
     report: dict[str, Any] = {
         "schema": "lowbit-bench-decode/1",
         "started": "2026-01-01T00:00:00+00:00",
@@ -219,6 +226,7 @@ def test_decoding_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     decode_report.draw(report, tmp_path / "decode.svg")
     text = capsys.readouterr().out
     assert "lowbit avx2" in text and "llama.cpp" in text and "absent other: not there" in text
+    assert "11 of 12 turns on free cores" in " ".join(text.split())
     assert (tmp_path / "decode.svg").read_text().rstrip().endswith("</svg>")
 
 
