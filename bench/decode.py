@@ -2,6 +2,7 @@
 
     python bench/decode.py --decode
     python bench/decode.py --decode --threads 2 --repetitions 5 --tokens 64 --prompt 128 --prompt 512
+    python bench/decode.py --decode --model gemma3-270m --model qwen2.5-coder-0.5b --only flash --only lowbit
 
 All read the same GGUF file, or the same in Q4_0 where their name says so, and continue the same prompt greedily on the
 same number of threads, in turns: one repetition of each, then the next, the order changing. Each runs in a process of
@@ -9,7 +10,8 @@ its own (`engine_process`), and none while another is measured. Each turn waits 
 (`quiet.Watch`), up to two minutes for all turns of a prompt. The first token, before which the prompt is read, is timed
 apart from those that follow. Before each repetition memory is read for a while, so that what one token must read
 at least stands beside what it takes. Writes decode.json and decode.svg into bench/results; ``--keep`` copies them into
-docs/data. nox runs `growth` after it, so that one command measures and draws everything.
+docs/data. With ``--model``, which may be repeated, the files are models.json and models.svg. nox runs `growth` after
+it, so that one command measures and draws everything.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import json
 import sys
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,16 +40,20 @@ PATIENCE = 120.0  # seconds that the turns after a prompt wait for free cores, t
 
 
 def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
-    """All engines on a number of threads, in turns; a run for each prompt."""
-    file = options.model or data.fetch(data.DEFAULT_MODEL)
+    """All engines on a number of threads, in turns; a run for each model and prompt."""
+    reader, files = MemoryReader(threads), options.model or [data.fetch(data.DEFAULT_MODEL)]
+    return {"runs": [run for file in files for run in of_model(file, threads, reader, options)]}
+
+
+def of_model(file: Path, threads: int, reader: MemoryReader, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The runs of a model."""
     words = open_model(file).tokenizer.encode(data.read_text(data.fetch(data.DEFAULT_TEXT)))
     length = -(-(max(options.prompt) + options.tokens) // 256) * 256
-    reader = MemoryReader(threads)
     with running(Setting(file, threads, length, onnx=options.onnx), options.isa, options.only) as (engines, absent):
         runs = [of_prompt(engines, words[:count], reader, options) for count in options.prompt]
         absent |= {each.name: each.failure for each in engines if each.failure}
     model = {"threads": threads, "model": file.name, "model_bytes": file.stat().st_size}
-    return {"runs": [model | run | {"absent": absent} for run in runs]}
+    return [model | run | {"absent": absent} for run in runs]
 
 
 def of_prompt(
@@ -102,7 +109,7 @@ def common(a: list[int], b: list[int]) -> int:
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    shared(parser)
+    shared(parser, models="append")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="generated in each repetition")
     parser.add_argument("--prompt", type=int, action="append", default=[], help="tokens of a prompt, from alice29")
     options, _ = parser.parse_known_args(arguments)  # nox gives all programs the same
@@ -120,7 +127,7 @@ def main() -> None:
     runs = [run for threads in thread_counts(options) for run in child(__file__, threads)["runs"]]
     report = report_of("decode", options, ("repetitions", "tokens", "prompt"), runs)
     show(report)
-    write("decode", report, draw, options.keep)
+    write("models" if options.model else "decode", report, draw, options.keep)
 
 
 if __name__ == "__main__":

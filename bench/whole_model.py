@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from machine import described, description
 
+from lowbit.formats import fetch as data
 from lowbit.system.storage import write_whole
 
 HERE = Path(__file__).parent
@@ -26,11 +27,19 @@ def thread_counts(options: argparse.Namespace) -> list[int]:
     return chosen
 
 
-def shared(parser: argparse.ArgumentParser) -> None:
-    """The options that these programs have in common."""
+def model_file(given: str) -> Path:
+    """The file of a model: one that is named so, or one that lowbit fetches."""
+    return data.fetch(given) if given in data.TABLE else Path(given)
+
+
+def shared(parser: argparse.ArgumentParser, models: Literal["store", "append"] = "store") -> None:
+    """The options that these programs have in common; `models` says whether one may be given or several."""
     parser.add_argument("--decode", action="store_true", help="run this program and growth.py; for nox")
     parser.add_argument("--growth", action="store_true", help="run growth.py only; for nox")
-    parser.add_argument("--model", type=Path, help="a GGUF file; SmolLM2-135M-Instruct is fetched without")
+    known = (
+        f"a GGUF file, or one of {', '.join(name for name in data.TABLE if data.TABLE[name].file.endswith('.gguf'))}"
+    )
+    parser.add_argument("--model", action=models, type=model_file, help=f"{known}; {data.DEFAULT_MODEL} without")
     parser.add_argument("--onnx", type=Path, help="the same model for ONNX Runtime GenAI, as engine_onnx.py says")
     parser.add_argument("--threads", type=int, action="append", default=[], help="by default 1 and all processors")
     parser.add_argument("--isa", action="append", default=[], help="instruction sets of lowbit; the best by default")

@@ -18,6 +18,7 @@ from paths import ROOT
 from peers.base import AbsentError
 from tiny_gguf import write as write_gguf
 
+from lowbit.formats import fetch as data
 from lowbit.runtime import Options, load
 
 SCHEMAS = ROOT / "bench/schema"
@@ -58,6 +59,14 @@ def test_what_engines_answer_is_summed_up() -> None:
     )
     assert point["context"] == 2 and point["prompt_per_second"][0] == 4 and point["peak_megabytes"] == 100
     assert batch["batch"] == 4 and batch["tokens_per_second"][0] == 8
+
+
+def test_several_models_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their files, or by the names under which lowbit fetches them."""
+    monkeypatch.setattr(data, "fetch", lambda name: Path("cache") / name)
+    options = decode.parsed(["--model", "gemma3-270m", "--model", "own.gguf"])
+    assert options.model == [Path("cache/gemma3-270m"), Path("own.gguf")]
+    assert decode.parsed([]).model is None
 
 
 def test_an_engine_that_is_not_there_is_absent_with_the_reason(tmp_path: Path) -> None:

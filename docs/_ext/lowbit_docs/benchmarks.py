@@ -21,7 +21,8 @@ WIDTHS = [34, 12, 10, 10, 12, 12, 10]
 
 
 class Benchmarks(SphinxDirective):
-    """The pictures and tables of ``peers``, ``stored``, ``decode``, ``growth``, ``token_parts`` or ``quality``."""
+    """The pictures and tables of ``peers``, ``stored``, ``decode``, ``models``, ``growth``, ``token_parts`` or
+    ``quality``."""
 
     required_arguments = 1
 
@@ -30,12 +31,15 @@ class Benchmarks(SphinxDirective):
         relative, file = self.env.relfn2path(f"/data/{kind}.json")
         self.env.note_dependency(relative)
         if not Path(file).is_file():
-            wanted = {"stored": "peers --problem stored", "token_parts": "decode"}.get(kind, kind)
+            wanted = {"stored": "peers --problem stored", "token_parts": "decode", "models": "decode --model FILE"}.get(
+                kind, kind
+            )
             return [nodes.paragraph(text=f"No measurement is kept: run nox -s bench -- --{wanted} --keep.")]
         report = json.loads(Path(file).read_text("utf-8"))
         shown = [about(report), *folded("Versions and builds of the projects", projects(report))]
         others = {
             "decode": self.decode,
+            "models": self.models,
             "growth": self.growth,
             "token_parts": self.token_parts,
             "quality": self.quality,
@@ -87,6 +91,20 @@ class Benchmarks(SphinxDirective):
         speeds = ", ".join(f"{row[1]} {row[2]}" for row in rows)
         said = f"Bars of tokens a second after the first token and while reading the prompt. After the first: {speeds}."
         return [self.picture("decode.svg", caption, said), table(heads, rows, [10, 24, 16, 20, 16, 14])]
+
+    def models(self, report: dict[str, Any]) -> list[nodes.Node]:
+        """A row for each model, number of threads, prompt and engine, with lowbit's first among those of a run."""
+        heads = ["model", "threads", "prompt", "generator", "tokens/s", "interval", "prompt, tokens/s", "read limit"]
+        rows: list[list[Cell]] = []
+        for run in report["runs"]:
+            for generator in run["generators"]:
+                speed, low, high = generator["tokens_per_second"]
+                least = generator["read_gbps"] * 1e9 / generator.get("model_bytes", run["model_bytes"])
+                first = [run["model"].removesuffix(".gguf"), str(run["threads"]), str(run["prompt_tokens"])]
+                numbers = [f"{speed:.1f}", f"{low:.1f} to {high:.1f}"]
+                prompt = run["prompt_tokens"] / generator["first_seconds"][0]
+                rows.append([*first, generator["name"], *numbers, f"{prompt:.0f}", f"{least:.0f}"])
+        return [table(heads, rows, [20, 8, 8, 22, 10, 16, 12, 10])]
 
     def growth(self, report: dict[str, Any]) -> list[nodes.Node]:
         """The picture, a table of the starts of the command, and all points folded."""
