@@ -24,18 +24,26 @@ STATELESS = tuple(name for name, operation in OPERATIONS.items() if not operatio
 
 
 def spoilt(result: Any) -> Any:
-    """A result that is a little wrong, in a copy: one bit of each of its arrays, its last event, or half a number."""
+    """A result that is a little wrong, in a copy: one bit of each of its arrays, its last event, or half a number.
+
+    >>> from lowbit.tensor_formats.stored import Stored
+    >>> spoilt(Stored("float32", 1, 1, (np.zeros((1, 1), np.float32),))).tensors[0].view(np.uint32)
+    array([[1]], dtype=uint32)
+    """
     if isinstance(result, np.ndarray):
         other = result.copy()
         other.reshape(-1).view(np.uint8)[:1] ^= 1
         return other
     if isinstance(result, tuple):
-        arrays = any(isinstance(part, np.ndarray) for part in result)
-        return tuple(map(spoilt, result)) if arrays else result[:-1]
+        return tuple(map(spoilt, result)) if _holds_arrays(result) else result[:-1]
     if is_dataclass(result) and not isinstance(result, type):
         parts = {field.name: getattr(result, field.name) for field in fields(result)}
-        return replace(result, **{name: spoilt(part) for name, part in parts.items() if isinstance(part, np.ndarray)})
+        return replace(result, **{name: spoilt(part) for name, part in parts.items() if _holds_arrays(part)})
     return result / 2 if isinstance(result, (float, np.floating)) else result
+
+
+def _holds_arrays(part: Any) -> bool:
+    return isinstance(part, np.ndarray) or (isinstance(part, tuple) and any(map(_holds_arrays, part)))
 
 
 def answer(call: Call, *, right: bool) -> Any:
