@@ -51,6 +51,12 @@ def limit(run: dict[str, Any], generator: dict[str, Any]) -> float:
     return float(generator["read_gbps"] * 1e9 / generator.get("model_bytes", run["model_bytes"]))
 
 
+def label(run: dict[str, Any], *, several: bool) -> str:
+    """What is below the bars of a run; its model too, if the report has several."""
+    told = f"{run['threads']} thread{'s' * (run['threads'] > 1)}, prompt of {run['prompt_tokens']}"
+    return f"{Path(run['model']).stem[:28].rstrip('.-')}\n{told}" if several else told
+
+
 def draw(report: dict[str, Any], path: Path) -> None:
     """Bars of tokens a second, steady state left and prompt right, for each number of threads."""
     figure, panels = plt.subplots(2, 1, figsize=(8, 6.4), layout="constrained")
@@ -60,7 +66,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
             bars(axes, index, run, title == "reading the prompt")
         axes.set_xticks(
             range(len(runs)),
-            [f"{run['threads']} thread{'s' * (run['threads'] > 1)}, prompt of {run['prompt_tokens']}" for run in runs],
+            [label(run, several=len({run["model"] for run in runs}) > 1) for run in runs],
+            fontsize=8,
         )
         axes.set_title(title, fontsize=9)
         axes.set_ylabel("tokens a second")

@@ -93,7 +93,7 @@ class Benchmarks(SphinxDirective):
         return [self.picture("decode.svg", caption, said), table(heads, rows, [10, 24, 16, 20, 16, 14])]
 
     def models(self, report: dict[str, Any]) -> list[nodes.Node]:
-        """A row for each model, number of threads, prompt and engine, with lowbit's first among those of a run."""
+        """The picture, and a row for each model, number of threads, prompt and engine."""
         heads = ["model", "threads", "prompt", "generator", "tokens/s", "interval", "prompt, tokens/s", "read limit"]
         rows: list[list[Cell]] = []
         for run in report["runs"]:
@@ -104,7 +104,10 @@ class Benchmarks(SphinxDirective):
                 numbers = [f"{speed:.1f}", f"{low:.1f} to {high:.1f}"]
                 prompt = run["prompt_tokens"] / generator["first_seconds"][0]
                 rows.append([*first, generator["name"], *numbers, f"{prompt:.0f}", f"{least:.0f}"])
-        return [table(heads, rows, [20, 8, 8, 22, 10, 16, 12, 10])]
+        caption = "Tokens a second of other models, after the first token and while reading the prompt."
+        speeds = "; ".join(f"{row[0]}, {row[1]} thread(s), {row[3]}: {row[4]}" for row in rows)
+        said = f"Bars of tokens a second. After the first token: {speeds}."
+        return [self.picture("models.svg", caption, said), table(heads, rows, [20, 8, 8, 22, 10, 16, 12, 10])]
 
     def growth(self, report: dict[str, Any]) -> list[nodes.Node]:
         """The picture, a table of the starts of the command, and all points folded."""
