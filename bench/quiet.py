@@ -78,21 +78,27 @@ class Watch:
 
     def fast(self) -> bool:
         """Whether a spin is as fast now as where no neighbour runs."""
-        times = [self._reader.spin(STEPS) for _ in range(5)]
-        self._best = min(self._best, *times)
-        self._spins.append(median(times))
-        return self._best / self._spins[-1] >= FREE
+        spin = self._spin()
+        self._spins.append(spin)
+        return self._best / spin >= FREE
 
     def wait(self, patience: float) -> float:
         """Wait until a spin is as fast as where no neighbour runs, but not longer than `patience`; the seconds that
         passed."""
         began = time.perf_counter()
         while (passed := time.perf_counter() - began) < patience:
-            if self.fast():
+            spin = self._spin()
+            if self._best / spin >= FREE:
                 break
             time.sleep(PAUSE)
         self._before = moment()  # what others took meanwhile is not part of a round
         return passed
+
+    def _spin(self) -> float:
+        """The seconds of a spin, the median of five."""
+        times = [self._reader.spin(STEPS) for _ in range(5)]
+        self._best = min(self._best, *times)
+        return median(times)
 
     def _alone(self) -> bool:
         before, self._before = self._before, moment()
