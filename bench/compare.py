@@ -46,7 +46,7 @@ Key = tuple[str, int, int]
 
 
 def key_of(problem: dict[str, Any]) -> Key:
-    """What tells a problem from others: the contest, the batch and the threads."""
+    """The contest, the batch and the number of threads, which identify a problem."""
     return problem["contest"], problem["batch"], problem["threads"]
 
 
@@ -70,8 +70,8 @@ class Run:
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def done(self, threads: int) -> list[str]:
-        """The problems on so many threads that need not be measured: by this run, or by an earlier one while the cores
-        were free for as many rounds as are wanted."""
+        """The problems that a worker with this many threads skips: this run has measured them, or an earlier run had
+        enough free rounds."""
         return [
             f"{each['contest']} {each['batch']}"
             for each in self.problems
@@ -80,7 +80,7 @@ class Run:
         ]
 
     def take(self, problem: dict[str, Any]) -> None:
-        """Add a problem, or put it in the place of an earlier report that has no more free rounds."""
+        """Add the report of a problem. It replaces an earlier report unless that one has more free rounds."""
         self.measured.add(key_of(problem))
         for place, earlier in enumerate(self.problems):
             if key_of(earlier) == key_of(problem):

@@ -83,8 +83,11 @@ class Watch:
         return self._best / spin >= FREE
 
     def wait(self, patience: float) -> float:
-        """Wait until a spin is as fast as where no neighbour runs, but not longer than `patience`; the seconds that
-        passed."""
+        """Wait until a spin is as fast as on a core without a neighbour, for at most `patience` seconds.
+
+        Returns:
+            The seconds that passed.
+        """
         began = time.perf_counter()
         while (passed := time.perf_counter() - began) < patience:
             spin = self._spin()
