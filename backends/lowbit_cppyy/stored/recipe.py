@@ -18,7 +18,9 @@ method      what it does                                                     for
 =========== ================================================================ ==========================================
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -36,8 +38,13 @@ Method = Literal["shift", "fold", "subnormal", "table", "bytes", "high", "dot4",
 HEAD = 32
 """The number of elements before the activations: floats to be looked up, or sixteen bytes, repeated to that length."""
 
-TABULAR = (3, 4, 5)
-"""The widths of codes that `table` looks up. One of 2 bits is masked and converted as fast."""
+TABULAR: Mapping[Purpose, tuple[int, ...]] = MappingProxyType({"vector": (3, 4, 5), "many rows": (3, 4)})
+"""For each purpose the widths of codes that `table` looks up where look-ups are fast.
+
+Codes of 2 bits are masked and converted as fast. A code of 5 bits is looked up in two registers; many rows that share
+it take 1.05 times as long as with `fold`, because the look-up takes a port of the multiply-adds. A few rows take as
+long either way (*measured*, Ice Lake).
+"""
 
 
 @dataclass(frozen=True)
@@ -147,13 +154,13 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
     method: Method = "float" if structure.is_floats else "dot4" if integer else "fold"
     if structure.values == "table" and not integer:
         method = "table" if wide else "high"
+    if method == "fold" and wide and fast_lookups() and structure.bits in TABULAR.get(purpose, ()):
+        method = "table"
     if not purpose.endswith("vector"):
         rows, registers = tile_of(purpose, table.registers)
         return StoredRecipe(structure, method, rows=rows, registers=registers, panel=panel)
     if method == "fold" and fast_subnormals():
         method = "subnormal"
-    if method == "fold" and fast_lookups() and wide and structure.bits in TABULAR:
-        method = "table"
     chains = 2 if wide and not integer and not structure.run else 1  # short runs overlap anyway
     recipe = StoredRecipe(structure, method, registers=panel // table.lanes, chains=chains, panel=panel)
     return replace(recipe, ahead=prefetch_distance(recipe, table))

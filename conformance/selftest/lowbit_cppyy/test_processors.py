@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -177,9 +178,11 @@ def test_codes_are_subnormal_floats_only_where_these_are_fast(isa: str, processo
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512vnni"])
-def test_stored_codes_of_3_to_5_bits_are_looked_up_on_an_ice_lake(isa: str, processor: Kind) -> None:
-    """For one row, in registers of sixteen floats."""
-    for bits in (2, 3, 4, 5, 6, 8):
-        method = stored_recipe.default_recipe(Structure(bits), TABLES[isa], "vector", 64).method
-        looked_up = processor == "icelake" and isa == "avx512vnni" and bits in (3, 4, 5)
-        assert method == ("table" if looked_up else "subnormal" if processor == "zen4" else "fold")
+def test_stored_codes_are_looked_up_on_an_ice_lake(isa: str, processor: Kind) -> None:
+    """In registers of sixteen floats: codes of 3 to 5 bits for one row, of 3 and 4 for many rows."""
+    widths: dict[Purpose, tuple[int, ...]] = {"vector": (3, 4, 5), "rows": (), "many rows": (3, 4)}
+    for purpose, bits in product(widths, (2, 3, 4, 5, 6, 8)):
+        method = stored_recipe.default_recipe(Structure(bits), TABLES[isa], purpose, 64).method
+        looked_up = processor == "icelake" and isa == "avx512vnni" and bits in widths[purpose]
+        subnormal = processor == "zen4" and purpose == "vector"
+        assert method == ("table" if looked_up else "subnormal" if subnormal else "fold")

@@ -67,7 +67,7 @@ METHODS: tuple[Method, ...] = ("shift", "fold", "subnormal")
 
 def methods_of(structure: Structure, lanes: int) -> tuple[Method, ...]:
     """The methods for codes of floats with registers of this many lanes."""
-    return (*METHODS, "table") if structure.bits in TABULAR and lanes == 16 else METHODS
+    return (*METHODS, "table") if structure.bits in TABULAR["vector"] and lanes == 16 else METHODS
 
 
 def with_method(
