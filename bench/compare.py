@@ -26,6 +26,7 @@ from typing import IO, Any
 from contests import BATCHES, QUICK_ROTATION, ROTATION, Contest, contests
 from goals import goals
 from machine import described, description
+from measure import PATIENCE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from verdicts import Verdicts
@@ -38,7 +39,7 @@ RESULTS, KEPT = HERE / "results", HERE.parent / "docs/data"
 FILES = ("peers.json", "peers-roofline.svg", "peers-error.svg")
 STORED = "stored.json"
 PAIRS = 30
-SILENCE = 300  # seconds without a word after which a process is taken to hang
+SILENCE = 300  # seconds without a word, waits for free cores apart, after which a process is taken to hang
 LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -114,6 +115,7 @@ def run_worker(run: Run, threads: int, group: list[Contest], progress: Progress,
         "contests": [asdict(contest) for contest in group],
         "threads": threads,
         "pairs": run.options.pairs,
+        "patience": run.options.patience,
         "rotation": run.options.rotation * 2**20,
         "peers": run.options.peer,
         "left_out": run.failed,
@@ -143,7 +145,7 @@ def run_worker(run: Run, threads: int, group: list[Contest], progress: Progress,
 def take_in(run: Run, process: "subprocess.Popen[str]", threads: int, progress: Progress, task: Any) -> str:
     """Follow the events of a process to its end; the id of who was last built or called."""
     current, started = "", time.perf_counter()
-    for event in events(process):
+    for event in events(process, SILENCE + run.options.patience):
         kind = event.pop("event")
         if kind in ("building", "calling"):
             current = event["id"]
@@ -163,11 +165,11 @@ def take_in(run: Run, process: "subprocess.Popen[str]", threads: int, progress: 
     return current
 
 
-def events(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
+def events(process: "subprocess.Popen[str]", silence: float) -> Iterator[dict[str, Any]]:
     """The lines of a process; one that is silent for too long is ended."""
     assert process.stdout is not None
     while True:
-        if not select([process.stdout], [], [], SILENCE)[0]:
+        if not select([process.stdout], [], [], silence)[0]:
             process.kill()
             return
         if not (line := process.stdout.readline()):
@@ -236,6 +238,9 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, action="append", default=[], help="by default 1 and all processors")
     parser.add_argument("--batch", type=int, action="append", default=[], help="rows of activations, 1 4 16 128")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="rounds with free cores that are wanted")
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE, help="seconds that a problem waits for free cores, at most"
+    )
     parser.add_argument("--resume", action="store_true", help="measure what bench/results lacks, or has of busy cores")
     parser.add_argument("--rotation", type=int, default=0, help="MiB of weights for each contestant, 1024 by default")
     parser.add_argument("--no-verdicts", action="store_true", help="do not ask the conformance suite")

@@ -7,7 +7,7 @@ short runs once untimed, on other weights, since in a model its threads would be
 changes from round to round, so that nobody always follows the same neighbour.
 
 Rounds in which a core was taken by something else are marked. After one, the next waits until the cores are free, up to
-a minute in all. Rounds go on until enough are free, or four times as many have been made.
+a minute in all unless told otherwise. Rounds go on until enough are free, or four times as many have been made.
 """
 
 import time
@@ -20,7 +20,7 @@ from peers.base import Contestant
 from quiet import Watch, settle
 
 MOST = 4  # times as many rounds as are wanted free
-PATIENCE = 60.0  # seconds that the rounds of a problem wait for free cores, together
+PATIENCE = 60.0  # seconds that the rounds of a problem wait for free cores, together; the default
 WARM = 0.02  # seconds; waking threads takes some 50 µs, so a longer call needs no warming
 
 
@@ -70,6 +70,7 @@ def measure(
     pairs: int,
     report: Callable[[int, int], None],
     clock: Clock = time.perf_counter,
+    patience: float = PATIENCE,
 ) -> Rounds:
     """Measure contestants that are prepared.
 
@@ -80,10 +81,10 @@ def measure(
         pairs: rounds that are wanted free.
         report: called after each round with the free rounds and those wanted.
         clock: seconds.
+        patience: seconds that the rounds wait for free cores, together.
     """
     rounds = Rounds([Times(timed(each, clock) < WARM) for each in contestants])
     watch.free()
-    patience = PATIENCE
     for number in range(MOST * pairs):
         if rounds.free and not rounds.free[-1]:
             patience -= watch.wait(patience)

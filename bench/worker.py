@@ -33,7 +33,7 @@ SUSPECT = 4  # rows of activations whose error is looked at; those of more rows 
 
 
 def main() -> None:
-    """Measure what the first argument says, a JSON object: contests, threads, pairs, left_out, peers."""
+    """Measure what the first argument says, a JSON object: contests, threads, pairs, patience, left_out, peers."""
     # A library that ends the process by a signal leaves no core file in the folder of the user.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     given, say = json.loads(sys.argv[1]), sayer()
@@ -141,7 +141,7 @@ def problem(
         say("round", done=done, total=total)
 
     watch = Watch(reader)
-    rounds = measure(contestants, reader, watch, given["pairs"], progress)
+    rounds = measure(contestants, reader, watch, given["pairs"], progress, patience=given["patience"])
     return {
         "contest": contest.id,
         "rows": contest.rows,

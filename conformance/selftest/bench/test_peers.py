@@ -145,16 +145,18 @@ class Instruments:
         return next(self._free, True)
 
     def wait(self, patience: float) -> float:
-        self.log.append("wait")
+        self.log.append(f"wait {patience:g}")
         return min(patience, 25.0)
 
 
-def measured(log: list[str], free: list[bool], pairs: int, step: float = 1e-3) -> measure.Rounds:
+def measured(
+    log: list[str], free: list[bool], pairs: int, step: float = 1e-3, patience: float = 60
+) -> measure.Rounds:
     """Two contestants, measured by a clock that goes on by `step` each time it is read."""
     ticks, tools = itertools.count(), Instruments(log, free)
     two: Any = [Still("a", log), Still("b", log, nbytes=7)]
     other: Any = tools
-    return measure.measure(two, other, other, pairs, lambda done, total: None, lambda: step * next(ticks))
+    return measure.measure(two, other, other, pairs, lambda done, total: None, lambda: step * next(ticks), patience)
 
 
 def test_every_run_has_a_reading_of_its_own_bytes_before_it() -> None:
@@ -180,11 +182,14 @@ def test_busy_rounds_are_made_up_for_and_marked() -> None:
     free ones count if they are enough."""
     log: list[str] = []
     rounds = measured(log, [True, False, True, True], pairs=2)
-    assert rounds.free == [False, True, True] and log.count("wait") == 1
+    assert rounds.free == [False, True, True] and log.count("wait 60") == 1
     assert rounds.kept(2) == [1, 2]
     busy = measured(log, [False] * 9, pairs=2)
     assert busy.free == [False] * 8 and busy.kept(2) == list(range(8))
-    assert log.count("wait") == 1 + 7
+    assert [each for each in log if each.startswith("wait")][1:] == ["wait 60", "wait 35", "wait 10", *["wait 0"] * 4]
+    log.clear()
+    measured(log, [False, False, True], pairs=1, patience=30)
+    assert [each for each in log if each.startswith("wait")] == ["wait 30"]
 
 
 def test_a_resumed_run_measures_busy_problems_again() -> None:
