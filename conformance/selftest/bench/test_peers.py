@@ -149,9 +149,7 @@ class Instruments:
         return min(patience, 25.0)
 
 
-def measured(
-    log: list[str], free: list[bool], pairs: int, step: float = 1e-3, patience: float = 60
-) -> measure.Rounds:
+def measured(log: list[str], free: list[bool], pairs: int, step: float = 1e-3, patience: float = 60) -> measure.Rounds:
     """Two contestants, measured by a clock that goes on by `step` each time it is read."""
     ticks, tools = itertools.count(), Instruments(log, free)
     two: Any = [Still("a", log), Still("b", log, nbytes=7)]
