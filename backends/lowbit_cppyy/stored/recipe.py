@@ -41,9 +41,8 @@ HEAD = 32
 TABULAR: Mapping[Purpose, tuple[int, ...]] = MappingProxyType({"vector": (3, 4, 5), "many rows": (3, 4)})
 """For each purpose the widths of codes that `table` looks up where look-ups are fast.
 
-Codes of 2 bits are masked and converted as fast. A code of 5 bits is looked up in two registers; many rows that share
-it take 1.05 times as long as with `fold`, because the look-up takes a port of the multiply-adds. A few rows take as
-long either way (*measured*, Ice Lake).
+Codes of 2 bits are masked and converted as fast. Codes of 5 bits are looked up in two registers; many rows that share
+them take 1.05 times as long as with `fold`. A few rows take as long either way (*measured*, Ice Lake).
 """
 
 
