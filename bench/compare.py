@@ -39,6 +39,7 @@ RESULTS, KEPT = HERE / "results", HERE.parent / "docs/data"
 FILES = ("peers.json", "peers-roofline.svg", "peers-error.svg")
 STORED = "stored.json"
 PAIRS = 30
+LONGEST = 3600  # seconds that a problem may wait for free cores
 SILENCE = 300  # seconds without a word, waits for free cores apart, after which a process is taken to hang
 LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -247,6 +248,8 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="copy the results into docs/data")
     parser.add_argument("--not-installed", type=json.loads, default={}, help=argparse.SUPPRESS)  # project: reason
     chosen = parser.parse_args(arguments)
+    if not 0 <= chosen.patience <= LONGEST:
+        parser.error(f"--patience is {chosen.patience:g}; allowed: 0 to {LONGEST} seconds")
     cores = len(os.sched_getaffinity(0))
     chosen.threads = chosen.threads or ([min(2, cores)] if chosen.quick else sorted({1, min(2, cores)}))
     chosen.batch = chosen.batch or list(BATCHES)

@@ -205,6 +205,14 @@ def test_a_resumed_run_measures_busy_problems_again() -> None:
     assert run.problems == [problem(1, 30), problem(4, 30), *earlier[2:], problem(128, 0)]
 
 
+@pytest.mark.parametrize("given", ("-1", "nan", "inf", "3601"))
+def test_a_patience_that_is_no_time_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        compare.options([f"--patience={given}"])
+    assert f"--patience is {given}; allowed: 0 to 3600 seconds" in capsys.readouterr().err
+    assert compare.options(["--patience", "240"]).patience == 240
+
+
 def test_bytes_between_two_uses_count_all_that_is_read() -> None:
     """Two contestants of 4 bursts of 200 bytes, run twice a turn, beside readings: 2 rounds of 1200 bytes."""
     alone: Any = [Still("a", []), Still("b", [])]
