@@ -39,7 +39,7 @@ RESULTS, KEPT = HERE / "results", HERE.parent / "docs/data"
 FILES = ("peers.json", "peers-roofline.svg", "peers-error.svg")
 STORED = "stored.json"
 PAIRS = 30
-LONGEST = 3600  # seconds that a problem may wait for free cores
+LONGEST = 3600  # seconds that a problem may spend on waiting for free cores
 SILENCE = 300  # seconds without a word, waits for free cores apart, after which a process is taken to hang
 LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -240,7 +240,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, action="append", default=[], help="rows of activations, 1 4 16 128")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="rounds with free cores that are wanted")
     parser.add_argument(
-        "--patience", type=float, default=PATIENCE, help="seconds that a problem waits for free cores, at most"
+        "--patience", type=float, default=PATIENCE, help="seconds of a problem for waits and turns made again"
     )
     parser.add_argument("--resume", action="store_true", help="measure what bench/results lacks, or has of busy cores")
     parser.add_argument("--rotation", type=int, default=0, help="MiB of weights for each contestant, 1024 by default")

@@ -6,8 +6,9 @@ machine. Before either, threads that some library keeps watching for work are wa
 short runs once untimed, on other weights, since in a model its threads would be awake from the layer before. The order
 changes from round to round, so that nobody always follows the same neighbour.
 
-Rounds in which a core was taken by something else are marked. After one, the next waits until the cores are free, up to
-a minute in all unless told otherwise. Rounds go on until enough are free, or four times as many have been made.
+A turn in which a core was taken by something else does not count: once the cores are free, it is made again. For that
+the turns of a problem have a minute in all, unless told otherwise. When it is over, such turns count, and their rounds
+are marked as busy. Rounds go on until enough are free, or four times as many have been made.
 """
 
 import time
@@ -20,7 +21,7 @@ from peers.base import Contestant
 from quiet import Watch, settle
 
 MOST = 4  # times as many rounds as are wanted free
-PATIENCE = 60.0  # seconds that the rounds of a problem wait for free cores, together; the default
+PATIENCE = 60.0  # seconds for waiting and for turns made again, of all rounds of a problem; the default
 WARM = 0.02  # seconds; waking threads takes some 50 µs, so a longer call needs no warming
 
 
@@ -42,6 +43,10 @@ class Times:
     runs: list[float] = field(default_factory=list)
     reads: list[float] = field(default_factory=list)
 
+    def drop_last(self) -> None:
+        """Forget the last turn."""
+        del self.runs[-1], self.reads[-1]
+
 
 @dataclass
 class Rounds:
@@ -50,12 +55,14 @@ class Rounds:
     Attributes:
         times: of each contestant, in the order given.
         free: for each round, whether the cores were free all through it.
-        restless: turns before which threads of some library did not go to sleep.
+        restless: turns around which threads of some library did not go to sleep.
+        again: turns that were made again because a core was not free.
     """
 
     times: list[Times]
     free: list[bool] = field(default_factory=list)
     restless: int = 0
+    again: int = 0
 
     def kept(self, pairs: int) -> list[int]:
         """The rounds that count: the free ones if there are enough, or else all."""
@@ -77,21 +84,31 @@ def measure(
     Args:
         contestants: in the order of the result.
         reader: the read limit.
-        watch: says whether the cores were free since it was last asked.
+        watch: says whether the cores are free.
         pairs: rounds that are wanted free.
         report: called after each round with the free rounds and those wanted.
         clock: seconds.
-        patience: seconds that the rounds wait for free cores, together.
+        patience: seconds for waiting and for turns made again, together.
     """
     rounds = Rounds([Times(timed(each, clock) < WARM) for each in contestants])
-    watch.free()
+    patience -= watch.wait(patience)
+    watch.alone()
     for number in range(MOST * pairs):
-        if rounds.free and not rounds.free[-1]:
-            patience -= watch.wait(patience)
+        free = True
         for place in range(len(contestants)):
             index = (place + number) % len(contestants)
-            rounds.restless += not turn(contestants[index], rounds.times[index], reader, clock)
-        rounds.free.append(watch.free())
+            one, times = contestants[index], rounds.times[index]
+            settled = turn(one, times, reader, clock)
+            while not (fast := watch.fast()) and settled and patience > 0:
+                started = clock()
+                watch.wait(patience)
+                times.drop_last()
+                settled = turn(one, times, reader, clock)
+                rounds.again += 1
+                patience -= clock() - started
+            rounds.restless += not settled
+            free &= fast
+        rounds.free.append(free and watch.alone())
         report(sum(rounds.free), pairs)
         if sum(rounds.free) >= pairs:
             break
@@ -99,14 +116,14 @@ def measure(
 
 
 def turn(contestant: Contestant, times: Times, reader: MemoryReader, clock: Clock) -> bool:
-    """One reading and one run, both kept; False if some thread did not go to sleep before them."""
-    settled = settle()
+    """One reading and one run, both kept; False if some thread did not go to sleep before or after them."""
+    before = settle()
     times.reads.append(reader.seconds(contestant.nbytes * contestant.products))
     if times.warm:
         contestant.run()
     times.runs.append(timed(contestant, clock))
     contestant.rest()
-    return settled
+    return settle() and before
 
 
 def timed(contestant: Contestant, clock: Clock) -> float:

@@ -49,11 +49,11 @@ def settle(processes: Sequence[int] = ()) -> bool:
 
 
 class Watch:
-    """Says of each round whether the cores were free.
+    """Says whether the cores are free.
 
-    They were not where other processes, or other machines on the same processor, had more than a twentieth of the time
-    since the last question, or where a spin takes longer now than it did at its best, as it does beside a busy
-    neighbour: two threads share the slots in which a core begins instructions, and a virtual machine may have one of
+    They are not where other processes, or other machines on the same processor, had more than a twentieth of the time
+    since the last question (`alone`), or where a spin takes longer than it did at its best (`fast`), as it does beside a
+    busy neighbour: two threads share the slots in which a core begins instructions, and a virtual machine may have one of
     the two. A product slows down with it; a plain reading does not. Of the moments in which a kernel of AVX2 took 1.18
     times its best time or more, the spin sees 64 to 79 in a hundred (*measured*, Ice Lake, six times 8 seconds); chains
     of arithmetic without the instructions that fill all slots saw 5 to 20. A neighbour that never rests is not seen, as
@@ -64,23 +64,29 @@ class Watch:
         self._reader = reader
         self._best = min(reader.spin(STEPS) for _ in range(FIRST))
         self._spins = list[float]()
-        self._before = moment()
+        self._began = self._fast = moment()  # of what `alone` is asked about; of the last fast spin
 
     @property
     def arithmetic(self) -> float:
         """The median speed of spins so far, as a fraction of the best."""
         return self._best / median(self._spins) if self._spins else 1.0
 
-    def free(self) -> bool:
-        """Whether the cores have been free since the last question."""
-        settle()
-        return self.fast() and self._alone()
-
     def fast(self) -> bool:
         """Whether a spin is as fast now as where no neighbour runs."""
         spin = self._spin()
         self._spins.append(spin)
-        return self._best / spin >= FREE
+        fast = self._best / spin >= FREE
+        if fast:
+            self._fast = moment()
+        return fast
+
+    def alone(self) -> bool:
+        """Whether others had little of the machine since the last question.
+
+        What passed from a fast spin to the end of a `wait` is left out: it is not part of a round.
+        """
+        began, self._began = self._began, moment()
+        return others_share(began, self._began, os.cpu_count() or 1) <= BUSY
 
     def wait(self, patience: float) -> float:
         """Wait until a spin is as fast as on a core without a neighbour, for at most `patience` seconds.
@@ -88,13 +94,16 @@ class Watch:
         Returns:
             The seconds that passed.
         """
-        began = time.perf_counter()
-        while (passed := time.perf_counter() - began) < patience:
+        started = time.perf_counter()
+        while (passed := time.perf_counter() - started) < patience:
             spin = self._spin()
             if self._best / spin >= FREE:
                 break
             time.sleep(PAUSE)
-        self._before = moment()  # what others took meanwhile is not part of a round
+        now = moment()
+        if self._began and self._fast and now:
+            self._began = self._began.later(self._fast, now)
+        self._fast = now
         return passed
 
     def _spin(self) -> float:
@@ -102,7 +111,3 @@ class Watch:
         times = [self._reader.spin(STEPS) for _ in range(5)]
         self._best = min(self._best, *times)
         return median(times)
-
-    def _alone(self) -> bool:
-        before, self._before = self._before, moment()
-        return others_share(before, self._before, os.cpu_count() or 1) <= BUSY

@@ -12,11 +12,14 @@
 #include <vector>
 
 #include <immintrin.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 namespace lowbit::bench {
 
-// Threads that begin together. The clock starts when all of them stand ready, so it counts no waking up, and stops when
-// the last is done. Between two calls they sleep, and so take no core from what is measured next.
+// Threads that begin together, none on the processor of the caller. The clock starts when all of them stand ready, so it
+// counts no waking up, and stops when the last is done. Between two calls they sleep, and so take no core from what is measured next.
 class Gang {
  public:
   using Body = void (*)(void* context, int thread);
@@ -43,7 +46,7 @@ class Gang {
   double run(Body body, void* context) {
     {
       std::lock_guard<std::mutex> guard(mutex_);
-      body_ = body, context_ = context;
+      body_ = body, context_ = context, processor_ = processor();
       ready_ = 0, done_ = 0;
       go_.store(false);
       ++job_;
@@ -67,6 +70,7 @@ class Gang {
         if (stopped_) return;
         seen = job_;
       }
+      leave_the_caller_alone();
       ready_.fetch_add(1);
       while (!go_.load()) std::this_thread::yield();
       body_(context_, number);
@@ -74,7 +78,29 @@ class Gang {
     }
   }
 
+  static int processor() {
+#if defined(__linux__)
+    return ::sched_getcpu();
+#else
+    return -1;
+#endif
+  }
+
+  // A scheduler may wake a worker on the processor of its caller, which still runs there. Two threads of 0.1 ms then take
+  // turns on one processor, and the time says that the other is busy. So the worker moves to any other that it may use.
+  void leave_the_caller_alone() {
+#if defined(__linux__)
+    cpu_set_t allowed, others;
+    if (processor() != processor_ || ::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    others = allowed;
+    CPU_CLR(processor_, &others);
+    if (CPU_COUNT(&others) == 0 || ::sched_setaffinity(0, sizeof others, &others) != 0) return;
+    ::sched_setaffinity(0, sizeof allowed, &allowed);  // it has moved; from here the scheduler decides again
+#endif
+  }
+
   const int threads_;
+  int processor_ = -1;
   std::vector<std::thread> workers_;
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -155,6 +155,7 @@ def problem(
         "free_rounds": sum(rounds.free),
         "arithmetic": round(watch.arithmetic, 3),
         "restless_turns": rounds.restless,
+        "turns_again": rounds.again,
         "reader": reader.fastest,
         "contestants": rows_of(ready, rounds, given["pairs"]),
         "absent": [{"id": id, "reason": reason} for id, reason in sorted(lacking.items())],

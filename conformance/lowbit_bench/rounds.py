@@ -50,6 +50,18 @@ class Moment:
     machine: float
     process: float
 
+    def later(self, start: "Moment", end: "Moment") -> "Moment":
+        """This moment moved on by what passed between two others.
+
+        >>> Moment(1, 2, 3).later(Moment(0, 0, 0), Moment(10, 20, 30))
+        Moment(wall=11, machine=22, process=33)
+        """
+        return Moment(
+            self.wall + end.wall - start.wall,
+            self.machine + end.machine - start.machine,
+            self.process + end.process - start.process,
+        )
+
 
 @dataclass
 class CallError(Exception):

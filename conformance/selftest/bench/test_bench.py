@@ -1,5 +1,6 @@
 """The benchmarks' own instruments: the readers read every byte, and a core that is shared is seen."""
 
+import itertools
 import json
 import subprocess
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import verdicts
 from paths import ROOT
 
 from lowbit.system.interpreters import python_command, python_environment
+from lowbit_bench.rounds import Moment
 
 
 def test_the_readers_read_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,29 +30,46 @@ def test_the_readers_read_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reader.freedom() > 0
 
 
+class Spins:
+    """Stands in for a reader: half as fast where a neighbour runs."""
+
+    seconds = 1e-4
+
+    def spin(self, steps: int) -> float:
+        return self.seconds
+
+
 def test_a_core_that_is_shared_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round after which spins take longer than at their best is busy, and the fraction of that best is reported."""
-
-    class Spins:
-        """Stands in for a reader: half as fast where a neighbour runs."""
-
-        seconds = 1e-4
-
-        def spin(self, steps: int) -> float:
-            return self.seconds
-
+    """Spins that take longer than at their best are not fast, and the fraction of that best is reported."""
     spins = Spins()
-    monkeypatch.setattr(quiet, "settle", lambda: True)
     monkeypatch.setattr(quiet, "moment", lambda: None)
     watch = quiet.Watch(cast(limits.MemoryReader, spins))
     assert watch.arithmetic == 1.0
-    assert watch.free()
+    assert watch.fast() and watch.alone()
     spins.seconds = 2e-4
-    assert not watch.free() and not watch.free()
+    assert not watch.fast() and not watch.fast()
     assert watch.arithmetic == 0.5
     assert watch.wait(0.1) >= 0.1
     spins.seconds = 1e-4
     assert watch.wait(60) < 60
+
+
+def test_what_others_use_during_a_wait_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the last fast spin to the end of the wait; before and after it, it does."""
+    monkeypatch.setattr(quiet.os, "cpu_count", lambda: 1)
+
+    def alone(before: float, meanwhile: float, after: float) -> bool:
+        """With so many seconds of others in three times ten seconds, between which the cores are waited for."""
+        machine = itertools.accumulate([0, 0, before, meanwhile, after])
+        moments = (Moment(10.0 * n, used, 0) for n, used in enumerate(machine))
+        monkeypatch.setattr(quiet, "moment", lambda: next(moments))
+        watch = quiet.Watch(cast(limits.MemoryReader, Spins()))
+        assert watch.alone() and watch.fast()
+        watch.wait(60)
+        return watch.alone()
+
+    assert alone(0, 9, 0) and alone(0.4, 0, 0.4)
+    assert not alone(2, 0, 0) and not alone(0, 0, 2)
 
 
 def test_the_sources_of_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,62 +132,106 @@ class Still(Contestant):
 
 
 class Instruments:
-    """A reader and a watch that note what they are asked."""
+    """A reader, a watch and a clock that note what they are asked.
 
-    def __init__(self, log: list[str], free: list[bool]) -> None:
-        self.log, self._free = log, iter(free)
+    Args:
+        log: where they note it.
+        fast: the answers to whether a spin is fast, then always yes.
+        alone: the answers to whether others had little of the machine, then always yes.
+        step: by how much the clock goes on each time that it is read.
+    """
+
+    def __init__(self, log: list[str], fast: list[bool], alone: list[bool], step: float) -> None:
+        self.log, self._fast, self._alone, self._step, self._now = log, iter(fast), iter(alone), step, 0.0
 
     def seconds(self, nbytes: int) -> float:
         self.log.append(f"read {nbytes}")
         return 1.0
 
-    def free(self) -> bool:
-        return next(self._free, True)
+    def fast(self) -> bool:
+        return next(self._fast, True)
+
+    def alone(self) -> bool:
+        self.log.append("alone?")
+        return next(self._alone, True)
 
     def wait(self, patience: float) -> float:
-        self.log.append(f"wait {patience:g}")
-        return min(patience, 25.0)
+        self.log.append(f"wait {patience:.0f}")
+        passed = min(patience, 25.0)
+        self._now += passed
+        return passed
+
+    def clock(self) -> float:
+        self._now += self._step
+        return self._now
 
 
-def measured(log: list[str], free: list[bool], pairs: int, step: float = 1e-3, patience: float = 60) -> measure.Rounds:
-    """Two contestants, measured by a clock that goes on by `step` each time it is read."""
-    ticks, tools = itertools.count(), Instruments(log, free)
-    two: Any = [Still("a", log), Still("b", log, nbytes=7)]
-    other: Any = tools
-    return measure.measure(two, other, other, pairs, lambda done, total: None, lambda: step * next(ticks), patience)
+def measured(
+    log: list[str],
+    pairs: int,
+    fast: list[bool] | None = None,
+    alone: list[bool] | None = None,
+    step: float = 1e-3,
+    patience: float = 60,
+) -> measure.Rounds:
+    """Two contestants, measured by instruments that give these answers; the wait before the first round takes 25 s."""
+    two: list[Contestant] = [Still("a", log), Still("b", log, nbytes=7)]
+    tools: Any = Instruments(log, fast or [], [True, *(alone or [])], step)
+    return measure.measure(two, tools, tools, pairs, lambda done, total: None, tools.clock, patience)
+
+
+def waits(log: list[str]) -> list[str]:
+    """The waits after the one before the first round."""
+    return [each for each in log if each.startswith("wait")][1:]
 
 
 def test_every_run_has_a_reading_of_its_own_bytes_before_it() -> None:
     """Read, run untimed, run, rest; the bytes are those of the burst; the order changes from round to round."""
     log: list[str] = []
-    rounds = measured(log, [], pairs=2)
+    rounds = measured(log, pairs=2)
     turn_a, turn_b = (
         [f"read {2 * nbytes}", f"run {name}", f"run {name}", f"rest {name}"] for name, nbytes in (("a", 100), ("b", 7))
     )
-    assert log == ["run a", "run b", *turn_a, *turn_b, *turn_b, *turn_a]
+    first, second = [*turn_a, *turn_b, "alone?"], [*turn_b, *turn_a, "alone?"]
+    assert log == ["run a", "run b", "wait 60", "alone?", *first, *second]
     assert [len(times.runs) for times in rounds.times] == [len(times.reads) for times in rounds.times] == [2, 2]
 
 
 def test_long_runs_are_not_warmed() -> None:
     """A call of 30 ms runs once a turn."""
     log: list[str] = []
-    measured(log, [], pairs=1, step=0.03)
+    measured(log, pairs=1, step=0.03)
     assert log.count("run a") == 2  # the first tells how long it takes
 
 
-def test_busy_rounds_are_made_up_for_and_marked() -> None:
-    """For each busy round one is added, to four times as many at most, each after waiting for free cores; only the
-    free ones count if they are enough."""
+def test_a_turn_on_a_busy_core_is_made_again() -> None:
+    """After a wait for free cores; neither the time of its run nor that of its reading is kept."""
     log: list[str] = []
-    rounds = measured(log, [True, False, True, True], pairs=2)
-    assert rounds.free == [False, True, True] and log.count("wait 60") == 1
-    assert rounds.kept(2) == [1, 2]
-    busy = measured(log, [False] * 9, pairs=2)
+    rounds = measured(log, pairs=2, fast=[True, False, False, True])
+    assert rounds.again == 2 and rounds.free == [True, True]
+    assert [len(times.runs) for times in rounds.times] == [len(times.reads) for times in rounds.times] == [2, 2]
+    assert log.count("run b") == 1 + 2 * (1 + 2 + 1) and log.count("run a") == 1 + 2 * 2
+    assert waits(log) == ["wait 35", "wait 10"]
+
+
+def test_when_patience_is_over_busy_turns_count_and_mark_their_rounds() -> None:
+    """A round with such a turn is busy, and so is one in which others had much of the machine. For each busy round one
+    is added, to four times as many at most; only the free ones count if they are enough."""
+    log: list[str] = []
+    rounds = measured(log, pairs=2, fast=[False, True, True, True], alone=[True, False, True, True], patience=0)
+    assert rounds.free == [False, False, True, True] and rounds.again == 0 and not waits(log)
+    assert rounds.kept(2) == [2, 3]
+    busy = measured(log, pairs=2, fast=[False] * 99, patience=50)
     assert busy.free == [False] * 8 and busy.kept(2) == list(range(8))
-    assert [each for each in log if each.startswith("wait")][1:] == ["wait 60", "wait 35", "wait 10", *["wait 0"] * 4]
-    log.clear()
-    measured(log, [False, False, True], pairs=1, patience=30)
-    assert [each for each in log if each.startswith("wait")] == ["wait 30"]
+    assert busy.again == 1 and waits(log)[1:] == ["wait 25"]  # the first is the one before the first round
+
+
+def test_a_turn_that_leaves_threads_awake_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would keep the cores from being free for as long as the patience lasts."""
+    monkeypatch.setattr(measure, "settle", lambda: False)
+    log: list[str] = []
+    rounds = measured(log, pairs=1, fast=[False] * 99)
+    assert rounds.free == [False] * 4 and rounds.restless == 8 and not waits(log)
 
 
 def test_a_resumed_run_measures_busy_problems_again() -> None:
