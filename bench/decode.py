@@ -42,27 +42,28 @@ PATIENCE = 120.0  # seconds that the turns after a prompt wait for free cores, t
 def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
     """All engines on a number of threads, in turns; a run for each model and prompt."""
     reader, files = MemoryReader(threads), options.model or [data.fetch(data.DEFAULT_MODEL)]
-    return {"runs": [run for file in files for run in of_model(file, threads, reader, options)]}
+    watch = Watch(reader)
+    return {"runs": [run for file in files for run in of_model(file, reader, watch, options)]}
 
 
-def of_model(file: Path, threads: int, reader: MemoryReader, options: argparse.Namespace) -> list[dict[str, Any]]:
+def of_model(file: Path, reader: MemoryReader, watch: Watch, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The runs of a model."""
     words = open_model(file).tokenizer.encode(data.read_text(data.fetch(data.DEFAULT_TEXT)))
-    length = -(-(max(options.prompt) + options.tokens) // 256) * 256
+    threads, length = reader.threads, -(-(max(options.prompt) + options.tokens) // 256) * 256
     with running(Setting(file, threads, length, onnx=options.onnx), options.isa, options.only) as (engines, absent):
-        runs = [of_prompt(engines, words[:count], reader, options) for count in options.prompt]
+        runs = [of_prompt(engines, words[:count], reader, watch, options) for count in options.prompt]
         absent |= {each.name: each.failure for each in engines if each.failure}
     model = {"threads": threads, "model": file.name, "model_bytes": file.stat().st_size}
     return [model | run | {"absent": absent} for run in runs]
 
 
 def of_prompt(
-    engines: list[Process], prompt: list[int], reader: MemoryReader, options: argparse.Namespace
+    engines: list[Process], prompt: list[int], reader: MemoryReader, watch: Watch, options: argparse.Namespace
 ) -> dict[str, Any]:
     """The repetitions of every engine after a prompt."""
     spin, pids = reader.freedom(), [each.pid for each in engines]
     runs: list[list[dict[str, Any]]] = [[] for _ in engines]
-    watch, patience, free = Watch(reader), PATIENCE, list[bool]()
+    patience, free = PATIENCE, list[bool]()
     for repetition in range(options.repetitions + 1):  # the first warms everything and is dropped
         tell(f"  prompt of {len(prompt)} tokens, repetition {repetition} of {options.repetitions}")
         for place in range(len(engines)):

@@ -108,7 +108,7 @@ def measure(
                 patience -= clock() - started
             rounds.restless += not settled
             free &= fast
-        rounds.free.append(free and watch.alone())
+        rounds.free.append(watch.alone() and free)
         report(sum(rounds.free), pairs)
         if sum(rounds.free) >= pairs:
             break

@@ -16,7 +16,11 @@ STEP, PATIENCE = 0.0005, 0.12  # seconds; ggml's and OpenBLAS's threads watch fo
 FREE = 0.85
 """Of the speed that a spin had at its best: below this a round is busy."""
 PAUSE = 0.02  # seconds between spins that wait for free cores
-STEPS, FIRST = 30_000, 1000  # of a spin, some 120 µs; spins before the first round
+RECOVERY = 0.001
+"""Seconds after which a slow spin is repeated: a core that ran AVX-512 has a slower clock for some 0.6 ms afterwards
+(0.77 of the usual speed; *measured*, Ice Lake)."""
+STEPS = 30_000  # of a spin, some 120 µs
+FIRST = 100  # pauses before the first round, with five spins after each: neighbours rest at times in these two seconds
 
 
 def others_running(processes: Sequence[int] = ()) -> bool:
@@ -56,24 +60,30 @@ class Watch:
     busy neighbour: two threads share the slots in which a core begins instructions, and a virtual machine may have one of
     the two. A product slows down with it; a plain reading does not. Of the moments in which a kernel of AVX2 took 1.18
     times its best time or more, the spin sees 64 to 79 in a hundred (*measured*, Ice Lake, six times 8 seconds); chains
-    of arithmetic without the instructions that fill all slots saw 5 to 20. A neighbour that never rests is not seen, as
-    the best is no better then.
+    of arithmetic without the instructions that fill all slots saw 5 to 20. A neighbour that has not rested since the
+    watch began is not seen, as the best is no better then; so one watch serves all problems of a process.
     """
 
     def __init__(self, reader: MemoryReader) -> None:
         self._reader = reader
-        self._best = min(reader.spin(STEPS) for _ in range(FIRST))
+        self._best = float("inf")
+        for _ in range(FIRST):
+            time.sleep(PAUSE)
+            self._spin()
         self._spins = list[float]()
         self._began = self._fast = moment()  # of what `alone` is asked about; of the last fast spin
 
-    @property
     def arithmetic(self) -> float:
-        """The median speed of spins so far, as a fraction of the best."""
-        return self._best / median(self._spins) if self._spins else 1.0
+        """The median speed of spins since the last question, as a fraction of the best."""
+        spins, self._spins = self._spins, []
+        return self._best / median(spins) if spins else 1.0
 
     def fast(self) -> bool:
-        """Whether a spin is as fast now as where no neighbour runs."""
+        """Whether a spin is as fast now, or a millisecond later, as where no neighbour runs."""
         spin = self._spin()
+        if self._best / spin < FREE:
+            time.sleep(RECOVERY)
+            spin = self._spin()
         self._spins.append(spin)
         fast = self._best / spin >= FREE
         if fast:

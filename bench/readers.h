@@ -12,9 +12,8 @@
 #include <vector>
 
 #include <immintrin.h>
-#if defined(__linux__)
-#include <sched.h>
-#endif
+
+#include "../backends/lowbit_cppyy/cpp/placement.h"
 
 namespace lowbit::bench {
 
@@ -46,11 +45,12 @@ class Gang {
   double run(Body body, void* context) {
     {
       std::lock_guard<std::mutex> guard(mutex_);
-      body_ = body, context_ = context, processor_ = processor();
+      body_ = body, context_ = context;
       ready_ = 0, done_ = 0;
       go_.store(false);
       ++job_;
     }
+    separation_.from_caller(workers_);
     wake_.notify_all();
     while (ready_.load() < threads_ - 1) std::this_thread::yield();
     const auto start = std::chrono::steady_clock::now();
@@ -70,7 +70,6 @@ class Gang {
         if (stopped_) return;
         seen = job_;
       }
-      leave_the_caller_alone();
       ready_.fetch_add(1);
       while (!go_.load()) std::this_thread::yield();
       body_(context_, number);
@@ -78,30 +77,9 @@ class Gang {
     }
   }
 
-  static int processor() {
-#if defined(__linux__)
-    return ::sched_getcpu();
-#else
-    return -1;
-#endif
-  }
-
-  // A scheduler may wake a worker on the processor of its caller, which still runs there. Two threads of 0.1 ms then take
-  // turns on one processor, and the time says that the other is busy. So the worker moves to any other that it may use.
-  void leave_the_caller_alone() {
-#if defined(__linux__)
-    cpu_set_t allowed, others;
-    if (processor() != processor_ || ::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    others = allowed;
-    CPU_CLR(processor_, &others);
-    if (CPU_COUNT(&others) == 0 || ::sched_setaffinity(0, sizeof others, &others) != 0) return;
-    ::sched_setaffinity(0, sizeof allowed, &allowed);  // it has moved; from here the scheduler decides again
-#endif
-  }
-
   const int threads_;
-  int processor_ = -1;
   std::vector<std::thread> workers_;
+  Separation separation_;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stopped_ = false;

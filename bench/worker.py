@@ -40,11 +40,12 @@ def main() -> None:
     say("starting")
     reader = MemoryReader(given["threads"])
     say("machine", ceilings=reader.ceilings())
+    watch = Watch(reader)
     for fields in given["contests"]:
-        hold(Contest(**fields | {"batches": tuple(fields["batches"])}), given, reader, say)
+        hold(Contest(**fields | {"batches": tuple(fields["batches"])}), given, reader, watch, say)
 
 
-def hold(contest: Contest, given: dict[str, Any], reader: MemoryReader, say: Say) -> None:
+def hold(contest: Contest, given: dict[str, Any], reader: MemoryReader, watch: Watch, say: Say) -> None:
     """One contest: everyone is built, then measured for each batch."""
     if all(f"{contest.id} {batch}" in given["done"] for batch in contest.batches):
         return
@@ -56,7 +57,7 @@ def hold(contest: Contest, given: dict[str, Any], reader: MemoryReader, say: Say
             if f"{contest.id} {batch}" not in given["done"]:
                 slow = too_slow(known, batch)
                 able = [(entry, contestant) for entry, contestant in present if entry.id not in slow]
-                known.append(problem(contest, batch, able, missing | slow, given, reader, say))
+                known.append(problem(contest, batch, able, missing | slow, given, reader, watch, say))
                 say("problem", **known[-1])
 
 
@@ -119,6 +120,7 @@ def problem(
     missing: dict[str, str],
     given: dict[str, Any],
     reader: MemoryReader,
+    watch: Watch,
     say: Say,
 ) -> dict[str, Any]:
     """One batch of a contest, as the report holds it."""
@@ -140,7 +142,6 @@ def problem(
     def progress(done: int, total: int) -> None:
         say("round", done=done, total=total)
 
-    watch = Watch(reader)
     rounds = measure(contestants, reader, watch, given["pairs"], progress, patience=given["patience"])
     return {
         "contest": contest.id,
@@ -153,7 +154,7 @@ def problem(
         "spin_after": round(reader.freedom(), 3),
         "rounds": len(rounds.free),
         "free_rounds": sum(rounds.free),
-        "arithmetic": round(watch.arithmetic, 3),
+        "arithmetic": round(watch.arithmetic(), 3),
         "restless_turns": rounds.restless,
         "turns_again": rounds.again,
         "reader": reader.fastest,

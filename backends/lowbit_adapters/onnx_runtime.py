@@ -15,7 +15,7 @@ a backend declares one arithmetic for an operation.
 Source: the operator's documentation and its CPU kernel (matmul_nbits.cc and MLAS) in the project's repository.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,18 +54,18 @@ def float_zero_roundings(rows: int, group_size: int) -> int:
     return any_order(rows, group_size) + 3
 
 
-def model_of(constants: Mapping[str, Array], sizes: Mapping[str, int], products: int = 1) -> bytes:
+def model_of(constants: Sequence[Mapping[str, Array]], sizes: Mapping[str, int]) -> bytes:
     """A model of one or several products of one input A, each with its own constants: the outputs Y0, Y1, ….
 
     Args:
-        constants: the operator's B, scales and zero_points, in this order.
+        constants: of each product, the operator's B, scales and zero_points, in this order.
         sizes: the operator's attributes.
-        products: the number of nodes, all with equal constants at different places.
     """
     from onnx import TensorProto, helper, numpy_helper
 
-    tensors = [(f"{name}{n}", array) for n in range(products) for name, array in constants.items()]
-    named = [["A", *(f"{name}{n}" for name in constants)] for n in range(products)]
+    products = range(len(constants))
+    tensors = [(f"{name}{n}", array) for n in products for name, array in constants[n].items()]
+    named = [["A", *(f"{name}{n}" for name in constants[n])] for n in products]
     nodes = [
         helper.make_node("MatMulNBits", inputs, [f"Y{n}"], domain="com.microsoft", **sizes)
         for n, inputs in enumerate(named)
@@ -74,7 +74,7 @@ def model_of(constants: Mapping[str, Array], sizes: Mapping[str, int], products:
         nodes,
         "lowbit",
         [helper.make_tensor_value_info("A", TensorProto.FLOAT, ["T", sizes["K"]])],
-        [helper.make_tensor_value_info(f"Y{n}", TensorProto.FLOAT, ["T", sizes["N"]]) for n in range(products)],
+        [helper.make_tensor_value_info(f"Y{n}", TensorProto.FLOAT, ["T", sizes["N"]]) for n in products],
         [numpy_helper.from_array(array, name) for name, array in tensors],
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
@@ -93,7 +93,7 @@ def session_of(matrix: QuantizedMatrix, zeros: Array) -> Any:
     import onnxruntime
 
     scales = group_rows(matrix.scales.astype(np.float32))
-    model = model_of({"B": blocks_of(matrix), "scales": scales, "zero_points": zeros}, sizes_of(matrix))
+    model = model_of([{"B": blocks_of(matrix), "scales": scales, "zero_points": zeros}], sizes_of(matrix))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -22,10 +22,10 @@
 #include <vector>
 
 #include <pthread.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include "parking.h"
+#include "placement.h"
 
 namespace lowbit {
 
@@ -80,7 +80,8 @@ class Pool {
   using Team = void (*)(const void* context, int thread, int threads);
 
   // `threads` counts the caller: one thread means no workers. If the system refuses a thread, fewer are used. The
-  // workers get the affinity that the creating thread has at that moment; later changes do not move them.
+  // workers get the affinity that the creating thread has at that moment, without the processor on which the caller
+  // runs; later changes do not move them.
   explicit Pool(int threads) : owner_(::getpid()), shares_(new Share[std::max(threads, 1)]) {
     workers_.reserve(std::max(threads, 1));
     const SignalsBlocked blocked;
@@ -119,7 +120,7 @@ class Pool {
     if (!wake && sleepers_.load(std::memory_order_relaxed) == static_cast<int>(workers_.size())) {
       body(context, 0, count);  // no worker will take part, so the range is not divided
     } else {
-      job_ = {body, nullptr, context, count, grain_for(count, grain), processor()};
+      job_ = {body, nullptr, context, count, grain_for(count, grain)};
       cut();
       open(wake, static_cast<int>(std::min<std::int64_t>((count - 1) / job_.grain, INT_MAX)));
       take_chunks(0);
@@ -143,7 +144,7 @@ class Pool {
       return OK;
     }
     const std::uint32_t workers = static_cast<std::uint32_t>(workers_.size());
-    job_ = {nullptr, team, context, 0, 0, processor()};
+    job_ = {nullptr, team, context, 0, 0};
     came_.store(0, std::memory_order_relaxed), size_.store(0, std::memory_order_relaxed);
     open(true, static_cast<int>(workers));
     gather(workers, std::max<std::chrono::nanoseconds>(patience, least_patience));
@@ -198,7 +199,6 @@ class Pool {
     Team team;  // or nullptr
     const void* context;
     std::int64_t count, grain;
-    int processor;  // of the caller
   };
 
   // The remaining chunks first .. last of a thread: `last` in the upper half, `first` in the lower.
@@ -226,6 +226,7 @@ class Pool {
   }
 
   void open(bool wake, int most) {
+    separation_.from_caller(workers_);
     state_.value.store(is_open, std::memory_order_release);
     number_.value.fetch_add(1);  // before looking for sleepers: either they are seen here, or they see the new number
     if (wake && sleepers_.load() > 0) number_.wake(most);
@@ -297,28 +298,6 @@ class Pool {
     return false;
   }
 
-  static int processor() {
-#if defined(__linux__)
-    return ::sched_getcpu();
-#else
-    return -1;
-#endif
-  }
-
-  // Schedulers may wake a worker on the processor of its caller, which still runs there, and leave it there for many
-  // calls (observed: 0.1 s). Then two threads are no faster than one. So the worker moves to any other processor that
-  // it may use.
-  void leave_the_caller_alone() {
-#if defined(__linux__)
-    cpu_set_t allowed, others;
-    if (processor() != job_.processor || ::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    others = allowed;
-    CPU_CLR(job_.processor, &others);
-    if (CPU_COUNT(&others) == 0 || ::sched_setaffinity(0, sizeof others, &others) != 0) return;
-    ::sched_setaffinity(0, sizeof allowed, &allowed);  // it has moved; from here the scheduler decides again
-#endif
-  }
-
   void serve(int thread) {
 #if defined(__linux__)
     pthread_setname_np(pthread_self(), "lowbit");
@@ -336,7 +315,6 @@ class Pool {
       if (stopped_.load(std::memory_order_acquire)) return;
       seen = number_.value.load();
       if (!enter()) continue;  // too late: the other threads have finished the job
-      if (!awake) leave_the_caller_alone();
       patience = job_.team ? team_patience : worker_patience;
       if (job_.team) take_part();
       else take_chunks(thread);
@@ -354,6 +332,7 @@ class Pool {
 
   // The data of the call that uses the workers; written while no worker is inside.
   Job job_{};
+  Separation separation_;  // of the caller and the workers
   std::unique_ptr<Share[]> shares_;
   Word state_;
   Word number_;  // of the job; workers wait for it to change

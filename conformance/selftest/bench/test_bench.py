@@ -44,11 +44,11 @@ def test_a_core_that_is_shared_is_not_free(monkeypatch: pytest.MonkeyPatch) -> N
     spins = Spins()
     monkeypatch.setattr(quiet, "moment", lambda: None)
     watch = quiet.Watch(cast(limits.MemoryReader, spins))
-    assert watch.arithmetic == 1.0
+    assert watch.arithmetic() == 1.0
     assert watch.fast() and watch.alone()
     spins.seconds = 2e-4
     assert not watch.fast() and not watch.fast()
-    assert watch.arithmetic == 0.5
+    assert watch.arithmetic() == 0.5
     assert watch.wait(0.1) >= 0.1
     spins.seconds = 1e-4
     assert watch.wait(60) < 60

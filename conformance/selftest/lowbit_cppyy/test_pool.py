@@ -27,6 +27,7 @@ COUNTS = "const int size = 1 + static_cast<int>(came_.fetch_or(too_late, std::me
 CHANGES = {
     "leaves silently": ("fetch_sub(1, std::memory_order_acq_rel)", "fetch_sub(1, std::memory_order_relaxed)"),
     "leaves shares undone": ("} while (take_over(thread));", "} while (false);"),
+    "stays with its caller": ("    separation_.from_caller(workers_);\n", ""),
     "waits for nobody": (f"{OPENS}\n    {GATHERS}\n    {COUNTS}", f"{COUNTS}\n    {OPENS}"),
     "watches for 300 µs": ("worker_patience{25}", "worker_patience{300}"),
 }
@@ -44,7 +45,8 @@ def program(tmp_path: Path) -> Program:
             assert pool.count(before) == 1
             pool = pool.replace(before, after)
         (tmp_path / "pool.h").write_text(pool)
-        shutil.copy(HEADERS / "parking.h", tmp_path)
+        for header in ("parking.h", "placement.h"):
+            shutil.copy(HEADERS / header, tmp_path)
         warnings = ("-Wall", "-Wextra", "-Wno-unused", "-Werror")
         command = [str(COMPILER), "-std=c++17", "-O1", "-pthread", *warnings, f"-I{tmp_path}", *options]
         subprocess.run([*command, HERE / f"{name}.cpp", "-o", tmp_path / name], check=True, timeout=120)
@@ -88,6 +90,14 @@ def test_the_checks_notice_a_pool_that_does_not_do_its_work(program: Program) ->
 def test_the_checks_notice_a_caller_that_begins_alone(program: Program) -> None:
     """And with a caller that waits for no worker: it counts them before it opens the call."""
     assert "not so: who waits gets all workers" in program("pool_stress", change="waits for nobody")().stderr
+
+
+def test_the_checks_notice_a_worker_on_the_processor_of_its_caller(program: Program) -> None:
+    """And with one that the caller does not send away; on a machine with one processor there is nothing to notice."""
+    if len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("there is one processor only")
+    stress = program("pool_stress", change="stays with its caller")
+    assert "not so: a worker is kept off the caller's processor only" in stress().stderr
 
 
 def test_an_idle_worker_sleeps_after_a_few_microseconds(program: Program) -> None:

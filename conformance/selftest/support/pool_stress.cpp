@@ -191,8 +191,36 @@ static void teams() {
     }
 }
 
+// Workers may use every processor but the caller's, wherever that is at the time of the call; where there is only one,
+// they use that one.
+static void callers_and_workers_are_apart() {
+#if defined(__linux__)
+  cpu_set_t all, one;
+  check(::sched_getaffinity(0, sizeof all, &all) == 0, "the processors can be asked for");
+  const auto seen_by_worker = [](const void* context, int thread, int) {
+    if (thread != 0) ::sched_getaffinity(0, sizeof(cpu_set_t), static_cast<cpu_set_t*>(const_cast<void*>(context)));
+  };
+  Pool pool(2);
+  for (int caller = 0; caller < CPU_SETSIZE; ++caller) {
+    if (!CPU_ISSET(caller, &all)) continue;
+    CPU_ZERO(&one);
+    CPU_SET(caller, &one);
+    ::sched_setaffinity(0, sizeof one, &one);
+    cpu_set_t seen, others = all;
+    pool.together(seen_by_worker, &seen, std::chrono::seconds(20));
+    CPU_CLR(caller, &others);
+    check(CPU_EQUAL(&seen, CPU_COUNT(&others) ? &others : &all), "a worker is kept off the caller's processor only");
+    Pool alone(2);  // its worker may use this processor only
+    alone.together(seen_by_worker, &seen, std::chrono::seconds(20));
+    check(CPU_EQUAL(&seen, &one), "a worker that may use one processor keeps it");
+  }
+  ::sched_setaffinity(0, sizeof all, &all);
+#endif
+}
+
 int main() {
   teams();
+  callers_and_workers_are_apart();
   every_index_once();
   very_many_indices();
   shares();
