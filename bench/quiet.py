@@ -56,12 +56,13 @@ class Watch:
     """Says whether the cores are free.
 
     They are not where other processes, or other machines on the same processor, had more than a twentieth of the time
-    since the last question (`alone`), or where a spin takes longer than it did at its best (`fast`), as it does beside a
-    busy neighbour: two threads share the slots in which a core begins instructions, and a virtual machine may have one of
-    the two. A product slows down with it; a plain reading does not. Of the moments in which a kernel of AVX2 took 1.18
-    times its best time or more, the spin sees 64 to 79 in a hundred (*measured*, Ice Lake, six times 8 seconds); chains
-    of arithmetic without the instructions that fill all slots saw 5 to 20. A neighbour that has not rested since the
-    watch began is not seen, as the best is no better then; so one watch serves all problems of a process.
+    since the last question (`alone`), or where a spin takes longer than it did at its best (`fast`), as it does beside
+    a busy neighbour: two threads share the slots in which a core begins instructions, and a virtual machine may have
+    one of the two. A product slows down with it; a plain reading does not. Of the moments in which a kernel of AVX2
+    took 1.18 times its best time or more, the spin sees 64 to 79 in a hundred (*measured*, Ice Lake, six times 8
+    seconds); chains of arithmetic without the instructions that fill all slots saw 5 to 20. A neighbour that has not
+    rested since the watch began is not seen, as the best is no better then; so one watch serves all problems of a
+    process.
     """
 
     def __init__(self, reader: MemoryReader) -> None:

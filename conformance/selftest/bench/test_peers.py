@@ -1,6 +1,5 @@
 """The comparison with other projects, without them: its statistics, its counts, its order of measuring."""
 
-import itertools
 from math import comb
 from typing import Any
 
