@@ -174,10 +174,10 @@ class Pool {
   }
 
  private:
-  // The time that a worker spins for the next call before it sleeps: a little more than Python takes from one call to
-  // the next, with the checks of a stored product (5 to 15 µs). Waking a sleeping worker costs the caller 5 to 15 µs, and
-  // the worker starts after 20 to 45 µs (virtual machine, 2 processors).
-  static constexpr std::chrono::microseconds worker_patience{25};
+  // The time that a worker spins for the next call before it sleeps: more than passes from one call of a decoder or of a
+  // series of products to the next, with Python, checks and casts of activations (5 to 100 µs). Waking a sleeping worker
+  // costs the caller 5 to 15 µs, and the worker starts after 20 to 45 µs (virtual machine, 2 processors).
+  static constexpr std::chrono::microseconds worker_patience{200};
   // The time that the caller, after its own chunks, spins for workers that still compute one: about the cost of
   // sleeping and being woken, so that it loses at most that much again.
   static constexpr std::chrono::microseconds caller_patience{20};
@@ -191,8 +191,6 @@ class Pool {
   // The time that the caller and its workers spin before they yield the processor to other threads, possibly to a
   // worker that waits for the same processor.
   static constexpr std::chrono::microseconds gathering_patience{100};
-  // The time that a worker spins after such a call: a generating decoder makes the next one soon.
-  static constexpr std::chrono::microseconds team_patience{200};
 
   struct Job {
     Body body;
@@ -303,11 +301,9 @@ class Pool {
     pthread_setname_np(pthread_self(), "lowbit");
 #endif
     const StandardArithmetic arithmetic;
-    auto patience = worker_patience;
     for (std::uint32_t seen = 0;;) {
       const auto news = [&] { return number_.value.load() != seen; };
-      const bool awake = watch(patience, news);
-      if (!awake) {
+      if (!watch(worker_patience, news)) {
         sleepers_.fetch_add(1);
         while (!news()) number_.sleep_while(seen);
         sleepers_.fetch_sub(1);
@@ -315,7 +311,6 @@ class Pool {
       if (stopped_.load(std::memory_order_acquire)) return;
       seen = number_.value.load();
       if (!enter()) continue;  // too late: the other threads have finished the job
-      patience = job_.team ? team_patience : worker_patience;
       if (job_.team) take_part();
       else take_chunks(thread);
       leave();

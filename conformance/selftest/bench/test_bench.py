@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ class Spins:
 def test_a_core_that_is_shared_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spins that take longer than at their best are not fast, and the fraction of that best is reported."""
     spins = Spins()
+    monkeypatch.setattr(quiet, "FIRST", 2)
     monkeypatch.setattr(quiet, "moment", lambda: None)
     watch = quiet.Watch(cast(limits.MemoryReader, spins))
     assert watch.arithmetic() == 1.0
@@ -56,7 +58,8 @@ def test_a_core_that_is_shared_is_not_free(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_others_use_during_a_wait_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the last fast spin to the end of the wait; before and after it, it does."""
-    monkeypatch.setattr(quiet.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(quiet, "FIRST", 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
     def alone(before: float, meanwhile: float, after: float) -> bool:
         """With so many seconds of others in three times ten seconds, between which the cores are waited for."""

@@ -24,6 +24,10 @@ from lowbit.runtime import Options, load
 SCHEMAS = ROOT / "bench/schema"
 
 
+QUIET: Any = SimpleNamespace(wait=lambda patience: 0.0, fast=lambda: True)
+"""A watch of cores that are always free."""
+
+
 class Fake:
     """An engine in a process, as `decode` and `growth` use it."""
 
@@ -45,9 +49,9 @@ class Fake:
 def test_what_engines_answer_is_summed_up() -> None:
     """Rates, tokens alike, versions and memory, of a prompt, a context and a batch."""
     found: Any = [Fake("lowbit", [1, 2, 3]), Fake("other", [1, 2, 4])]
-    reader: Any = SimpleNamespace(freedom=lambda: 2.0, seconds=lambda count: count / 40e9, spin=lambda steps: 1e-4)
+    reader: Any = SimpleNamespace(freedom=lambda: 2.0, seconds=lambda count: count / 40e9)
     options: Any = SimpleNamespace(repetitions=2, tokens=3)
-    run = decode.of_prompt(found, [7, 8], reader, options)
+    run = decode.of_prompt(found, [7, 8], reader, QUIET, options)
     assert run["turns"] == run["free_turns"] == 6  # two engines, three repetitions with the first
     assert run["equal_tokens"] == [3, 2] and run["prompt_tokens"] == 2 and len(run["generators"]) == 2
     one = run["generators"][1]
@@ -101,10 +105,11 @@ def test_an_engine_that_ends_is_left_out(tmp_path: Path) -> None:
             found[0].continued([99999], 2)
         assert "99999" in found[0].failure
         pair: Any = [found[0], Fake("other", [1, 2, 3])]
-        reader: Any = SimpleNamespace(freedom=lambda: 2.0, seconds=lambda count: count / 40e9, spin=lambda steps: 1e-4)
+        reader: Any = SimpleNamespace(freedom=lambda: 2.0, seconds=lambda count: count / 40e9)
         points = list(growth.of_context(pair, [7], reader, 1))
         assert [point["engine"] for point in points] == ["other"]
-        run = decode.of_prompt(pair, [7], reader, SimpleNamespace(repetitions=1, tokens=3))  # type: ignore[arg-type]  # what it reads
+        options: Any = SimpleNamespace(repetitions=1, tokens=3)
+        run = decode.of_prompt(pair, [7], reader, QUIET, options)
         assert [each["name"] for each in run["generators"]] == ["other"]
 
 
