@@ -3,6 +3,7 @@
 import mmap
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -58,6 +59,7 @@ def instruments() -> Any:
     runtime()  # imports cppyy without its side effects
     import cppyy
 
+    cppyy.add_include_path(str(files("lowbit_cppyy") / "cpp"))
     cppyy.include(str(Path(__file__).with_name("ceilings.h")))
     bench = cppyy.gbl.lowbit.bench
     for call in (bench.read, bench.spin, bench.ceiling):

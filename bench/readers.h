@@ -13,7 +13,7 @@
 
 #include <immintrin.h>
 
-#include "../backends/lowbit_cppyy/cpp/placement.h"
+#include "placement.h"  // of lowbit_cppyy
 
 namespace lowbit::bench {
 

@@ -50,6 +50,7 @@ def test_a_worker_of_the_comparison_leaves_no_core_file(hard: int, monkeypatch: 
         return SimpleNamespace(ceilings=lambda: {})
 
     monkeypatch.setattr(worker, "MemoryReader", reader)
+    monkeypatch.setattr(worker, "Watch", lambda reader: None)
     monkeypatch.setattr(worker, "sayer", lambda: lambda event, **fields: None)
     monkeypatch.setattr(sys, "argv", ["worker.py", json.dumps({"threads": 1, "contests": []})])
     worker.main()
