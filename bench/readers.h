@@ -18,7 +18,8 @@
 namespace lowbit::bench {
 
 // Threads that begin together, none on the processor of the caller. The clock starts when all of them stand ready, so it
-// counts no waking up, and stops when the last is done. Between two calls they sleep, and so take no core from what is measured next.
+// counts no waking up, and stops when the last is done. Between two calls they sleep, and so take no core from what is
+// measured next.
 class Gang {
  public:
   using Body = void (*)(void* context, int thread);

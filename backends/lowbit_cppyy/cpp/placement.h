@@ -17,20 +17,18 @@ namespace lowbit {
 
 class Separation {
  public:
-  // Forbids all workers the processor of this thread, and allows the one that was forbidden before. A worker that may
-  // use no other keeps it.
+  // Lets the workers run on every processor that they could use at the first call, except that of this thread. Where
+  // they could use no other, they keep it.
   void from_caller(std::vector<std::thread>& workers) {
 #if defined(__linux__)
     const int taken = ::sched_getcpu();
-    if (taken == forbidden_ || taken < 0) return;
-    for (std::thread& worker : workers) {
-      cpu_set_t allowed;
-      if (::pthread_getaffinity_np(worker.native_handle(), sizeof allowed, &allowed) != 0) continue;
-      if (forbidden_ >= 0) CPU_SET(forbidden_, &allowed);
-      CPU_CLR(taken, &allowed);
-      ::pthread_setaffinity_np(worker.native_handle(), sizeof allowed, &allowed);  // refused if it is empty
-    }
+    if (taken == forbidden_ || taken < 0 || workers.empty()) return;
+    if (forbidden_ < 0 && ::pthread_getaffinity_np(workers[0].native_handle(), sizeof own_, &own_) != 0) return;
     forbidden_ = taken;
+    cpu_set_t allowed = own_;
+    CPU_CLR(taken, &allowed);
+    if (CPU_COUNT(&allowed) == 0) allowed = own_;
+    for (std::thread& worker : workers) ::pthread_setaffinity_np(worker.native_handle(), sizeof allowed, &allowed);
 #else
     static_cast<void>(workers);
 #endif
@@ -39,6 +37,7 @@ class Separation {
 #if defined(__linux__)
  private:
   int forbidden_ = -1;
+  cpu_set_t own_;  // of each worker, since one thread made them all
 #endif
 };
 

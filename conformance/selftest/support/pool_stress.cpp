@@ -201,18 +201,29 @@ static void callers_and_workers_are_apart() {
     if (thread != 0) ::sched_getaffinity(0, sizeof(cpu_set_t), static_cast<cpu_set_t*>(const_cast<void*>(context)));
   };
   Pool pool(2);
-  for (int caller = 0; caller < CPU_SETSIZE; ++caller) {
-    if (!CPU_ISSET(caller, &all)) continue;
+  std::vector<std::unique_ptr<Pool>> bound;  // with a worker that may use one processor only
+  std::vector<cpu_set_t> places;
+  const auto run_on = [&](int caller) {
     CPU_ZERO(&one);
     CPU_SET(caller, &one);
     ::sched_setaffinity(0, sizeof one, &one);
+  };
+  for (int caller = 0; caller < CPU_SETSIZE; ++caller)
+    if (CPU_ISSET(caller, &all)) {
+      run_on(caller);
+      bound.push_back(std::make_unique<Pool>(2)), places.push_back(one);
+    }
+  for (int caller = 0; caller < CPU_SETSIZE; ++caller) {
+    if (!CPU_ISSET(caller, &all)) continue;
+    run_on(caller);
     cpu_set_t seen, others = all;
     pool.together(seen_by_worker, &seen, std::chrono::seconds(20));
     CPU_CLR(caller, &others);
     check(CPU_EQUAL(&seen, CPU_COUNT(&others) ? &others : &all), "a worker is kept off the caller's processor only");
-    Pool alone(2);  // its worker may use this processor only
-    alone.together(seen_by_worker, &seen, std::chrono::seconds(20));
-    check(CPU_EQUAL(&seen, &one), "a worker that may use one processor keeps it");
+    for (std::size_t n = 0; n < bound.size(); ++n) {
+      bound[n]->together(seen_by_worker, &seen, std::chrono::seconds(20));
+      check(CPU_EQUAL(&seen, &places[n]), "a worker that may use one processor keeps it");
+    }
   }
   ::sched_setaffinity(0, sizeof all, &all);
 #endif
