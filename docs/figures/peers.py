@@ -1,8 +1,8 @@
 """Bars of time relative to the fastest kernel, for three matrix shapes and three accuracy classes.
 
 Data: ``docs/data/peers.json``. On the shapes of a large model lowbit is the fastest in both of its classes, float32 and
-8 bits; ONNX Runtime is the fastest on the small shape. llama.cpp, OpenVINO and numpy take 1 to 8 times as long as the
-fastest, and PyTorch in float32 22 to 62 times.
+8 bits. ONNX Runtime seems the fastest on the small shape, for which the run gave it equal weights. llama.cpp, OpenVINO
+and numpy take 1 to 8 times as long as the fastest, and PyTorch in float32 22 to 62 times.
 """
 
 import json
