@@ -62,7 +62,7 @@ def test_what_others_use_during_a_wait_does_not_count(monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
     def alone(before: float, meanwhile: float, after: float) -> bool:
-        """With so many seconds of others in three times ten seconds, between which the cores are waited for."""
+        """The answer where others use these seconds of three spans of ten: before, during and after a wait."""
         machine = itertools.accumulate([0, 0, before, meanwhile, after])
         moments = (Moment(10.0 * n, used, 0) for n, used in enumerate(machine))
         monkeypatch.setattr(quiet, "moment", lambda: next(moments))
