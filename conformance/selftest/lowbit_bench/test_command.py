@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ import timed_functions
 from command_line import CommandLine, command_line
 from paths import SUPPORT
 
+from lowbit.arrays import Array
 from lowbit.backend.function import Claim, FunctionBackend
 from lowbit.errors import ArgumentError
 from lowbit.quantization.bfp import Blocks
@@ -226,7 +228,7 @@ def test_a_problem_whose_inputs_cannot_be_made_is_no_fault_of_a_backend() -> Non
 
 
 def test_each_call_of_a_function_reads_a_matrix_of_its_own() -> None:
-    """Or it would find it in a cache."""
+    """Or it would find it in a cache; and each was multiplied once untimed, as a model multiplies it again and again."""
     made = problem("linear.gemv", (64, 32), 1, "q8_0", "float32", "float32", {})
     seen = list[int]()
 
@@ -236,6 +238,7 @@ def test_each_call_of_a_function_reads_a_matrix_of_its_own() -> None:
 
     backend = FunctionBackend.of(gemv, Claim("linear.gemv", {"format": "q8_0"}))
     one = contestant("mine", backend, task_of(made), 5 * 68 * 32, lambda event, **fields: None)
+    assert len(set(seen)) == len(seen) == 5
     for call in one.calls:
         call()
     assert len(one.calls) == 5 and len(set(seen)) == 5
@@ -290,6 +293,27 @@ def test_the_programs_of_a_backend_are_no_other_processes() -> None:
         program.kill()
     if before is not None and after is not None:
         assert after.process - before.process > 0.1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux tells a thread its processors")
+@pytest.mark.parametrize("more", [0, 1])
+def test_each_thread_of_the_reader_keeps_to_its_processor(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    """If there are as many processors as threads; else every thread may use all, as may the caller in both cases."""
+    seen, usable = list[frozenset[int]](), os.sched_getaffinity(0)
+    meeting = threading.Barrier(len(usable) + more)
+
+    def read(part: Array) -> int:
+        meeting.wait(60)  # so that no thread reads two parts
+        seen.append(frozenset(os.sched_getaffinity(0)))
+        return 1
+
+    monkeypatch.setattr("lowbit_bench.reading.largest", read)
+    reader = Reader(len(usable) + more, 2**20)
+    reader.seconds(2**20)
+    reader.close()
+    alone = len(usable) > 1 and not more
+    assert sorted(map(sorted, seen)) == ([[each] for each in sorted(usable)] if alone else [sorted(usable)] * len(seen))
+    assert os.sched_getaffinity(0) == usable
 
 
 def test_presets_are_shapes_of_models() -> None:
