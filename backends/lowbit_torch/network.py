@@ -19,7 +19,8 @@ from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError
 from lowbit.model.block import parameters_of
 from lowbit.model.matrices import Matrix, to_float
-from lowbit.model.step import BEGIN, END, Line, Program, step_of
+from lowbit.model.program import BEGIN, END, Line, Program
+from lowbit.model.step import step_of
 from lowbit.model.weights import LlamaWeights
 from lowbit_torch.operator import torch
 

@@ -69,5 +69,5 @@ def one_each(threads: int) -> Iterator[int]:
 def keep_to_next(processors: Iterator[int]) -> None:
     """Keep the calling thread to the next of these processors, if there is one."""
     processor = next(processors, None)
-    if processor is not None:
+    if processor is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {processor})

@@ -22,9 +22,11 @@ from itertools import product
 from typing import Any, cast
 
 from lowbit.errors import ArgumentError, NotDeclaredError
+from lowbit.model import program as forms
 from lowbit.model import step
 from lowbit.model.config import LlamaConfig
-from lowbit.model.step import END, Line, Program, block, widths
+from lowbit.model.program import BEGIN, END, Line, Program
+from lowbit.model.step import block, widths
 from lowbit.model.weights import NORMS
 from lowbit_cuda.model import block as device
 from lowbit_cuda.model import loading, workspace
@@ -43,7 +45,7 @@ Buffers = Mapping[str, str]
 def theorems() -> Iterator[Theorem]:
     """One theorem for dense blocks and one for blocks with experts."""
     for kind in ("dense-silu", "experts"):
-        text = "\n".join((kind, *map(getsource, (step, device, loading, workspace))))
+        text = "\n".join((kind, *map(getsource, (forms, step, device, loading, workspace))))
         runs = partial(decide, kind), partial(ran, kind)
         yield Theorem("graphs", kind, STATEMENT, partial(str, text), *runs)
 
@@ -113,7 +115,7 @@ def followed(program: Program, config: LlamaConfig, buffers: Buffers) -> int:
     """
     sizes = Sizes(config, config.context, "float32", cast(Any, _Expert(config.feed_forward)))
     room = {name: bytes_ // (workspace.FLOAT * sizes.chunk) for name, bytes_ in sizes.device.items()}
-    held, wide, reads = {"x": {step.BEGIN}}, widths(program, config), 0
+    held, wide, reads = {"x": {BEGIN}}, widths(program, config), 0
     for line in _launched(program):
         sources, target = touched(line, buffers)
         for name, buffer in zip(line.inputs, sources, strict=True):

@@ -23,9 +23,11 @@ from inspect import getsource
 from itertools import chain, combinations, islice, product
 
 from lowbit.errors import ArgumentError
+from lowbit.model import program as forms
 from lowbit.model import step
 from lowbit.model.config import LlamaConfig, Routing
-from lowbit.model.step import BEGIN, END, EXPERT_BIASES, Line, Program, block, widths
+from lowbit.model.program import BEGIN, END, Line, Program
+from lowbit.model.step import EXPERT_BIASES, block, widths
 from lowbit.model.weights import NORMS
 from lowbit_cppyy.step import phases
 from lowbit_cppyy.step.phases import (
@@ -73,7 +75,7 @@ class WrongPlaceError(Exception):
 def theorems() -> Iterator[Theorem]:
     """One theorem for each kind of feed-forward part."""
     for name in KINDS:
-        text = f"{name}\n{getsource(step)}{getsource(phases)}"
+        text = f"{name}\n{getsource(forms)}{getsource(step)}{getsource(phases)}"
         yield Theorem("steps", name, STATEMENT, partial(str, text), partial(decide, name), partial(ran, name))
 
 

@@ -9,7 +9,8 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import Rectangle
 
 from lowbit.model.config import LlamaConfig
-from lowbit.model.step import Line, block
+from lowbit.model.program import Line
+from lowbit.model.step import block
 from lowbit_cppyy.step.phases import Norm, lines_of, phases_of
 
 COLOURS = {"Norm": "#f0f0f0", "Multiply": "#9ecae1", "PerHead": "#c7e9c0", "Attend": "#fdd0a2", "Add": "#dadaeb"}

@@ -26,14 +26,15 @@ from types import MappingProxyType
 
 from lowbit.errors import NotDeclaredError
 from lowbit.model.config import LlamaConfig
-from lowbit.model.step import BEGIN, END, Line, Program, overwritten, widths
+from lowbit.model.program import BEGIN, END, Line, Program, overwritten
+from lowbit.model.step import GATES, widths
 from lowbit.model.weights import vector_sizes
 from lowbit.text import quoted
 
 ROOM = "room of experts"
 HEADS = ("query", "key", "value")
 HEAD_NORMS = ("query_norm", "key_norm")
-GATED = ("swiglu", "geglu", "clamped_swiglu")
+GATED = tuple(GATES.values())
 IN_PLACE = ("bias", "rotate", "scale", *GATED)
 """The kinds of lines whose value overwrites its operand."""
 STREAM = -1
@@ -311,7 +312,7 @@ def check_places(program: Program, phases: Sequence[Phase], places: Places) -> N
     for line in program:
         streams = [places.of[name] == STREAM for name in line.inputs]
         if line.kind == "add" and streams != [True, False]:
-            raise refused(line, "which does not add another value to the residual stream")
+            raise refused(line, "which does not add another value to the residual stream, as its second")
     row = dict.fromkeys((phase.line.out for phase in phases if isinstance(phase, Norm)), "row")
     for where in (places.of, {**places.of, **row}):
         if (late := overwritten(program, where)) is not None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowbit.attention.rope import Frequencies
-from lowbit.model.step import EXPERT_BIASES, Line, Program, Step
+from lowbit.model.program import Line, Program
+from lowbit.model.step import EXPERT_BIASES, Step, vectors_of
 from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.step.phases import (
@@ -196,10 +197,8 @@ def _factor(lines: Sequence[Line]) -> str:
 
 
 def _vectors_of(line: Line) -> list[str]:
-    """The names of the vectors of a line."""
-    if line.kind == "experts":
-        return [f"expert_{name}" for name in (line.setting("biases") or "").split()]
-    return [str(line.parameter)]
+    """The names of the vectors of a line, and of the router, which is kept as one."""
+    return [str(line.parameter)] if line.kind == "gate" else vectors_of(line)
 
 
 class _Block:
@@ -221,7 +220,7 @@ class _Block:
         check_places(program, self.phases, self.places)
         named = [line for line in program if line.parameter is not None]
         self.matrices = [name for line in named for name in self._matrices_of(line)]
-        self.vectors = [name for line in named if line.kind != "product" for name in _vectors_of(line)]
+        self.vectors = [name for line in named for name in _vectors_of(line)]
         self._rows: set[str] = set()  # values that `norm_rows` has a pointer to
 
     def _matrices_of(self, line: Line) -> list[str]:

@@ -16,7 +16,7 @@ from lowbit.arrays import F64
 from lowbit.model.caches import stored_bytes
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder
-from lowbit.model.step import Line
+from lowbit.model.program import Line
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.runtime.compiler import runtime
 from lowbit_cppyy.step.decoder import CompiledDecoder

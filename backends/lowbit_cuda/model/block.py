@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from lowbit.errors import NotDeclaredError
 from lowbit.model.caches import Keys
 from lowbit.model.config import LlamaConfig
-from lowbit.model.step import Line, Program, block_of, gated, overwritten
+from lowbit.model.program import Line, Program, overwritten
+from lowbit.model.step import block_of, gated
 from lowbit.model.weights import GatedWeights, LayerWeights
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.model.arena import Arena

@@ -16,7 +16,8 @@ import numpy as np
 from lowbit.arrays import F32, U8
 from lowbit.backend import Backend
 from lowbit.model.block import Interpreter
-from lowbit.model.step import BEGIN, END, gated
+from lowbit.model.program import BEGIN, END
+from lowbit.model.step import gated
 from lowbit.runtime.linears import BackendLinears
 from lowbit_cuda.engine.cost import Rates, measured
 from lowbit_cuda.model.arena import Arena

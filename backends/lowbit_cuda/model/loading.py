@@ -90,7 +90,7 @@ def check_model(config: LlamaConfig, keys: Keys) -> None:
 def check_layer(config: LlamaConfig, layer: LayerWeights) -> None:
     """Refuse a layer that is not supported, or that does not match the configuration."""
     check_norms([name for name in NORMS if getattr(layer, name) is not None])
-    supported = {*NORMS, "query", "key", "value", "output", "feed_forward"}
+    supported = {*NORMS, "query", "key", "value", "output", "feed_forward", "program"}
     for field in fields(layer):
         if field.name not in supported and getattr(layer, field.name) is not None:
             raise NotDeclaredError(BACKEND, "whole models", f"layers with a {field.name}")

@@ -228,7 +228,7 @@ def test_a_problem_whose_inputs_cannot_be_made_is_no_fault_of_a_backend() -> Non
 
 
 def test_each_call_of_a_function_reads_a_matrix_of_its_own() -> None:
-    """Or it would find it in a cache; and each was multiplied once untimed, as a model multiplies it again and again."""
+    """Or it would find it in a cache. Each was multiplied once untimed."""
     made = problem("linear.gemv", (64, 32), 1, "q8_0", "float32", "float32", {})
     seen = list[int]()
 

@@ -4,7 +4,8 @@ import pytest
 
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.model.config import LlamaConfig
-from lowbit.model.step import Line, block
+from lowbit.model.program import Line
+from lowbit.model.step import block
 from lowbit.model.weights import NORMS
 from lowbit_cuda.model import loading
 from lowbit_cuda.model.block import BUFFERS, DeviceBlock

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from lowbit.model.config import LlamaConfig
-from lowbit.model.step import Line, Program, block
+from lowbit.model.program import Line, Program
+from lowbit.model.step import block
 from lowbit_cppyy.step import phases
 from lowbit_cppyy.step.phases import ROOM, STREAM, Phase, Places, places_of
 from lowbit_prove import steps

@@ -8,7 +8,8 @@ import typer
 
 from lowbit.attention.rope_scaling import Scaling
 from lowbit.cli.options import JsonOption, ModelOption, opened
-from lowbit.model.step import OPERATIONS, Line, Program, Setting, Step, step_of, widths
+from lowbit.model.program import FORMS, Line, Program, Setting
+from lowbit.model.step import Step, step_of, widths
 from lowbit.model.weights import in_memory
 
 WIDTH = 80
@@ -78,7 +79,7 @@ def told(name: str, step: Step) -> list[str]:
     shown += ["", _line(norm, config.hidden), *(_line(line, config.vocabulary) for line in head), ""]
     kinds = {line.kind for program in (step.first, *step.blocks, step.last) for line in program}
     shown += ["Operations:"]
-    rows = [(kind, operation or "-", said) for kind, (operation, said) in OPERATIONS.items() if kind in kinds]
+    rows = [(kind, form.operation or "-", form.said) for kind, form in FORMS.items() if kind in kinds]
     longest, wide = (max(len(row[column]) for row in rows) for column in (0, 1))
     return shown + [f"  {kind:{longest}} {operation:{wide}} {said}" for kind, operation, said in rows]
 

@@ -55,7 +55,8 @@ from lowbit.model.config import Routing
 from lowbit.model.elementwise import ElementwiseOps, Numbers
 from lowbit.model.layers import clamped_swiglu, gelu, rms_norm
 from lowbit.model.matrices import Matrix, is_float, to_float
-from lowbit.model.step import BEGIN, END, Line, Program, gated
+from lowbit.model.program import BEGIN, END, Line, Program
+from lowbit.model.step import gated
 from lowbit.model.weights import LayerWeights
 from lowbit.moe.routing import Ids, top_k, weights
 

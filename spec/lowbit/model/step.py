@@ -1,130 +1,35 @@
 r"""The step of a decoder as a program: which operations it runs, on which values, in which order.
 
 A decoder does the same for every token: its *step*. It is written here once, as a program of operations over named
-values, and everything else reads it: the interpreter of the chapter `block` runs it operation by operation on any
-backend, one backend may compile it whole, another may make a graph of it. So an architecture is a program, and adding
-one means writing its program. A backend may refuse a program, with an error that names a line.
+values (`program`), and everything else reads it: the interpreter of the chapter `block` runs it operation by operation
+on any backend, one backend may compile it whole, another may make a graph of it. A backend may refuse a program, with
+an error that names a line.
 
-**A program** is a list of lines such as ``query = product(normed; query)``. A line names an operation, the values that
-it reads, a parameter among the weights (`lowbit.model.weights`) and the value that it writes. A value is a matrix with
-a row for each of the :math:`T` tokens of the call; heads lie side by side in its columns. No value is written twice. A
-block begins with the residual stream ``x`` and ends with the value ``result``, which is the ``x`` of the next.
+**A block** begins with the residual stream ``x`` and ends with the value ``result``, which is the ``x`` of the next.
+`block` writes the programs of the models that lowbit reads. A block of another architecture has its program beside its
+weights (`LayerWeights.program`), and every reader takes that instead.
 
-**What is checked.** `check` refuses a program that reads a value before it is written, writes one twice, combines
-values and parameters of mismatched sizes, or attends before the keys and values of its tokens are in the cache. A
-reader that keeps several values in one place asks `overwritten` whether a program reads one too late.
+**What is checked.** `check` refuses a program with a line that does not have the form of its kind, that reads a value
+before it is written, writes one twice, combines values and parameters of mismatched sizes, or attends before the keys
+and values of its tokens are in the cache. The program says what is computed from what; the numbers of a model are those
+of its configuration. So `check` also refuses a line with another number, which some readers would take from the line
+and others from the configuration. A reader that keeps several values in one place asks `overwritten` whether a program
+reads one too late.
 
 Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2.1; Qwen2 (arXiv 2407.10671) §2.2; Gemma 3
 (arXiv 2503.19786) §2.
 """
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from types import MappingProxyType
-from typing import Any, Literal
 
-from lowbit.attention.rope import Frequencies
-from lowbit.attention.rope_scaling import Scaling
+from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError
 from lowbit.model.config import Activation, LlamaConfig
+from lowbit.model.program import BEGIN, END, FORMS, Kind, Line, Program, Setting, check_form, unsound
 from lowbit.model.weights import LayerWeights, LlamaWeights, linear_shapes, vector_sizes
-
-Kind = Literal[
-    "embed",
-    "norm",
-    "product",
-    "bias",
-    "rotate",
-    "rotate_sorted",
-    "append",
-    "attend",
-    "attend_shaped",
-    "swiglu",
-    "geglu",
-    "clamped_swiglu",
-    "gate",
-    "experts",
-    "add",
-    "scale",
-    "soft_cap",
-]
-
-OPERATIONS: Mapping[Kind, tuple[str | None, str]] = MappingProxyType(
-    {
-        "embed": (None, "rows of the embedding, times a factor"),
-        "norm": ("blocks.rms_norm", "RMSNorm of runs as long as the gain"),
-        "product": ("linear.gemm", "a linear layer"),
-        "bias": (None, "a vector added to every row"),
-        "rotate": ("rope.rotate", "heads rotated by their positions"),
-        "rotate_sorted": ("rope.rotate", "the same, of heads whose channels stand in another order"),
-        "append": (None, "keys and values go to the cache"),
-        "attend": ("attention.attend", "attention over the cache, these tokens included"),
-        "attend_shaped": ("attention.attend_shaped", "the same with a factor, a soft cap and sinks"),
-        "swiglu": ("blocks.swiglu", "silu of the first times the second"),
-        "geglu": ("blocks.geglu", "gelu of the first times the second"),
-        "clamped_swiglu": ("blocks.clamped_swiglu", "the clamped unit of both"),
-        "gate": ("routing.gate", "the scores of the experts"),
-        "experts": ("routing.sparse", "the experts that scores choose, weighted"),
-        "add": (None, "the sum of two values"),
-        "scale": (None, "a value times a factor"),
-        "soft_cap": ("blocks.soft_cap", "numbers kept between a cap and its negative"),
-    }
-)
-"""For each kind of line its operation of the specification, if it is one, and a sentence. Backends compute operations
-only; every other line is a copy or one rounding. The operation of a product follows from the format of its matrix and
-the contract."""
-
-BEGIN, END = "x", "result"
-"""The residual stream before a block, and after it."""
-
-
-Setting = int | float | str | Scaling
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a program.
-
-    Attributes:
-        kind: what it does, one of `OPERATIONS`.
-        out: the value that it writes; empty for ``append``, which writes to the cache.
-        inputs: the values that it reads.
-        parameter: its weights, by their name in the block; None if it has none.
-        settings: numbers and choices of the model, by name; such as ``epsilon`` of a norm.
-    """
-
-    kind: Kind
-    out: str
-    inputs: tuple[str, ...]
-    parameter: str | None = None
-    settings: tuple[tuple[str, Setting], ...] = ()
-
-    def setting(self, name: str) -> Any:
-        """One of its settings; None if it has none of this name."""
-        return dict(self.settings).get(name)
-
-    @property
-    def frequencies(self) -> Frequencies:
-        """Those of a rotation."""
-        return Frequencies(self.setting("base"), self.setting("scaling"))
-
-    def __str__(self) -> str:
-        """Its printed form.
-
-        >>> str(Line("attend", "mixed", ("query_rotated",), settings=(("head_dim", 64), ("window", 512))))
-        'mixed = attend(query_rotated; head_dim 64, window 512)'
-        """
-        behind = [] if self.parameter is None else [self.parameter]
-        behind += [
-            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in self.settings
-        ]
-        call = f"{self.kind}({', '.join(self.inputs)}{'; ' if behind else ''}{', '.join(behind)})"
-        return f"{self.out} = {call}" if self.out else call
-
-
-Program = tuple[Line, ...]
-
 
 # **The block**: attention and a feed-forward part, each added to the residual stream (`block`).
 
@@ -164,8 +69,20 @@ def block(config: LlamaConfig, number: int, vectors: Collection[str]) -> Program
 
 
 def block_of(config: LlamaConfig, number: int, layer: LayerWeights) -> Program:
-    """The program of a block with these weights."""
-    return block(config, number, [name for name in vector_sizes(config) if getattr(layer, name) is not None])
+    """The program of a block with these weights: its own, if it has one.
+
+    Raises:
+        ArgumentError: the program is not sound (`check`), or the block lacks a vector that a line names.
+    """
+    program = layer.program
+    if program is None:
+        program = block(config, number, [name for name in vector_sizes(config) if getattr(layer, name) is not None])
+    check(program, config)
+    for line in program:
+        for name in vectors_of(line):
+            if getattr(layer, name) is None:
+                raise ArgumentError(f"layers[{number}].{name}", "missing", f"given, since a line reads it: {line}")
+    return program
 
 
 def _attention(config: LlamaConfig, number: int, vectors: Collection[str], source: str) -> Iterator[Line]:
@@ -339,13 +256,17 @@ def step_of(weights: LlamaWeights) -> Step:
     """The program of a model.
 
     Raises:
-        ArgumentError: it is not sound (`check`).
+        ArgumentError: as `block_of`.
     """
     blocks = (block_of(weights.config, number, layer) for number, layer in enumerate(weights.layers))
-    step = Step(weights.config, tuple(blocks))
-    for program in set(step.blocks):
-        check(program, weights.config)
-    return step
+    return Step(weights.config, tuple(blocks))
+
+
+def vectors_of(line: Line) -> list[str]:
+    """The names of the vectors that a line reads."""
+    if line.kind == "experts":
+        return [f"expert_{name}" for name in (line.setting("biases") or "").split()]
+    return [] if line.parameter is None or line.kind in ("product", "gate") else [line.parameter]
 
 
 # **Sizes.** Every value has T rows; its width follows from the inputs and the parameter of its line.
@@ -355,16 +276,19 @@ def widths(program: Program, config: LlamaConfig) -> dict[str, int]:
     """The width of every value of a block's program.
 
     Raises:
-        ArgumentError: a value is read before it is written or written twice, or sizes do not match.
+        ArgumentError: a line does not have its form; a value is read before it is written or written twice; sizes do
+            not match; a number is not that of the configuration.
     """
-    known = {BEGIN: config.hidden}
+    known, shapes = {BEGIN: config.hidden}, linear_shapes(config)
     for line in program:
+        check_form(line)
+        _check_numbers(line, config)
         for name in line.inputs:
             if name not in known:
-                raise _unsound(line, f"a value that is written before the line reads it, not {name}")
+                raise unsound(line, f"a value that is written before the line reads it, not {name}")
         if line.out in known:
-            raise _unsound(line, f"a value that no other line writes, not {line.out}")
-        width = _width(line, [known[name] for name in line.inputs], config)
+            raise unsound(line, f"a value that no other line writes, not {line.out}")
+        width = _width(line, [known[name] for name in line.inputs], config, shapes)
         if line.out:
             known[line.out] = width
     return known
@@ -382,51 +306,71 @@ def check(program: Program, config: LlamaConfig) -> None:
     appends = [number for number, line in enumerate(program) if line.kind == "append"]
     for number, line in enumerate(program):
         if line.kind in ("attend", "attend_shaped") and not (appends and appends[0] < number):
-            raise _unsound(line, "attention behind the line that appends to the cache")
+            raise unsound(line, "attention behind the line that appends to the cache")
     if len(appends) > 1:
-        raise _unsound(program[appends[1]], "one append in a block")
+        raise unsound(program[appends[1]], "one append in a block")
 
 
-def overwritten(program: Program, places: Mapping[str, Hashable]) -> Line | None:
-    """The first line that reads a value whose place another value has overwritten; None if there is none.
-
-    >>> program = Line("norm", "a", ("x",)), Line("norm", "b", ("x",)), Line("add", "result", ("x", "a"))
-    >>> str(overwritten(program, {"x": 0, "a": 1, "b": 1, "result": 0}))
-    'result = add(x, a)'
-
-    Args:
-        program: a sound one.
-        places: where a reader keeps each value.
-    """
-    held = {places[BEGIN]: BEGIN}
-    for line in program:
-        if any(held.get(places[name]) != name for name in line.inputs):
-            return line
-        if line.out:
-            held[places[line.out]] = line.out
-    return None
+def _check_numbers(line: Line, config: LlamaConfig) -> None:
+    """Refuse a line that has another number or choice than the configuration."""
+    unit, attention = GATES[config.activation], "attend_shaped" if config.shaped else "attend"
+    kinds = dict.fromkeys(GATES.values(), unit) | dict.fromkeys(("attend", "attend_shaped"), attention)
+    if (kind := kinds.get(line.kind, line.kind)) != line.kind:
+        raise unsound(line, f"{kind}, as the configuration says")
+    form = FORMS[line.kind]
+    for name, allowed in _numbers(line.kind, config).items():
+        if name in (*form.settings, *form.optional) and line.setting(name) not in allowed:
+            raise unsound(line, f"{name} {spoken(allowed)}, as the configuration says")
+    if line.kind == "attend_shaped" and line.parameter != ("sinks" if config.sinks else None):
+        raise unsound(line, f"{'the parameter sinks' if config.sinks else 'no parameter'}, as the configuration says")
+    if line.kind.startswith("rotate") and line.frequencies not in config.frequencies:
+        raise unsound(line, "a base and a scaling of the configuration")
 
 
-def _width(line: Line, given: list[int], config: LlamaConfig) -> int:
+def _numbers(kind: Kind, config: LlamaConfig) -> dict[str, list[object]]:
+    """The numbers and choices of a configuration that lines of a kind repeat, by the names of their settings."""
+    limit = config.activation_limit if config.activation == "clamped" else None
+    windows = {config.layer_window(number) for number in range(config.layers)}
+    found: dict[str, list[object]] = {
+        "head_dim": [config.head_dim],
+        "window": sorted(windows, key=str),
+        "limit": [limit],
+        "activation": [config.activation],
+    }
+    if config.routing is not None:
+        found |= {"top_k": [config.routing.top_k], "softmax": [config.routing.softmax]}
+    return found | ({"scale": [config.score_scale], "cap": [config.score_cap]} if kind == "attend_shaped" else {})
+
+
+def _width(line: Line, given: list[int], config: LlamaConfig, shapes: Mapping[str, tuple[int, int]]) -> int:
     """The width of a line's value, from the widths of its inputs."""
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     if line.kind in ("product", "gate"):
-        rows, columns = linear_shapes(config).get(str(line.parameter), (0, 0))
-        _fits(line, given, [rows])
-        return columns
+        if line.parameter is None or line.parameter not in shapes:
+            raise unsound(line, f"a matrix among {spoken([name for name in shapes if 'experts[' not in name])}")
+        _fits(line, given, [shapes[line.parameter][0]])
+        return shapes[line.parameter][1]
+    sizes = vector_sizes(config)
+    for name in vectors_of(line):
+        if name not in sizes:
+            raise unsound(line, f"a vector among {spoken([*sizes])}")
     if line.kind in ("norm", "bias"):
-        size = vector_sizes(config).get(str(line.parameter), 0)
-        if not size or given[0] % size or (line.kind == "bias" and given[0] != size):
-            raise _unsound(line, f"a vector for {given[0]} columns, not one of {size}")
+        size = sizes[str(line.parameter)]
+        if given[0] % size or (line.kind == "bias" and given[0] != size):
+            raise unsound(line, f"a vector for {given[0]} columns, not one of {size}")
         return given[0]
     if line.kind.startswith("rotate") and given[0] % config.head_dim:
-        raise _unsound(line, f"whole heads of {config.head_dim} columns, not {given[0]}")
+        raise unsound(line, f"whole heads of {config.head_dim} columns, not {given[0]}")
+    if line.kind == "rotate_sorted" and line.setting("heads") * config.head_dim != given[0]:
+        raise unsound(line, f"heads {given[0] // config.head_dim}")
     if line.kind == "append":
         _fits(line, given, [keys, keys])
     elif line.kind in ("attend", "attend_shaped"):
         _fits(line, given, [queries])
     elif line.kind == "experts":
-        _fits(line, given, [config.hidden, config.routing.experts if config.routing else 0])
+        if config.routing is None or line.parameter != "feed_forward.experts":
+            raise unsound(line, "the parameter feed_forward.experts, of a configuration with experts")
+        _fits(line, given, [config.hidden, config.routing.experts])
     elif line.kind in ("swiglu", "geglu", "clamped_swiglu", "add"):
         _fits(line, given, [given[0]] * 2)
     return given[0]
@@ -434,8 +378,4 @@ def _width(line: Line, given: list[int], config: LlamaConfig) -> int:
 
 def _fits(line: Line, given: list[int], allowed: list[int]) -> None:
     if given != allowed:
-        raise _unsound(line, f"values {allowed} columns wide, not {given}")
-
-
-def _unsound(line: Line, allowed: str) -> ArgumentError:
-    return ArgumentError("line of a program", repr(str(line)), allowed)
+        raise unsound(line, f"values {allowed} columns wide, not {given}")

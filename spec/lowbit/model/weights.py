@@ -26,6 +26,7 @@ from lowbit.contract.checks import check_array, check_finite, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.config import LlamaConfig
 from lowbit.model.matrices import Embedding, Matrix, shape_of
+from lowbit.model.program import Program
 
 Change = Callable[[str, Matrix], Matrix]
 """Returns the replacement of a matrix, given its name, as in `LayerWeights.linears`, and the matrix."""
@@ -120,6 +121,7 @@ class LayerWeights:
         key_order: G·d_h: whole numbers, the orders of the channels of key heads, as
             `lowbit.attention.ksort.LayerOrders.of` reads them; None for half-split channels. Queries, keys and their
             biases are in this order.
+        program: of the block (`lowbit.model.step`); None for the one that `lowbit.model.step.block` writes.
     """
 
     attention_norm: F32 | None
@@ -143,6 +145,7 @@ class LayerWeights:
     attention_post_norm: F32 | None = None
     feed_forward_post_norm: F32 | None = None
     key_order: F32 | None = None
+    program: Program | None = None
 
     def linears(self) -> dict[str, Matrix]:
         """Its matrices by the names of `linear_shapes`."""
@@ -311,7 +314,7 @@ def in_memory(weights: LayeredWeights, progress: Progress | None = None) -> Llam
 def vector_sizes(config: LlamaConfig) -> dict[str, int]:
     """The lengths of the vectors of a block, by their names in `LayerWeights`.
 
-    Any may be absent, but each part has a norm before or after it.
+    Any may be absent. But each part has a norm before or after it, unless the block has a program of its own.
     """
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     biases = {"query_bias": queries, "key_bias": keys, "value_bias": keys, "output_bias": config.hidden}
@@ -382,7 +385,8 @@ def _check_layer(where: str, layer: LayerWeights, config: LlamaConfig) -> None:
     for name, size in vector_sizes(config).items():
         vector = getattr(layer, name)
         replaced = name in NORMS and getattr(layer, name.replace("_norm", "_post_norm")) is not None
-        if vector is not None or (name in NORMS and not replaced) or name == "sinks":
+        usual = layer.program is None and ((name in NORMS and not replaced) or name == "sinks")
+        if vector is not None or usual:
             check_array(f"{where}.{name}", vector, np.float32, (size,))
     if layer.key_order is not None:
         LayerOrders.of(layer.key_order, config.head_dim, config.heads)

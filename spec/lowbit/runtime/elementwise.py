@@ -24,12 +24,12 @@ from lowbit.model.block import check_scores
 from lowbit.model.caches import CACHES, Float32Cache, Keys
 from lowbit.model.config import Activation, LlamaConfig, Routing
 from lowbit.model.elementwise import ElementwiseOps, Numbers
+from lowbit.model.program import FORMS
+from lowbit.model.step import GATES
 from lowbit.moe.routing import Ids
 
 ROUTING = ("routing.gate", "routing.top_k", "routing.weights")
-GATED: Mapping[Activation, str] = MappingProxyType(
-    {"silu": "blocks.swiglu", "gelu": "blocks.geglu", "clamped": "blocks.clamped_swiglu"}
-)
+GATED: Mapping[Activation, str] = MappingProxyType({name: str(FORMS[kind].operation) for name, kind in GATES.items()})
 OPERATIONS = (
     "attention.attend",
     "attention.attend_shaped",

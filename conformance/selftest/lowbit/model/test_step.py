@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from lowbit.cli import app
 from lowbit.errors import ArgumentError
-from lowbit.model.config import Routing
-from lowbit.model.step import BEGIN, END, OPERATIONS, Line, Step, block, check, step_of, widths
+from lowbit.model.config import LlamaConfig, Routing
+from lowbit.model.program import BEGIN, END, FORMS, Line
+from lowbit.model.step import Step, block, check, step_of, widths
 
 NORMS = ("attention_norm", "feed_forward_norm")
 BIASES = ("query_bias", "key_bias", "value_bias")
@@ -74,30 +75,148 @@ def test_every_program_is_sound(name: str) -> None:
     for program in step.blocks:
         written = [BEGIN]
         for line in program:
-            assert line.kind in OPERATIONS and set(line.inputs) <= set(written) and line.out not in written
+            assert line.kind in FORMS and set(line.inputs) <= set(written) and line.out not in written
             written += [line.out] if line.out else []
         assert widths(program, weights.config)[END] == weights.config.hidden
 
 
-@pytest.mark.parametrize(
-    ("place", "line", "message"),
-    (
-        (0, Line("norm", "normed", ("y",), "attention_norm"), "written before the line reads it, not y"),
-        (2, Line("product", "query", ("normed",), "key"), "a value that no other line writes, not query"),
-        (1, Line("product", "query", ("normed",), "output_"), r"values \[0\] columns wide, not \[64\]"),
-        (0, Line("norm", "normed", ("x",), "query_bias_"), "a vector for 64 columns, not one of 0"),
-        (14, Line("add", "end", ("middle", "feed_forward")), "allowed: result, 64 wide"),
-        (7, Line("attend", "mixed", ("key_rotated",)), r"values \[64\] columns wide, not \[32\]"),
+EPSILON = (("epsilon", 1e-5),)
+HEADS = (("head_dim", LLAMA.head_dim),)
+TURN = (*HEADS, ("base", LLAMA.rope_base))
+CHOICE = (("top_k", 2), ("softmax", "after"), ("activation", "silu"))
+SPARSE = replace(LLAMA, routing=Routing(5, 2))
+SHAPED = replace(LLAMA, score_cap=5.0, sinks=True)
+UNSOUND: dict[str, tuple[LlamaConfig, int, Line, str]] = {
+    "not written": (LLAMA, 0, Line("norm", "normed", ("y",), "attention_norm", EPSILON), "reads it, not y"),
+    "written twice": (LLAMA, 2, Line("product", "query", ("normed",), "key"), "no other line writes, not query"),
+    "no such matrix": (LLAMA, 1, Line("product", "query", ("normed",), "output_"), "a matrix among query, key"),
+    "no such vector": (LLAMA, 0, Line("norm", "normed", ("x",), "query_bias_", EPSILON), "a vector among attention"),
+    "no gain as long": (LLAMA, 0, Line("bias", "normed", ("x",), "key_bias"), "a vector for 64 columns, not one of 32"),
+    "no end": (LLAMA, -1, Line("add", "end", ("middle", "feed_forward")), "allowed: result, 64 wide"),
+    "keys that ask": (
+        LLAMA,
+        7,
+        Line("attend", "mixed", ("key_rotated",), None, HEADS),
+        r"\[64\] columns wide, not \[32\]",
     ),
-    ids=("not written", "written twice", "no such matrix", "no such vector", "no end", "keys that ask"),
-)
-def test_a_program_that_is_not_sound_is_refused(place: int, line: Line, message: str) -> None:
+    "no such kind": (LLAMA, -3, Line("gelu", "inner", ("gate",)), "a kind among embed, norm"),  # type: ignore[arg-type]
+    "two inputs": (LLAMA, 0, Line("norm", "normed", ("x", "x"), "attention_norm", EPSILON), "1 value to read"),
+    "no parameter": (LLAMA, 0, Line("norm", "normed", ("x",), None, EPSILON), "allowed: a parameter"),
+    "a parameter": (LLAMA, -1, Line("add", "result", ("x", "feed_forward"), "head"), "allowed: no parameter"),
+    "no setting": (LLAMA, 0, Line("norm", "normed", ("x",), "attention_norm"), "the setting epsilon"),
+    "a misspelt setting": (
+        LLAMA,
+        7,
+        Line("attend", "mixed", ("query_rotated",), None, (*HEADS, ("windw", 4))),
+        "head_dim or window, once, not windw",
+    ),
+    "a setting twice": (LLAMA, 0, Line("norm", "normed", ("x",), "attention_norm", EPSILON * 2), "once, not epsilon"),
+    "an append with a value": (LLAMA, 6, Line("append", "y", ("key_rotated", "value")), "no value to write"),
+    "a sum without": (LLAMA, -1, Line("add", "", ("middle", "feed_forward")), "a value to write"),
+    "other heads": (LLAMA, 7, Line("attend", "mixed", ("query_rotated",), None, (("head_dim", 8),)), "head_dim 16, as"),
+    "another window": (
+        LLAMA,
+        7,
+        Line("attend", "mixed", ("query_rotated",), None, (*HEADS, ("window", 4))),
+        "window None, as",
+    ),
+    "another unit": (LLAMA, -3, Line("geglu", "inner", ("gate", "up")), "swiglu, as the configuration says"),
+    "another attention": (LLAMA, 7, Line("attend_shaped", "mixed", ("query_rotated",), None, HEADS), "attend, as"),
+    "another base": (
+        LLAMA,
+        4,
+        Line("rotate", "query_rotated", ("query",), None, (*HEADS, ("base", 3.0))),
+        "a base and a scaling of the configuration",
+    ),
+    "heads of another number": (
+        LLAMA,
+        4,
+        Line("rotate_sorted", "query_rotated", ("query",), "key_order", (*TURN, ("heads", 2))),
+        "heads 4",
+    ),
+    "another cap": (
+        SHAPED,
+        7,
+        Line("attend_shaped", "mixed", ("query_rotated",), "sinks", (*HEADS, ("cap", 6.0))),
+        "cap 5.0, as",
+    ),
+    "no sinks": (
+        SHAPED,
+        7,
+        Line("attend_shaped", "mixed", ("query_rotated",), None, (*HEADS, ("cap", 5.0))),
+        "the parameter sinks",
+    ),
+    "more experts": (
+        SPARSE,
+        -2,
+        Line(
+            "experts", "feed_forward", ("middle_normed", "scores"), "feed_forward.experts", (("top_k", 3), *CHOICE[1:])
+        ),
+        "top_k 2, as",
+    ),
+    "another softmax": (
+        SPARSE,
+        -2,
+        Line(
+            "experts",
+            "feed_forward",
+            ("middle_normed", "scores"),
+            "feed_forward.experts",
+            (CHOICE[0], ("softmax", "before"), CHOICE[2]),
+        ),
+        "softmax after, as",
+    ),
+    "experts elsewhere": (
+        SPARSE,
+        -2,
+        Line("experts", "feed_forward", ("middle_normed", "scores"), "experts", CHOICE),
+        "the parameter feed_forward.experts",
+    ),
+    "experts of a dense model": (
+        LLAMA,
+        -1,
+        Line("experts", "result", ("middle_normed", "feed_forward"), "feed_forward.experts", CHOICE),
+        "of a configuration with experts",
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "place", "line", "message"), UNSOUND.values(), ids=UNSOUND)
+def test_a_program_that_is_not_sound_is_refused(config: LlamaConfig, place: int, line: Line, message: str) -> None:
     """The message shows the line, and what is allowed there."""
-    program = list(block(LLAMA, 0, NORMS))
-    place = len(program) - 1 if line.out == "end" else place
+    program = list(block(config, 0, NORMS))
     program[place] = line
     with pytest.raises(ArgumentError, match=message):
-        check(tuple(program), LLAMA)
+        check(tuple(program), config)
+
+
+def test_a_vector_that_a_line_reads_is_given() -> None:
+    """The message names the block, the vector and the line."""
+    weights = model("llama")
+    program = tuple(
+        replace(line, parameter="attention_post_norm") if line.parameter == "feed_forward_norm" else line
+        for line in block(weights.config, 1, NORMS)
+    )
+    layers = (*weights.layers[:-1], replace(weights.layers[-1], program=program))
+    with pytest.raises(
+        ArgumentError, match=rf"layers\[{len(layers) - 1}\].attention_post_norm is missing.*norm\(middle"
+    ):
+        step_of(replace(weights, layers=layers))
+
+
+def test_a_block_with_its_own_program_needs_no_other_vectors() -> None:
+    """Two parts side by side that share one norm, as in Cohere: without a second norm only with this program."""
+    weights = model("llama")
+    own = [replace(layer, feed_forward_norm=None) for layer in weights.layers]
+    with pytest.raises(ArgumentError, match="feed_forward_norm"):
+        replace(weights, layers=tuple(own))
+    program = tuple(
+        replace(line, inputs=tuple("normed" if name == "middle_normed" else name for name in line.inputs))
+        for line in block(weights.config, 0, NORMS)
+        if line.out != "middle_normed"
+    )
+    parallel = replace(weights, layers=tuple(replace(layer, program=program) for layer in own))
+    assert step_of(parallel).blocks == (program,) * weights.config.layers
 
 
 def test_the_command_shows_it(tmp_path: Path) -> None:

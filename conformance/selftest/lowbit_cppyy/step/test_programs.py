@@ -9,8 +9,8 @@ import pytest
 from step_runs import compiled, edge, edge_answers, operations
 
 from lowbit.errors import NotDeclaredError
-from lowbit.model import step
-from lowbit.model.step import BEGIN, END, Line, Program, Step, step_of
+from lowbit.model.program import BEGIN, END, Line, Program
+from lowbit.model.step import Step, block, step_of
 from lowbit.model.weights import LlamaWeights
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.codegen.isa import TABLES
@@ -19,7 +19,7 @@ from lowbit_cppyy.step.source import StepSource
 pytestmark = pytest.mark.toolchain
 
 EPSILON = (("epsilon", 1e-3),)
-LLAMA = step.block(edge("narrow").config, 0, ["attention_norm", "feed_forward_norm"])
+LLAMA = block(edge("narrow").config, 0, ["attention_norm", "feed_forward_norm"])
 LINES = {line.out or line.kind: line for line in LLAMA}
 ATTENTION, FEED_FORWARD = LLAMA[1:-7], LLAMA[-5:-1]
 
@@ -160,10 +160,10 @@ def with_gains() -> LlamaWeights:
 
 
 @pytest.fixture
-def weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LlamaWeights:
+def weights(request: pytest.FixtureRequest) -> LlamaWeights:
     """A model whose blocks have this program."""
-    monkeypatch.setattr(step, "block", lambda *arguments: request.param)
-    return with_gains()
+    given = with_gains()
+    return replace(given, layers=tuple(replace(layer, program=request.param) for layer in given.layers))
 
 
 @pytest.mark.parametrize("weights", COMPILED.values(), ids=COMPILED, indirect=True)
@@ -171,6 +171,17 @@ def test_it_has_the_bits_of_the_operations(weights: LlamaWeights) -> None:
     """Prompts, single tokens and batches, in two threads."""
     with CppyyBackend(threads=2) as backend:
         decoder = operations(backend, weights)
+        for own, other in zip(edge_answers(compiled(backend, decoder)), edge_answers(decoder), strict=True):
+            np.testing.assert_array_equal(own, other)
+
+
+def test_a_block_without_a_second_norm_is_compiled() -> None:
+    """It has a program of its own, beside the weights that the program reads, and no others."""
+    given = edge("narrow")
+    program = COMPILED["parts side by side with one norm"]
+    layers = tuple(replace(layer, program=program, feed_forward_norm=None) for layer in given.layers)
+    with CppyyBackend(threads=2) as backend:
+        decoder = operations(backend, replace(given, layers=layers))
         for own, other in zip(edge_answers(compiled(backend, decoder)), edge_answers(decoder), strict=True):
             np.testing.assert_array_equal(own, other)
 

@@ -15,14 +15,14 @@ from lowbit.attention.rope import llama3_scaling, partial_scaling, proportional_
 from lowbit.backend import load
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.errors import ArgumentError, NotDeclaredError
-from lowbit.model import step
 from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import AnyDecoder, Step, first_difference, generate, next_logits
 from lowbit.model.decoder import Decoder as ReferenceDecoder
 from lowbit.model.matrices import to_float
+from lowbit.model.program import Program
 from lowbit.model.replay import guess
-from lowbit.model.step import Program
+from lowbit.model.step import step_of
 from lowbit.model.weights import LlamaWeights, SparseWeights
 from lowbit.moe.offload import trace
 from lowbit.moe.routing import Ids
@@ -399,13 +399,15 @@ def divided(program: Program) -> Program:
 
 
 @pytest.mark.parametrize("change", (swapped, late, renamed, divided))
-def test_other_programs_are_refused(change: Callable[[Program], Program], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_programs_are_refused(change: Callable[[Program], Program]) -> None:
     """Sound ones of the same lines, for which the buffers of the device are not made."""
-    own = step.block
-    monkeypatch.setattr(step, "block", lambda *arguments: change(own(*arguments)))
-    port = device()
+    weights, port = model(DENSE), device()
+    layers = tuple(
+        replace(layer, program=change(program))
+        for layer, program in zip(weights.layers, step_of(weights).blocks, strict=True)
+    )
     with pytest.raises(NotDeclaredError, match="where it stands"):
-        Decoder(port, model(DENSE), DeviceSettings(context=20))
+        Decoder(port, replace(weights, layers=layers), DeviceSettings(context=20))
     assert not port.leaks()
 
 
