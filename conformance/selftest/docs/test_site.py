@@ -21,6 +21,15 @@ def test_the_five_lines_run(tmp_path: Path) -> None:
     assert (run.stderr, run.stdout) == ("", "passed\n")
 
 
+@pytest.mark.toolchain
+def test_the_block_of_the_docs_runs(tmp_path: Path) -> None:
+    """A program beside weights runs by formulas, by operations and as a compiled step."""
+    example = ROOT / "docs/examples/parallel_block.py"
+    run = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    error, bits = run.stdout.splitlines()
+    assert (run.stderr, bits.rpartition(" ")[2]) == ("", "True") and float(error.rpartition(" ")[2]) < 1e-5
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/index.rst", "docs/getting-started.rst"])
 def test_every_entrance_shows_the_five_lines(page: str) -> None:
     """The README has the lines themselves; pages take them from the file."""
