@@ -132,7 +132,6 @@ inline int lay_rows(const Product& product, const float* x, std::int64_t count, 
   return OK;
 }
 
-// One of the threads of a step.
 // The memory in which a thread chooses experts. It is allocated before the threads begin, because an allocation that
 // fails in one of them would leave the others waiting.
 struct Choosing {
@@ -150,6 +149,7 @@ struct Choosing {
   }
 };
 
+// One of the threads of a step.
 struct Team {
   int thread, threads;
   Barrier* barrier;

@@ -1,10 +1,13 @@
 """The C++ of a step: a function for each kind of block, and one that runs them all.
 
 The text follows the program line by line, in calls of ``cpp/step.h``. It is made for one shape of model: sizes are
-constants in it, visible to the compiler. Weights are not: two models of one shape share a step.
+constants in it, visible to the compiler. Weights are not: two models of one shape share a step. A pointer to a value
+has the value's name, with ``_at`` behind it; matrices and vectors have constants for their numbers.
 """
 
 import hashlib
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -124,9 +127,12 @@ class StepSource:
         arguments = _ARGUMENTS + (", Stopwatch& watch" if self.timed else "")
         lines = [
             f"namespace lowbit::{self.table.name} {{",
-            f"// The step of a decoder: {config.layers} blocks of {config.hidden} channels, {config.heads} query heads",
-            f"// and {config.kv_heads} key-value heads of {config.head_dim} channels.",
+            f"// The step of a decoder of {config.layers} blocks. Every thread of the team runs all of it.",
+            "// A status other than OK is the same in all threads, since it follows from values that all of them read.",
+            "// What one thread alone finds goes to team.fail, so that the others do not wait for it in vain.",
             f"struct {name}_of {{",
+            f"static constexpr int HIDDEN = {config.hidden}, FEED_FORWARD = {config.feed_forward};",
+            f"static constexpr int HEADS = {config.heads}, KV_HEADS = {config.kv_heads}, HEAD_DIM = {config.head_dim};",
         ]
         for program, number in numbers.items():
             lines += ["", f"static int block_{number}({arguments}) {{"]
@@ -172,6 +178,7 @@ def padded(numbers: int) -> int:
     return -(-numbers // 8) * 8
 
 
+WIDTH = 110
 _ARGUMENTS = "const Team& team, const Call& call, int number, const Product* p, const float* const* v"
 
 
@@ -194,6 +201,20 @@ def _limit(line: Line) -> str:
 def _factor(lines: Sequence[Line]) -> str:
     """The factor of the addend in a sum with the residual stream."""
     return _number(lines[0].setting("factor") if lines[0].kind == "scale" else 1.0)
+
+
+def _constant(name: str) -> str:
+    """The constant for the number of a matrix or vector; for an expert's, that of the first expert.
+
+    >>> _constant("feed_forward.experts[3].gate")
+    'FEED_FORWARD_EXPERTS'
+    """
+    return re.sub(r"\W", "_", name.partition("[")[0]).upper()
+
+
+def wrapped(text: str) -> list[str]:
+    """A line of C++, in lines of a usual length."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def _vectors_of(line: Line) -> list[str]:
@@ -221,7 +242,8 @@ class _Block:
         named = [line for line in program if line.parameter is not None]
         self.matrices = [name for line in named for name in self._matrices_of(line)]
         self.vectors = [name for line in named for name in _vectors_of(line)]
-        self._rows: set[str] = set()  # values that `norm_rows` has a pointer to
+        self._used: dict[str, None] = {}  # the values with a pointer in the text, in order
+        self._declared: set[str] = set()
 
     def _matrices_of(self, line: Line) -> list[str]:
         """The names of the matrices of a line."""
@@ -232,36 +254,61 @@ class _Block:
 
     def lines(self) -> Iterator[str]:
         """The lines of the function of the block."""
-        self._rows = set()
+        self._used, self._declared = {}, set()
+        yield from self._constants()
         for part, phase in enumerate(self.phases, self._first):
             yield from (f"// {line}" for line in lines_of(phase))
-            yield from getattr(self, f"_{type(phase).__name__.lower()}")(phase)
+            body = list(getattr(self, f"_{type(phase).__name__.lower()}")(phase))
+            yield from self._pointers()
+            yield from body
             yield from self._of.lap(part)
             if not isinstance(phase, Norm):
                 yield "team.wait();"
                 yield from self._of.lap(part, waited=True)
 
     def _value(self, name: str) -> str:
-        if name in self._rows:
-            return name
-        place = self.places.of[name]
-        return "call.x" if place == STREAM else f"call.values + {place} * call.tokens"
+        """The pointer to a value, which is declared before the first phase that uses it."""
+        if self.places.of[name] == STREAM:
+            return "call.x"
+        self._used.setdefault(name)
+        return f"{name}_at"
+
+    def _place(self, name: str) -> str:
+        return f"call.values + {self.places.of[name]} * call.tokens"
+
+    def _pointers(self) -> Iterator[str]:
+        """The declarations of the values that are used for the first time."""
+        for name in self._used:
+            if name not in self._declared:
+                yield f"float* const {name}_at = {self._place(name)};"
+        self._declared |= self._used.keys()
+
+    def _constants(self) -> Iterator[str]:
+        """The numbers of the matrices and of the vectors, of experts those of the first."""
+        for of, names in (("matrices, in p", self.matrices), ("vectors, in v", self.vectors)):
+            first: dict[str, int] = {}
+            for number, name in enumerate(names):
+                first.setdefault(_constant(name), number)
+            told = ", ".join(f"{name} = {number}" for name, number in first.items())
+            if told:
+                yield f"// The numbers of its {of}:"
+                yield from wrapped(f"enum {{ {told} }};")
 
     def _matrix(self, line: Line) -> str:
-        return f"p + {self.matrices.index(str(line.parameter))}"
+        return f"p + {_constant(str(line.parameter))}"
 
     def _vector(self, line: Line) -> str:
         return self._vector_of(str(line.parameter))
 
     def _vector_of(self, name: str) -> str:
-        return f"v[{self.vectors.index(name)}]" if name in self.vectors else "nullptr"
+        return f"v[{_constant(name)}]" if name in self.vectors else "nullptr"
 
     def _norm(self, phase: Norm) -> Iterator[str]:
         line = phase.line
-        source, place = self._value(line.inputs[0]), self._value(line.out)
-        yield f"const float* const {line.out} = norm_rows(team, *call.model->norm, {source}, {self._vector(line)},"
-        yield f"                                          {_epsilon(line)}, {self._config.hidden}, {place});"
-        self._rows.add(line.out)
+        source = self._value(line.inputs[0])
+        self._declared.add(line.out)
+        yield f"const float* const {line.out}_at = norm_rows(team, *call.model->norm, {source},"
+        yield f"    {self._vector(line)}, {_epsilon(line)}, HIDDEN, {self._place(line.out)});"
 
     def _multiply(self, phase: Multiply) -> Iterator[str]:
         first, bias, then = phase.lines[0], phase.bias, phase.then[-1] if phase.then else None
@@ -270,52 +317,55 @@ class _Block:
         division, done = "bytes", "Nothing{}"
         added = "nullptr" if bias is None else self._vector(bias)
         if then is not None and then.kind == "add":
-            sizes = f"{self._config.hidden}, {added}, {_factor(phase.then)}"
+            sizes = f"HIDDEN, {added}, {_factor(phase.then)}"
             done = f"Residual{{call.x, {self._value(first.out)}, {sizes}}}"
         elif then is not None:
             gate, up = (self._value(name) for name in then.inputs)
             division = "pair"
-            sizes = f"{self._config.feed_forward}, {self._value(then.out)}, {_limit(then)}"
+            sizes = f"FEED_FORWARD, {self._value(then.out)}, {_limit(then)}"
             done = f"Gate{{call.model->gate, {gate}, {up}, {sizes}}}"
         elif bias is not None:
-            done = f"Biased{{{self._value(first.out)}, {self._config.hidden}, {added}}}"
-        call = f"multiply_all<Division::{division}>(team, {{{matrices}}}, {self._value(first.inputs[0])}, {{{outs}}},"
-        yield f"if (const int status = {call}"
-        yield f"                       {done})) return status;"
+            done = f"Biased{{{self._value(first.out)}, HIDDEN, {added}}}"
+        yield f"if (const int status = multiply_all<Division::{division}>("
+        yield f"        team, {{{matrices}}}, {self._value(first.inputs[0])}, {{{outs}}},"
+        yield f"        {done}))"
+        yield "  return status;"
 
     def _attend(self, phase: Attend) -> Iterator[str]:
-        line, config = phase.line, self._config
+        line = phase.line
+        yield "attend_rows(team, *call.model->heads, call.model->kept, call.places, number * KV_HEADS,"
         window = line.setting("window") or 0
-        sizes = f"{config.heads}, {config.kv_heads}, {config.head_dim}, {window}"
-        places = f"call.model->kept, call.places, number * {config.kv_heads}"
-        yield f"attend_rows(team, *call.model->heads, {places}, {sizes},"
-        shape = f"{_number(line.setting('scale') or 0.0)}, {_number(line.setting('cap') or 0.0)}"
+        yield f"    HEADS, KV_HEADS, HEAD_DIM, {window} /* window */,"
+        shape = f"{_number(line.setting('scale') or 0.0)} /* factor */, {_number(line.setting('cap') or 0.0)} /* cap */"
         sinks = "nullptr" if line.parameter is None else self._vector(line)
-        yield f"            {self._value(line.inputs[0])}, {self._value(line.out)}, {shape}, {sinks});"
+        yield f"    {self._value(line.inputs[0])}, {self._value(line.out)},"
+        yield f"    {shape}, {sinks} /* sinks */);"
 
     def _experts(self, phase: Experts) -> Iterator[str]:
         gate, experts, config = phase.lines[0], phase.lines[-1], self._config
         assert config.routing is not None
         before = str(experts.setting("softmax") == "before").lower()
-        sizes = (
-            f"{config.routing.experts}, {experts.setting('top_k')}, {before}, {config.hidden}, {config.feed_forward}"
-        )
-        first = f"p - call.products + {self.matrices.index(f'{experts.parameter}[0].gate')}"
+        choice = f"{config.routing.experts}, {experts.setting('top_k')} /* top_k */, {before} /* softmax before */"
+        first = f"p - call.products + {_constant(str(experts.parameter))}"
         biases = ", ".join(self._vector_of(name) for name in ("router_bias", *BIASES))
-        yield f"const Experts experts{{{sizes}, {first}, {_limit(experts)}, {biases}}};"
-        values = f"{self._value(gate.inputs[0])}, {self._vector(gate)}, {self._value(ROOM)}, {self._value(experts.out)}"
-        yield f"if (const int status = run_experts(team, call, experts, {values})) return status;"
+        yield f"const Experts experts{{{choice},"
+        yield f"    HIDDEN, FEED_FORWARD, {first},"
+        yield f"    {_limit(experts)} /* minus the limit */, {biases} /* biases */}};"
+        source, out = self._value(gate.inputs[0]), self._value(experts.out)
+        yield f"float* const room = {self._place(ROOM)};"
+        yield f"if (const int status = run_experts(team, call, experts, {source}, {self._vector(gate)}, room, {out}))"
+        yield "  return status;"
 
     def _add(self, phase: Add) -> Iterator[str]:
         source = phase.lines[0].inputs[-1]
-        yield f"add_rows(team, {self._value(source)}, {_factor(phase.lines)}, {self._config.hidden}, call.x);"
+        yield f"add_rows(team, {self._value(source)}, {_factor(phase.lines)}, HIDDEN, call.x);"
 
     def _allheads(self, phase: AllHeads) -> Iterator[str]:
         """A loop over the rows of all tokens: of queries, then of keys."""
-        d, count = self._config.head_dim, len(phase.lines)
+        count = len(phase.lines)
         yield f"for (std::int64_t n = team.first(call.tokens * {count}); n < team.last(call.tokens * {count}); ++n) {{"
         for number, line in enumerate(phase.lines):
-            width = d * (self._config.heads if line.parameter == "query_norm" else self._config.kv_heads)
+            width = f"{'HEADS' if line.parameter == 'query_norm' else 'KV_HEADS'} * HEAD_DIM"
             yield f"  if (n % {count} == {number}) {{"
             yield f"    float* const row = {self._value(line.out)} + n / {count} * {width};"
             yield f"    rms_norm_row(*call.model->norm, row, {self._vector(line)}, {_epsilon(line)}, {width}, row);"
@@ -324,38 +374,44 @@ class _Block:
 
     def _perhead(self, phase: PerHead) -> Iterator[str]:
         """A loop over the heads of all tokens: of queries, then of keys, then of values."""
-        config, d = self._config, self._config.head_dim
-        counts = {"query": config.heads, "key": config.kv_heads, "value": config.kv_heads}
-        total = sum(counts.values())
         cached = [each for line in phase.lines if line.kind == "append" for each in line.inputs]
-        yield f"for (std::int64_t n = team.first(call.tokens * {total}); n < team.last(call.tokens * {total}); ++n) {{"
-        yield f"  const std::int64_t t = n / {total}, h = n % {total};"
+        yield "constexpr int ALL = HEADS + 2 * KV_HEADS;  // of a token: query heads, key heads, value heads"
+        yield "for (std::int64_t n = team.first(call.tokens * ALL); n < team.last(call.tokens * ALL); ++n) {"
+        yield "  const std::int64_t t = n / ALL, h = n % ALL;"
         yield "  const Place& place = call.places[t];"
-        start = 0
-        for name, count in counts.items():
+        for name, (condition, first, count) in _HEADS.items():
             own = [line for line in phase.lines if line.kind != "append" and self._roles[line.inputs[0]] == name]
             kept = [each for each in cached if self._roles[each] == name]
-            yield f"  if ({start} <= h && h < {start + count}) {{" if own or kept else f"  // {name}: nothing"
-            if own or kept:
-                yield f"    const std::int64_t j = h - {start};"
-                heads = self._value([*(line.inputs[0] for line in own), *kept][0])
-                yield f"    float* const head = {heads} + (t * {count} + j) * {d};"
-                yield from (f"    {self._head_line(line)}" for line in own)
-                if kept:
-                    part = "keys" if name == "key" else "values"
-                    row = f"(number * {count} + j) * place.capacity + place.position"
-                    keep = f"keep_row(call.model->kept.{part}, head, {d}, {row}, place.{part})"
-                    yield f"    if (const int status = {keep}) team.fail(status);"
-                yield "  }"
-            start += count
+            if not own and not kept:
+                continue
+            yield f"  if ({condition}) {{"
+            yield f"    const std::int64_t j = {first};"
+            heads = self._value([*(line.inputs[0] for line in own), *kept][0])
+            yield f"    float* const head = {heads} + (t * {count} + j) * HEAD_DIM;"
+            for line in own:
+                yield from (f"    {text}" for text in self._head_line(line))
+            if kept:
+                part = "keys" if name == "key" else "values"
+                yield "    const std::int64_t row = (number * KV_HEADS + j) * place.capacity + place.position;"
+                yield f"    const int status = keep_row(call.model->kept.{part}, head, HEAD_DIM, row, place.{part});"
+                yield "    if (status) team.fail(status);"
+            yield "  }"
         yield "}"
 
-    def _head_line(self, line: Line) -> str:
-        d = self._config.head_dim
+    def _head_line(self, line: Line) -> Iterator[str]:
         if line.kind == "bias":
-            return f"add_to(head, {self._vector(line)} + j * {d}, {d});"
-        if line.kind == "norm":
-            return f"rms_norm_row(*call.model->norm, head, {self._vector(line)}, {_epsilon(line)}, {d}, head);"
-        angles = f"call.angles[{self._of.frequencies.index(line.frequencies)}]"
-        both, model = f"{angles} + place.position * 2 * padded_channels({d})", "call.model->"
-        return f"rotate_head(*{model}rotation, head, {both}, {model}partners, {d}, team.rotation, head);"
+            yield f"add_to(head, {self._vector(line)} + j * HEAD_DIM, HEAD_DIM);"
+        elif line.kind == "norm":
+            yield f"rms_norm_row(*call.model->norm, head, {self._vector(line)}, {_epsilon(line)}, HEAD_DIM, head);"
+        else:
+            angles = f"call.angles[{self._of.frequencies.index(line.frequencies)}]"
+            yield f"rotate_head(*call.model->rotation, head, {angles} + place.position * 2 * padded_channels(HEAD_DIM),"
+            yield "    call.model->partners, HEAD_DIM, team.rotation, head);"
+
+
+_HEADS = {
+    "query": ("h < HEADS", "h", "HEADS"),
+    "key": ("HEADS <= h && h < HEADS + KV_HEADS", "h - HEADS", "KV_HEADS"),
+    "value": ("HEADS + KV_HEADS <= h", "h - HEADS - KV_HEADS", "KV_HEADS"),
+}
+"""For each kind of heads: which of a token's they are, the number of one among them, and how many there are."""

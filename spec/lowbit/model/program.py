@@ -7,6 +7,7 @@ row for each of the :math:`T` tokens of the call; heads lie side by side in its 
 The chapter `step` has the programs of the models, and checks programs of others.
 """
 
+import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -161,6 +162,10 @@ class Line:
 Program = tuple[Line, ...]
 
 
+NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+"""Names of values: some readers write them into source code."""
+
+
 def check_form(line: Line) -> None:
     """Refuse a line that does not have the form of its kind.
 
@@ -171,7 +176,7 @@ def check_form(line: Line) -> None:
 
     Raises:
         ArgumentError: there is no such kind; it reads another number of values; it lacks a parameter or a setting, or
-            has one that its kind has not.
+            has one that its kind has not; it has a name of another kind than `NAME`.
     """
     form = FORMS.get(line.kind)
     if form is None:
@@ -180,6 +185,9 @@ def check_form(line: Line) -> None:
         raise unsound(line, f"{form.inputs} {'value' if form.inputs == 1 else 'values'} to read")
     if form.parameter != "maybe" and (line.parameter is None) != (form.parameter == "none"):
         raise unsound(line, "no parameter" if form.parameter == "none" else "a parameter")
+    for name in (*line.inputs, line.out):
+        if name and not NAME.fullmatch(name):
+            raise unsound(line, f"names of lower-case letters, digits and underscores, not {name!r}")
     if (line.kind == "append") != (not line.out):
         raise unsound(line, "no value to write" if line.kind == "append" else "a value to write")
     given = [name for name, _ in line.settings]

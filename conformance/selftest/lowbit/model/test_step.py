@@ -110,6 +110,12 @@ UNSOUND: dict[str, tuple[LlamaConfig, int, Line, str]] = {
         Line("attend", "mixed", ("query_rotated",), None, (*HEADS, ("windw", 4))),
         "head_dim or window, once, not windw",
     ),
+    "an odd name": (
+        LLAMA,
+        0,
+        Line("norm", "a = 1; b", ("x",), "attention_norm", EPSILON),
+        "underscores, not 'a = 1; b'",
+    ),
     "a setting twice": (LLAMA, 0, Line("norm", "normed", ("x",), "attention_norm", EPSILON * 2), "once, not epsilon"),
     "an append with a value": (LLAMA, 6, Line("append", "y", ("key_rotated", "value")), "no value to write"),
     "a sum without": (LLAMA, -1, Line("add", "", ("middle", "feed_forward")), "a value to write"),
