@@ -29,7 +29,7 @@ from lowbit.system.threads import usable_processors
 from lowbit_bench import report
 from lowbit_bench.comparison import Plan, compared
 from lowbit_bench.inputs import OWN, PRESETS, PRODUCTS, Problem, options_of, problem, shape_of
-from lowbit_bench.layers import OTHERS, STORED_CACHES, other_problem, types_of
+from lowbit_bench.layers import OTHERS, STORED_CACHES, other_problem, sizes_of, types_of
 from lowbit_bench.sizes import CONTEXT, MODELS
 from lowbit_bench.targets import Target, libraries
 from lowbit_conformance.cli.conformance import run
@@ -128,17 +128,18 @@ def bench(
     check_choice("--op", op, (*PRODUCTS, *OTHERS))
     check_choice("--verdict", verdict, VERDICTS)
     check_integer("--rounds", rounds, 1, 10_000)
-    count = usable_processors() if threads is None else threads
-    check_integer("--threads", count, 1, 1024)
+    usable = usable_processors()
+    count = usable if threads is None else threads
+    check_integer("--threads", count, 1, usable)
     activations, result = defaults(op, activations, result)
-    types, options, batches = (format, activations, result), options_of(option or []), batches_of(batch or [1])
+    types, options, batches = (format, activations, result), options_of(option or []), batches_of(batch or [])
     if op in PRODUCTS:
         if context:
             sentence = f"--context is not possible: {op} is a product with a matrix"
             raise ArgumentError("--context", context[0], "none", sentence)
-        problems = products_of(op, types, options, shape or [], preset, batches)
+        problems = products_of(op, types, options, shape or [], preset, batches or [1])
     else:
-        problems = others_of(op, types, options, shape or [], preset, batches, context or [CONTEXT])
+        problems = others_of(op, types, options, shape or [], preset, batches, context or [])
     limits = [*limits_by_default(problems[0], limit or []), *(limit or [])]
     claimed = Claimed(op, types, limits, arrays, device)
     if not function and (limit or arrays != "numpy" or device != "cpu"):
@@ -331,7 +332,10 @@ def others_of(
         raise ArgumentError("--shape", shapes[0], "none", sentence)
     for context in contexts:
         check_integer("--context", context, 1, 2**20)
-    sizes = [(context, batch) for batch in batches for context in contexts]
+    for name, given in (("batch", batches), ("context", contexts)):
+        if given and name not in sizes_of(op):
+            raise ArgumentError(f"--{name}", given[0], "none", f"--{name} is not possible: {op} has no such size")
+    sizes = [(context, batch) for batch in batches or [1] for context in contexts or [CONTEXT]]
     return list(dict.fromkeys(other_problem(op, preset or "llama-7b", *each, *types, options) for each in sizes))
 
 

@@ -105,7 +105,9 @@ class Problem:
         sizes = dict(self.sizes)
         first = f"{sizes.pop('rows')}x{sizes.pop('columns')}" if "rows" in sizes else ""
         words = [first, *(f"{name} {value}" for name, value in sizes.items())]
-        return f"{self.operation}{what}{options} {self.activations} {' '.join(filter(None, words))}"
+        usual = "float32" if self.operation == "linear.gemm_cast" else self.activations
+        types = self.activations if self.result == usual else f"{self.activations} to {self.result}"
+        return f"{self.operation}{what}{options} {types} {' '.join(filter(None, words))}"
 
 
 def problem(

@@ -30,6 +30,8 @@ from lowbit_bench.sizes import MODELS, Inputs, stored_part
 
 EPSILON, THETA = 1e-5, 10000.0
 Make = Callable[[Inputs], tuple[Any, ...]]
+ATTENTION = ("attention.attend", "attention.attend_shaped", "attention.attend_stored")
+"""The operations whose queries are those of the last tokens of the context."""
 NEWEST = 32
 """Number of new tokens beside a stored cache."""
 HEADS = ("heads", "kv_heads", "head_dim", "context", "batch")
@@ -153,6 +155,11 @@ def types_of(operation: str) -> tuple[Result, ...]:
     return RESULTS[:1] if operation.startswith(WITHOUT_TYPES) else RESULTS
 
 
+def sizes_of(operation: str) -> tuple[str, ...]:
+    """The names of the sizes that an operation other than a product has."""
+    return FULL[operation][0]
+
+
 def other_problem(
     operation: str,
     model: str,
@@ -175,6 +182,9 @@ def other_problem(
     names, _ = FULL[operation]
     known = {**dataclasses.asdict(MODELS[model]), "context": context, "batch": batch}
     sizes = tuple((name, known[name]) for name in names)
+    if operation in ATTENTION and context < batch:
+        sentence = f"--context is {context}; allowed: at least {batch}, because it holds the tokens of --batch too"
+        raise ArgumentError("--context", context, f"at least {batch}", sentence)
     if operation not in WITH_FORMAT:
         if format:
             raise ArgumentError("--format", format, "none", f"--format is not possible: {operation} has no format")

@@ -26,6 +26,8 @@ FILES = ("bench.json", "bench.png", "sweep.png", "bench.html")
 """The files that `write` may write."""
 LEAST_NAME = 12
 """Least width of a name, in characters."""
+DISTURBED = 1.2
+"""No kernel reads memory so much faster than the reader, if both have the same memory to themselves."""
 SURE = 6
 """Least number of rounds for an interval that holds the true median with 95 %; see `lowbit_bench.intervals`."""
 
@@ -63,7 +65,11 @@ def free_of(problem: Answer) -> str:
 
 
 def rest_of(answer: Answer) -> Iterator[str]:
-    """The backends that were not measured, and how to repeat the tests of those that did not pass."""
+    """Shares that cannot be right, the backends that were not measured, and how to repeat the tests of those that did
+    not pass."""
+    for each in answer["problems"]:
+        if any(row["share"][0] > DISTURBED for row in each["rows"]):
+            yield f"{each['id']}: a share above {DISTURBED}; reading was disturbed, or caches hold a part of the matrix"
     for missing in answer["absent"]:
         what = " at ".join(filter(None, (missing["name"], missing["problem"])))
         yield one_line(f"not measured: {what}: {missing['reason']}")
@@ -87,8 +93,17 @@ def rows_of(problem: Answer, verdicts: Mapping[str, str], repeat: Mapping[str, s
     for row in sorted(problem["rows"], key=lambda row: (row["backend"] in repeat, row["seconds"][0])):
         milliseconds = (f"{1e3 * each:.3f}" for each in row["seconds"])
         relative = "-" if row["backend"] in repeat else f"{row['seconds'][0] / fastest:.2f}"
-        speed, share = f"{row['bytes_per_second'] / 1e9:.1f}", f"{row['share'][0]:.2f}"
+        speed, share = digits(row["bytes_per_second"] / 1e9, 1), digits(row["share"][0], 2)
         yield row["backend"], *milliseconds, relative, speed, share, verdicts.get(row["backend"], "not asked")
+
+
+def digits(number: float, decimals: int) -> str:
+    """A number with so many decimals, or with two digits that are not zero if it is smaller.
+
+    >>> digits(12.34, 1), digits(0.345, 2), digits(0.0123, 1)
+    ('12.3', '0.34', '0.012')
+    """
+    return f"{number:.{decimals}f}" if number >= 10**-decimals else f"{number:.2g}"
 
 
 def fastest_of(problem: Answer, repeat: Mapping[str, str]) -> float:

@@ -171,6 +171,13 @@ def test_what_is_not_declared_is_said_and_nothing_else() -> None:
         (["--out", "/dev/null/results"], "--out is '/dev/null/results'"),
         (["--limit", "bits=4"], "--limit, --arrays and --device describe a --function; give one"),
         (["--deadline", "0"], "--deadline"),
+        (["--threads", "9999"], "--threads is 9999; allowed: an integer from 1"),
+        (["--op", "kvcache.bfp", "--batch", "3"], "--batch is not possible: kvcache.bfp has no such size"),
+        (["--op", "blocks.rms_norm", "--context", "5"], "--context is not possible: blocks.rms_norm has no such size"),
+        (
+            ["--op", "attention.attend", "--preset", "smollm2-135m", "--batch", "4", "--context", "3"],
+            "--context is 3; allowed: at least 4, because it holds the tokens of --batch too",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_in_words(commands: CommandLine, arguments: list[str], said: str) -> None:
@@ -314,6 +321,17 @@ def test_each_thread_of_the_reader_keeps_to_its_processor(monkeypatch: pytest.Mo
     alone = len(usable) > 1 and not more
     assert sorted(map(sorted, seen)) == ([[each] for each in sorted(usable)] if alone else [sorted(usable)] * len(seen))
     assert os.sched_getaffinity(0) == usable
+
+
+def test_problems_that_differ_have_different_headings() -> None:
+    """A result of another type than usual is named."""
+    given = [("q8_0", *types) for types in (("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "float32"))]
+    ids = [problem("linear.gemv", (64, 32), 1, *types, {}).id for types in given]
+    assert ids == [
+        "linear.gemv q8_0 bfloat16 64x32 batch 1",
+        "linear.gemv q8_0 bfloat16 to float32 64x32 batch 1",
+        "linear.gemv q8_0 float32 64x32 batch 1",
+    ]
 
 
 def test_presets_are_shapes_of_models() -> None:

@@ -38,6 +38,16 @@ def test_few_rounds_have_no_interval() -> None:
     assert headings_of(five)[2:4] == ("least", "greatest") and headings_of(six)[2:4] == ("95 % from", "to")
 
 
+def test_a_share_that_cannot_be_right_is_reported() -> None:
+    """In the text and on the page; small numbers keep two digits."""
+    fast = row("fast", 0.001) | {"share": [1.3, 1.2, 1.4]}
+    slow = row("slow", 0.001) | {"share": [0.0012, 0.001, 0.002], "bytes_per_second": 3.4e6}
+    lines = [str(each) for each in texts_of(answer(fast, slow), 200)]
+    assert lines[4].split()[5:7] == ["0.0034", "0.0012"]
+    said = "linear.qgemv 64x96: a share above 1.2; reading was disturbed, or caches hold a part of the matrix"
+    assert lines[-1] == said and said in page_of(answer(fast), []) and "1.2;" not in page_of(answer(slow), [])
+
+
 def test_names_are_shown_as_they_are() -> None:
     """No markup, no emoji, no control characters."""
     console = Console(width=200, force_terminal=False, record=True)

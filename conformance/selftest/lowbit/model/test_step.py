@@ -99,7 +99,7 @@ UNSOUND: dict[str, tuple[LlamaConfig, int, Line, str]] = {
         Line("attend", "mixed", ("key_rotated",), None, HEADS),
         r"\[64\] columns wide, not \[32\]",
     ),
-    "no such kind": (LLAMA, -3, Line("gelu", "inner", ("gate",)), "a kind among embed, norm"),  # type: ignore[arg-type]
+    "no such kind": (LLAMA, -3, Line("gelu", "inner", ("gate",)), "a kind among embed, norm"),  # type: ignore[arg-type] - an unknown kind
     "two inputs": (LLAMA, 0, Line("norm", "normed", ("x", "x"), "attention_norm", EPSILON), "1 value to read"),
     "no parameter": (LLAMA, 0, Line("norm", "normed", ("x",), None, EPSILON), "allowed: a parameter"),
     "a parameter": (LLAMA, -1, Line("add", "result", ("x", "feed_forward"), "head"), "allowed: no parameter"),
