@@ -7,6 +7,7 @@ row for each of the :math:`T` tokens of the call; heads lie side by side in its 
 The chapter `step` has the programs of the models, and checks programs of others.
 """
 
+import math
 import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ Kind = Literal[
     "scale",
     "soft_cap",
 ]
-Use = Literal["one", "none", "maybe"]
+ANY: tuple[str | None, ...] = ()
+NONE: tuple[str | None, ...] = (None,)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Form:
         operation: the operation of the specification; None for a copy or one rounding.
         said: what the lines do, in a phrase.
         inputs: the number of values that they read.
-        parameter: whether they have one parameter, none, or maybe one.
+        parameters: the parameters that they may have, None for no parameter; empty if they may have any but None.
         settings: the names of the settings that they must have.
         optional: the names of those that they may have.
     """
@@ -56,24 +58,24 @@ class Form:
     operation: str | None
     said: str
     inputs: int = 1
-    parameter: Use = "none"
+    parameters: tuple[str | None, ...] = NONE
     settings: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
 
 
 FORMS: Mapping[Kind, Form] = MappingProxyType(
     {
-        "embed": Form(None, "rows of the embedding, times a factor", parameter="one", settings=("scale",)),
-        "norm": Form("blocks.rms_norm", "RMSNorm of runs as long as the gain", parameter="one", settings=("epsilon",)),
-        "product": Form("linear.gemm", "a linear layer", parameter="one"),
-        "bias": Form(None, "a vector added to every row", parameter="one"),
+        "embed": Form(None, "rows of the embedding, times a factor", parameters=("embedding",), settings=("scale",)),
+        "norm": Form("blocks.rms_norm", "RMSNorm of runs as long as the gain", parameters=ANY, settings=("epsilon",)),
+        "product": Form("linear.gemm", "a linear layer", parameters=ANY),
+        "bias": Form(None, "a vector added to every row", parameters=ANY),
         "rotate": Form(
             "rope.rotate", "heads rotated by their positions", settings=("head_dim", "base"), optional=("scaling",)
         ),
         "rotate_sorted": Form(
             "rope.rotate",
             "the same, of heads whose channels stand in another order",
-            parameter="one",
+            parameters=("key_order",),
             settings=("head_dim", "base", "heads"),
             optional=("scaling",),
         ),
@@ -87,19 +89,19 @@ FORMS: Mapping[Kind, Form] = MappingProxyType(
         "attend_shaped": Form(
             "attention.attend_shaped",
             "the same with a factor, a soft cap and sinks",
-            parameter="maybe",
+            parameters=("sinks", None),
             settings=("head_dim",),
             optional=("window", "scale", "cap"),
         ),
         "swiglu": Form("blocks.swiglu", "silu of the first times the second", inputs=2),
         "geglu": Form("blocks.geglu", "gelu of the first times the second", inputs=2),
         "clamped_swiglu": Form("blocks.clamped_swiglu", "the clamped unit of both", inputs=2, settings=("limit",)),
-        "gate": Form("routing.gate", "the scores of the experts", parameter="one"),
+        "gate": Form("routing.gate", "the scores of the experts", parameters=("feed_forward.router",)),
         "experts": Form(
             "routing.sparse",
             "the experts that scores choose, weighted",
             inputs=2,
-            parameter="one",
+            parameters=("feed_forward.experts",),
             settings=("top_k", "softmax", "activation"),
             optional=("limit", "biases"),
         ),
@@ -162,6 +164,8 @@ class Line:
 Program = tuple[Line, ...]
 
 
+TYPES: Mapping[str, type] = MappingProxyType({"softmax": str, "activation": str, "biases": str, "scaling": Scaling})
+"""The types of settings that are no numbers."""
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 """Names of values: some readers write them into source code."""
 
@@ -172,7 +176,7 @@ def check_form(line: Line) -> None:
     >>> check_form(Line("norm", "normed", ("x",), "attention_norm"))
     Traceback (most recent call last):
     ...
-    lowbit.errors.ArgumentError: line of a program: 'normed = norm(x; attention_norm)'; allowed: the setting epsilon
+    lowbit.errors.ArgumentError: line of a program is 'normed = norm(x; attention_norm)'; allowed: the setting epsilon
 
     Raises:
         ArgumentError: there is no such kind; it reads another number of values; it lacks a parameter or a setting, or
@@ -183,20 +187,31 @@ def check_form(line: Line) -> None:
         raise unsound(line, f"a kind among {spoken([*FORMS])}")
     if len(line.inputs) != form.inputs:
         raise unsound(line, f"{form.inputs} {'value' if form.inputs == 1 else 'values'} to read")
-    if form.parameter != "maybe" and (line.parameter is None) != (form.parameter == "none"):
-        raise unsound(line, "no parameter" if form.parameter == "none" else "a parameter")
+    fits = line.parameter in form.parameters if form.parameters else line.parameter is not None
+    if not fits:
+        allowed = ["no parameter" if name is None else f"the parameter {name}" for name in form.parameters]
+        raise unsound(line, spoken(allowed) or "a parameter")
     for name in (*line.inputs, line.out):
         if name and not NAME.fullmatch(name):
             raise unsound(line, f"names of lower-case letters, digits and underscores, not {name!r}")
     if (line.kind == "append") != (not line.out):
         raise unsound(line, "no value to write" if line.kind == "append" else "a value to write")
-    given = [name for name, _ in line.settings]
+    _check_settings(line, form)
+
+
+def _check_settings(line: Line, form: Form) -> None:
+    given, known = [name for name, _ in line.settings], (*form.settings, *form.optional)
     for name in form.settings:
         if name not in given:
             raise unsound(line, f"the setting {name}")
-    for name in given:
-        if name not in (*form.settings, *form.optional) or given.count(name) > 1:
-            raise unsound(line, f"{spoken((*form.settings, *form.optional)) or 'no setting'}, once, not {name}")
+    for name, value in line.settings:
+        if name not in known or given.count(name) > 1:
+            raise unsound(line, f"{spoken(known) or 'no setting'}, once, not {name}")
+        if name in TYPES:
+            if not isinstance(value, TYPES[name]):
+                raise unsound(line, f"{name} of the type {TYPES[name].__name__}")
+        elif not isinstance(value, int | float) or not math.isfinite(value) or (value <= 0 and name != "factor"):
+            raise unsound(line, f"{name} {'a finite number' if name == 'factor' else 'a finite number above 0'}")
 
 
 def unsound(line: Line, allowed: str) -> ArgumentError:

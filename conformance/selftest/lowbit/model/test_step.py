@@ -117,6 +117,31 @@ UNSOUND: dict[str, tuple[LlamaConfig, int, Line, str]] = {
         "underscores, not 'a = 1; b'",
     ),
     "a setting twice": (LLAMA, 0, Line("norm", "normed", ("x",), "attention_norm", EPSILON * 2), "once, not epsilon"),
+    "no gain": (
+        LLAMA,
+        0,
+        Line("norm", "normed", ("x",), "attention_norm", (("epsilon", 0.0),)),
+        "epsilon a fin",
+    ),
+    "a word": (
+        LLAMA,
+        0,
+        Line("norm", "normed", ("x",), "attention_norm", (("epsilon", "0.1"),)),
+        "epsilon a fin",
+    ),
+    "no word": (
+        SPARSE,
+        -2,
+        Line("experts", "feed_forward", ("middle_normed", "scores"), "feed_forward.experts", (*CHOICE, ("biases", 3))),
+        "biases of the type str",
+    ),
+    "one expert": (
+        SPARSE,
+        1,
+        Line("product", "query", ("normed",), "feed_forward.experts[0].gate"),
+        "a matrix among query, key, value, output or feed_forward.router",
+    ),
+    "another router": (SPARSE, -3, Line("gate", "scores", ("middle_normed",), "query"), "feed_forward.router"),
     "an append with a value": (LLAMA, 6, Line("append", "y", ("key_rotated", "value")), "no value to write"),
     "a sum without": (LLAMA, -1, Line("add", "", ("middle", "feed_forward")), "a value to write"),
     "other heads": (LLAMA, 7, Line("attend", "mixed", ("query_rotated",), None, (("head_dim", 8),)), "head_dim 16, as"),
@@ -182,7 +207,7 @@ UNSOUND: dict[str, tuple[LlamaConfig, int, Line, str]] = {
         LLAMA,
         -1,
         Line("experts", "result", ("middle_normed", "feed_forward"), "feed_forward.experts", CHOICE),
-        "of a configuration with experts",
+        "experts of a configuration with experts",
     ),
 }
 
