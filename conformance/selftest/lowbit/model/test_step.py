@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from step_runs import GEMMA, GRANITE, LLAMA, model
@@ -86,6 +87,7 @@ TURN = (*HEADS, ("base", LLAMA.rope_base))
 CHOICE = (("top_k", 2), ("softmax", "after"), ("activation", "silu"))
 SPARSE = replace(LLAMA, routing=Routing(5, 2))
 SHAPED = replace(LLAMA, score_cap=5.0, sinks=True)
+UNIT: Any = Line("swiglu", "inner", ("gate", "up"))
 UNSOUND: dict[str, tuple[LlamaConfig, int, Line, str]] = {
     "not written": (LLAMA, 0, Line("norm", "normed", ("y",), "attention_norm", EPSILON), "reads it, not y"),
     "written twice": (LLAMA, 2, Line("product", "query", ("normed",), "key"), "no other line writes, not query"),
@@ -99,7 +101,7 @@ UNSOUND: dict[str, tuple[LlamaConfig, int, Line, str]] = {
         Line("attend", "mixed", ("key_rotated",), None, HEADS),
         r"\[64\] columns wide, not \[32\]",
     ),
-    "no such kind": (LLAMA, -3, Line("gelu", "inner", ("gate",)), "a kind among embed, norm"),  # type: ignore[arg-type] - an unknown kind
+    "no such kind": (LLAMA, -3, replace(UNIT, kind="gelu"), "a kind among embed, norm"),
     "two inputs": (LLAMA, 0, Line("norm", "normed", ("x", "x"), "attention_norm", EPSILON), "1 value to read"),
     "no parameter": (LLAMA, 0, Line("norm", "normed", ("x",), None, EPSILON), "allowed: a parameter"),
     "a parameter": (LLAMA, -1, Line("add", "result", ("x", "feed_forward"), "head"), "allowed: no parameter"),
