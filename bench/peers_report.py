@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,15 @@ def show_goals(report: dict[str, Any], console: Console) -> None:
 
 
 def headline(report: dict[str, Any]) -> list[Problem]:
-    """The problems of 4 bits at the headline shape on most threads, or else at the largest shape that there is."""
+    """The problems of 4 bits at the headline shape, or else at the largest shape that there is, on the number of
+    threads that most batches were measured on; of two such numbers the larger."""
     found = [problem for problem in report["problems"] if problem["family"] == "4 bits"]
-    threads = max((problem["threads"] for problem in found), default=0)
-    found = [problem for problem in found if problem["threads"] == threads]
     shapes = {(problem["rows"], problem["columns"]) for problem in found}
     shape = HEADLINE if HEADLINE in shapes else max(shapes, default=(0, 0), key=lambda shape: shape[0] * shape[1])
-    return [problem for problem in found if (problem["rows"], problem["columns"]) == shape]
+    found = [problem for problem in found if (problem["rows"], problem["columns"]) == shape]
+    counts = Counter(problem["threads"] for problem in found)
+    threads = max(counts, default=0, key=lambda threads: (counts[threads], threads))
+    return [problem for problem in found if problem["threads"] == threads]
 
 
 def draw(report: dict[str, Any], folder: Path) -> None:
@@ -140,7 +143,7 @@ def roofline(report: dict[str, Any], problems: list[Problem]) -> Any:
     axes.plot([left, min(right, top / read)], [left * read, min(right * read, top)], color="black", linewidth=1)
     for name, value in ceilings.items():
         axes.plot([value / 1e9 / read, right], [value / 1e9] * 2, color="black", linewidth=0.7, linestyle="--")
-        axes.annotate(f" {name}\n {value / 1e9:.0f}", (right, value / 1e9), fontsize=8, va="center")
+        axes.annotate(f" {name}: {value / 1e9:.0f}", (right, value / 1e9), fontsize=8, va="center")
     for problem in problems:
         for row in problem["contestants"]:
             mark(axes, intensity(problem, row), gflops(problem, row), row)

@@ -10,7 +10,7 @@ from typing import Any
 
 from accuracy import CLASSES
 from docutils import nodes
-from peers_report import headline
+from peers_report import count_threads, headline
 from sphinx.util.docutils import SphinxDirective
 from token_parts_report import reading_ms, title
 
@@ -59,7 +59,7 @@ class Benchmarks(SphinxDirective):
         shown = headline(report)
         if not shown:
             return []
-        matrix = f"a {shown[0]['rows']} × {shown[0]['columns']} matrix of 4 bits on {shown[0]['threads']} threads"
+        matrix = f"a {shown[0]['rows']} × {shown[0]['columns']} matrix of 4 bits on {count_threads(shown[0])}"
         fastest = "; ".join(f"at batch {problem['batch']} {winners(problem)}" for problem in shown)
         error = (
             "Time against error, each point a kernel. Left and low is better: exact and fast. Dotted lines divide the "
