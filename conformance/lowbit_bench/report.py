@@ -98,7 +98,7 @@ def rows_of(problem: Answer, verdicts: Mapping[str, str], repeat: Mapping[str, s
 
 
 def digits(number: float, decimals: int) -> str:
-    """A number with so many decimals, or with two digits that are not zero if it is smaller.
+    """A number with a fixed number of decimals; a number too small for them has two significant digits.
 
     >>> digits(12.34, 1), digits(0.345, 2), digits(0.0123, 1)
     ('12.3', '0.34', '0.012')

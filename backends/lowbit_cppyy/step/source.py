@@ -133,6 +133,7 @@ class StepSource:
             f"struct {name}_of {{",
             f"static constexpr int HIDDEN = {config.hidden}, FEED_FORWARD = {config.feed_forward};",
             f"static constexpr int HEADS = {config.heads}, KV_HEADS = {config.kv_heads}, HEAD_DIM = {config.head_dim};",
+            "static constexpr int ALL_HEADS = HEADS + 2 * KV_HEADS;  // of a token: queries, then keys, then values",
         ]
         for program, number in numbers.items():
             lines += ["", f"static int block_{number}({arguments}) {{"]
@@ -348,13 +349,15 @@ class _Block:
         choice = f"{config.routing.experts}, {experts.setting('top_k')} /* top_k */, {before} /* softmax before */"
         first = f"p - call.products + {_constant(str(experts.parameter))}"
         biases = ", ".join(self._vector_of(name) for name in ("router_bias", *BIASES))
-        yield f"const Experts experts{{{choice},"
-        yield f"    HIDDEN, FEED_FORWARD, {first},"
-        yield f"    {_limit(experts)} /* minus the limit */, {biases} /* biases */}};"
+        yield "{"
+        yield f"  const Experts experts{{{choice},"
+        yield f"      HIDDEN, FEED_FORWARD, {first},"
+        yield f"      {_limit(experts)} /* minus the limit */, {biases} /* biases */}};"
         source, out = self._value(gate.inputs[0]), self._value(experts.out)
-        yield f"float* const room = {self._place(ROOM)};"
-        yield f"if (const int status = run_experts(team, call, experts, {source}, {self._vector(gate)}, room, {out}))"
-        yield "  return status;"
+        yield f"  float* const room = {self._place(ROOM)};"
+        yield f"  if (const int status = run_experts(team, call, experts, {source}, {self._vector(gate)}, room, {out}))"
+        yield "    return status;"
+        yield "}"
 
     def _add(self, phase: Add) -> Iterator[str]:
         source = phase.lines[0].inputs[-1]
@@ -375,9 +378,9 @@ class _Block:
     def _perhead(self, phase: PerHead) -> Iterator[str]:
         """A loop over the heads of all tokens: of queries, then of keys, then of values."""
         cached = [each for line in phase.lines if line.kind == "append" for each in line.inputs]
-        yield "constexpr int ALL = HEADS + 2 * KV_HEADS;  // of a token: query heads, key heads, value heads"
-        yield "for (std::int64_t n = team.first(call.tokens * ALL); n < team.last(call.tokens * ALL); ++n) {"
-        yield "  const std::int64_t t = n / ALL, h = n % ALL;"
+        first, last = (f"team.{end}(call.tokens * ALL_HEADS)" for end in ("first", "last"))
+        yield f"for (std::int64_t n = {first}; n < {last}; ++n) {{"
+        yield "  const std::int64_t t = n / ALL_HEADS, h = n % ALL_HEADS;"
         yield "  const Place& place = call.places[t];"
         for name, (condition, first, count) in _HEADS.items():
             own = [line for line in phase.lines if line.kind != "append" and self._roles[line.inputs[0]] == name]

@@ -56,6 +56,7 @@ COMPILED: dict[str, Program] = {
     "parts side by side with one norm": (NORMED, *ATTENTION, *SHARED, *SUMS),
     "a sum before the other part": (NORMED, *ATTENTION, SUMS[0], *SHARED, SUMS[1]),
     "a norm of a norm": (norm("first", BEGIN, "feed_forward_norm"), *reading(LLAMA[:1], x="first"), *LLAMA[1:]),
+    "queries rotated before there are keys": (*LLAMA[:2], LLAMA[4], *LLAMA[2:4], *LLAMA[5:]),
     "values first": (NORMED, *reversed(ATTENTION[:3]), *LLAMA[4:]),
     "one gain for both norms": tuple(
         replace(line, parameter="attention_norm") if line.kind == "norm" else line for line in LLAMA
