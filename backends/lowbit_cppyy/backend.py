@@ -34,6 +34,7 @@ from lowbit_cppyy.runtime.products import SEVERAL, Product, Routes, integer_purp
 from lowbit_cppyy.runtime.routing_operations import RoutingOperations
 from lowbit_cppyy.runtime.toolchain import check_toolchain
 from lowbit_cppyy.step.decoder import CompiledDecoder
+from lowbit_cppyy.step.embedding import described
 from lowbit_cppyy.step.parts import StepParts
 from lowbit_cppyy.step.timing import TimedStep
 from lowbit_cppyy.stored.casts import Casts
@@ -185,7 +186,8 @@ class CppyyBackend(DecodeOperations, RoutingOperations, StoredProducts, Casts, B
 
     def compiled(self, decoder: Decoder) -> AnyDecoder:
         parts = StepParts(self.name, decoder, self._table, self._decode, self._require_pool())
-        return CompiledDecoder(decoder.config, decoder.embedding, parts)
+        rows = described(decoder.embedding, decoder.config.embedding_scale)
+        return CompiledDecoder(decoder.config, decoder.embedding, rows, parts)
 
     def timed(self, decoder: Decoder) -> TimedStep:
         """A compiled step that adds up the seconds of its parts.

@@ -67,12 +67,14 @@ def measured(timed: "TimedStep", after: int, tokens: int) -> dict[str, Any]:
     decoder = timed.decoder
     state = decoder.new_state(after + WARM + tokens)
     decoder.hidden([number % decoder.config.vocabulary for number in range(after)], state)
-    token, start = 0, 0.0
-    for position in range(after + 1, after + WARM + tokens + 1):
-        if position == after + WARM + 1:
-            timed.begin()
-            start = time.perf_counter()
-        token = decoder.follow(token, state, GREEDY, position).token
+    token, position, start = 0, after, 0.0
+    for count in (WARM, tokens):
+        end = position + count
+        timed.begin()
+        start = time.perf_counter()
+        while position < end:
+            steps = decoder.follow(token, state, GREEDY, position + 1, end - position)
+            token, position = steps[-1].token, position + len(steps)
     whole = 1e3 * (time.perf_counter() - start) / tokens
     seconds = 1e3 * timed.seconds / tokens
     parts = [

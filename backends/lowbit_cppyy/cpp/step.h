@@ -8,6 +8,7 @@
 #pragma once
 
 #include "cache.h"
+#include "embedding.h"
 #include "fences.h"
 #include "routing.h"
 #include "sampling.h"
@@ -893,22 +894,46 @@ inline std::uintptr_t create_model(const std::int64_t* numbers, const std::uint6
 inline void destroy_model(std::uintptr_t model) { delete at<Model>(model); }
 
 // Tokens of one sequence, from a position on. `x` is the residual stream, which is overwritten; `products` are the
-// addresses of three tables, `angles` one for each base. `logits` are written if `ends` is 1 or 2. If it is 2, the
-// token after a single one is chosen: `settings` are temperature, top_p and min_p, and `choice` are top_k, the seed,
-// the position and the sequence. The first of `choice` is replaced by the token.
+// addresses of three tables, `angles` one for each base. `logits` are written if `ends`.
 inline int run_step(std::uintptr_t model, const std::uint64_t* products, std::int64_t tokens, float* x,
                     const std::uint64_t* angles, float* hidden, std::int64_t position, std::int64_t capacity,
-                    std::uint8_t* keys, std::uint8_t* values, float* logits, int ends, const double* settings,
-                    std::uint64_t* choice) try {
+                    std::uint8_t* keys, std::uint8_t* values, float* logits, int ends) try {
   if (tokens == 0) return OK;
   std::vector<Place> places;
   for (std::int64_t t = 0; t < tokens; ++t) places.push_back({position + t, capacity, keys, values});
-  if (ends < 2) return run_places(model, products, places, x, angles, hidden, ends ? logits : nullptr);
+  return run_places(model, products, places, x, angles, hidden, ends ? logits : nullptr);
+} catch (const std::bad_alloc&) {
+  return NO_MEMORY;
+}
+
+// Reads a token of one sequence, chooses the next from its logits, and goes on with that one: at most `most` choices.
+// Ends early with a token of `stop`, with the first choice after `turn` nanoseconds, and before a token whose step
+// fails; the status is OK if there is any choice. `x` is the row of the first token, `embedding` has those of the
+// others. `logits` has a row for each choice. `settings` are temperature, top_p and min_p; `choice` are top_k, the seed,
+// the position of the first choice and the sequence. `chosen` receives the number of choices, and then the tokens.
+inline int run_on(std::uintptr_t model, const std::uint64_t* products, std::int64_t most, float* x,
+                  const std::uint64_t* angles, float* hidden, std::int64_t position, std::int64_t capacity,
+                  std::uint8_t* keys, std::uint8_t* values, float* logits, const double* settings,
+                  const std::uint64_t* choice, const std::int64_t* embedding, const std::int64_t* stop,
+                  std::int64_t stops, std::int64_t turn, std::int64_t* chosen) try {
+  if (most == 0) return OK;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(turn);
+  Embedding rows;
+  std::memcpy(&rows, embedding, sizeof rows);
+  const std::int64_t vocabulary = at<Products>(products[0])->all.back().columns();
   const Sampling how{settings[0], settings[1], settings[2], static_cast<std::int64_t>(choice[0])};
-  Wanted wanted{how, choice[1], choice[2], choice[3], 0};
-  const int status = run_places(model, products, places, x, angles, hidden, logits, &wanted);
-  choice[0] = static_cast<std::uint64_t>(wanted.token);
-  return status;
+  chosen[0] = 0;
+  for (std::int64_t n = 0; n < most; ++n) {
+    Wanted wanted{how, choice[1], choice[2] + n, choice[3], 0};
+    const std::vector<Place> place{{position + n, capacity, keys, values}};
+    const int status = run_places(model, products, place, x, angles, hidden, logits + n * vocabulary, &wanted);
+    if (status != OK) return n ? OK : status;
+    chosen[0] = n + 1, chosen[n + 1] = wanted.token;
+    if (std::find(stop, stop + stops, wanted.token) != stop + stops) break;
+    if (rows.kind == Embedding::Kind::none || std::chrono::steady_clock::now() >= end) break;
+    embed(rows, wanted.token, x);
+  }
+  return OK;
 } catch (const std::bad_alloc&) {
   return NO_MEMORY;
 }

@@ -164,7 +164,9 @@ class KeptParts:
         self._tables: dict[tuple[int, bool], int] = {
             tuple(key): self._made[name - FIRST_NAME] for key, name in header["tables"]
         }
-        self.run, self.run_batch, self.score, self.choose = (running(name, self._addresses[name]) for name in RUNS)
+        self.run, self.run_on, self.run_batch, self.score, self.choose = (
+            running(name, self._addresses[name]) for name in RUNS
+        )
 
     def address(self, array: Array) -> int:
         """The address of an array for the step; the caller keeps the array alive."""

@@ -42,7 +42,7 @@ FUNCTIONS = (
     *("create_kernel_set", "create_products", "create_model"),
     *("destroy_pool", "destroy_linear", "destroy_route", "destroy_stored_route"),
     *("destroy_kernel_set", "destroy_products", "destroy_model"),
-    *("stop_pool", "run_step", "run_batch", "score_rows", "choose_token"),
+    *("stop_pool", "run_step", "run_on", "run_batch", "score_rows", "choose_token"),
 )
 """The functions of `lowbit::bridge` that create a step and run it."""
 
@@ -232,7 +232,11 @@ I64, U64, POINTER = ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
 RUNS: Mapping[str, tuple[type, ...]] = {
     "run_step": (
         *(U64, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER),
-        *(ctypes.c_int, POINTER, POINTER),
+        *(ctypes.c_int,),
+    ),
+    "run_on": (
+        *(U64, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER),
+        *(POINTER, POINTER, POINTER, POINTER, I64, I64, POINTER),
     ),
     "run_batch": (U64, POINTER, I64, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER),
     "score_rows": (U64, POINTER, I64, POINTER, POINTER),

@@ -36,6 +36,7 @@ from lowbit_cppyy.kept.recorder import Recorder
 from lowbit_cppyy.runtime.compiler import stop_at_exit, using
 from lowbit_cppyy.runtime.vendor import kind
 from lowbit_cppyy.step.decoder import PURPOSES, CompiledDecoder
+from lowbit_cppyy.step.embedding import Description, of_codes, of_floats, of_stored
 from lowbit_cppyy.step.parts import StepParts
 from lowbit_cppyy.step.source import StepSource
 
@@ -120,7 +121,8 @@ def _opened(wanted: Wanted, found: image.Image, folder: Path, threads: int) -> t
         raise MissingError("the configuration")
     parts = KeptParts(folder, found, threads)
     stop_at_exit(parts)
-    return CompiledDecoder(wanted.config, _embedding(found, wanted.config), parts), parts, found.header["facts"]
+    decoder = CompiledDecoder(wanted.config, *_embedding(found, wanted.config), parts)
+    return decoder, parts, found.header["facts"]
 
 
 # **Making.**
@@ -247,9 +249,9 @@ def _kept_embedding(rows: Rows, first: int) -> tuple[dict[str, Any], list[Array]
     return {"kind": "affine", "first": first, "own": own}, [table.words, table.scales, table.zeros]
 
 
-def _embedding(found: image.Image, config: LlamaConfig) -> Rows:
+def _embedding(found: image.Image, config: LlamaConfig) -> tuple[Rows, Description]:
     """The embedding of a kept step. Its arrays may be large, so only the columns that are read are checked."""
-    said = found.header["embedding"]
+    said, scale = found.header["embedding"], config.embedding_scale
     arrays, own = found.arrays[said["first"] :], said.get("own")
 
     def affine(ids: I64) -> Matrix:
@@ -261,5 +263,9 @@ def _embedding(found: image.Image, config: LlamaConfig) -> Rows:
         return Stored(own["format"], own["rows"], len(ids), (arrays[0][ids],), options)
 
     if said["kind"] == "float":
-        return arrays[0]
-    return Embedding((config.vocabulary, config.hidden), affine if said["kind"] == "affine" else stored)
+        return arrays[0], of_floats(arrays[0], scale)
+    shape = config.vocabulary, config.hidden
+    if said["kind"] == "affine":
+        words, scales, zeros = arrays
+        return Embedding(shape, affine), of_codes((words, scales, zeros), config.hidden, own, scale)
+    return Embedding(shape, stored), of_stored(own["format"], arrays[0], config.hidden, scale)

@@ -32,6 +32,7 @@ from lowbit_cppyy.codegen.elementwise import CHUNK
 from lowbit_cppyy.layout.memory import ALIGNMENT
 from lowbit_cppyy.runtime.calls import FLOATS
 from lowbit_cppyy.runtime.compiler import FORKED, INEXACT, NO_MEMORY, raise_failure
+from lowbit_cppyy.step.embedding import Description
 from lowbit_cppyy.stored.casts import raise_for
 
 PURPOSES = (1, 2, 128)
@@ -43,8 +44,11 @@ UNKEPT = 10
 """Status of a step with a finite key or value that is infinite in float16."""
 UNCHOSEN = 11
 """Status of a step that should choose a token but has a logit that is not finite."""
-NO_SETTINGS, NO_CHOICE = np.zeros(3), np.zeros(4, np.uint64)
-"""The arguments of a step that chooses no token."""
+MOST_LOGITS = 2**22
+"""The most bytes of the logits of one call, or those of one token if they are more."""
+TURN = 50_000_000
+"""Nanoseconds after which a call that generates tokens ends with the next one. An interrupt waits as long, and so does
+a reader of the text."""
 MOST_FREQUENCIES = 4
 """The largest number of kinds of rotations in one model."""
 MOST_POSITIONS = 4096
@@ -94,6 +98,7 @@ class AnyParts(Protocol):
     keys: Keys
     model: int
     run: Callable[..., int]
+    run_on: Callable[..., int]
     run_batch: Callable[..., int]
     score: Callable[..., int]
     choose: Callable[..., int]
@@ -113,15 +118,17 @@ class CompiledDecoder:
         parts: the arguments of its step.
     """
 
-    def __init__(self, config: LlamaConfig, embedding: Rows, parts: AnyParts) -> None:
+    def __init__(self, config: LlamaConfig, embedding: Rows, described: Description, parts: AnyParts) -> None:
         """A decoder of parts that are already compiled.
 
         Args:
             config: of the model.
             embedding: the rows of tokens, indexed as an array: float32, vocabulary × hidden.
+            described: the same rows, times the factor of the embedding, for C++.
             parts: of its step.
         """
         self.config, self.parts, self._embedding = config, parts, embedding
+        self._described, self._fields = described, described.fields(parts.address)
         self._lock, self._owner = threading.Lock(), os.getpid()
         self._angles = _Angles(config, parts)
         self._row_bytes = stored_bytes(parts.keys, config.head_dim)
@@ -218,24 +225,35 @@ class CompiledDecoder:
             raise_failure(NO_MEMORY)
         return token
 
-    def follow(self, token: int, state: State, sampling: Sampling, position: int) -> Step:
-        """As `lowbit.model.decoder.follow`, with the same bits, but in one call: the step ends with the choice.
+    def follow(
+        self, token: int, state: State, sampling: Sampling, position: int, most: int = 1, stop: Sequence[int] = ()
+    ) -> list[Step]:
+        """As `lowbit.model.decoder.follow`, with the same bits, in one call of C++. It generates tokens for 50 ms
+        (`TURN`); a single one if C++ cannot decode the rows of the embedding.
 
         Raises:
-            ArgumentError: as `hidden` and `choose`; the state stays as it was.
+            ArgumentError: as `hidden` and `choose`, of the first token; the state stays as it was.
             UnavailableError: as `hidden`.
         """
         self._check_state("state", state)
         vocabulary = self.config.vocabulary
         check_integer("number of logits", vocabulary, 1, MOST_TOKENS)
         check_integer("position", position, 0, 2**64 - 1)
+        check_integer("most", most, least=1)
         ids = token_ids([token], self.config, already=len(state))
         stream = embedded(self._embedding, ids, self.config.embedding_scale).astype(np.float32)
+        room = min(most, self.config.context - len(state), max(1, MOST_LOGITS // (4 * vocabulary)))
+        count = room if self._described.complete else 1
         choice = np.array([min(sampling.top_k, vocabulary), sampling.seed, position, 0], np.uint64)
-        logits = np.empty(vocabulary, np.float32)
+        logits, found = np.empty((count, vocabulary), np.float32), np.zeros(count + 1, np.int64)
+        ends = np.array([*(each for each in stop if 0 <= each < vocabulary), -1], np.int64)  # never empty
+        last = _settings(sampling), choice, self._fields, ends, len(ends), TURN, found
         with self._alone():
-            self._run(stream, state, logits, 2, _settings(sampling), choice)
-        return Step(int(choice[0]), logits)
+            state.reserve(state.length + count, self.config.context)
+            where = state.length, state.keys.shape[2], state.keys, state.values, logits, *last
+            self._call(self.parts.run_on, stream, state.length + count, where, count)
+            state.length += int(found[0])
+        return [Step(int(chosen), row) for chosen, row in zip(found[1 : found[0] + 1], logits, strict=False)]
 
     def _alone(self) -> threading.Lock:
         """The lock of the decoder. A forked child gets an error: it lacks the threads of the pool, and one of the
@@ -255,28 +273,38 @@ class CompiledDecoder:
         """The hidden states of tokens with these embeddings; adds the tokens to the state."""
         single = len(stream) == 1
         logits = np.empty(self.config.vocabulary, np.float32) if single else FLOATS
-        hidden = self._run(stream, state, logits, int(single), NO_SETTINGS, NO_CHOICE)
+        count = len(stream)
+        state.reserve(state.length + count, self.config.context)
+        where = state.length, state.keys.shape[2], state.keys, state.values, logits, int(single)
+        hidden = self._call(self.parts.run, stream, state.length + count, where)
+        state.length += count
         if single:
             self._scored = hidden[0].copy(), logits
         return hidden
 
-    def _run(self, stream: F32, state: State, logits: F32, ends: int, settings: F64, choice: U64) -> F32:
-        """The same with the last arguments of `run_step`, which say how the step ends."""
-        count = len(stream)
-        state.reserve(state.length + count, self.config.context)
-        where = state.length, state.keys.shape[2], state.keys, state.values, logits, ends, settings, choice
-        hidden = self._call(self.parts.run, stream, state.length + count, where)
-        state.length += count
-        return hidden
-
-    def _call(self, run: Callable[..., int], stream: F32, positions: int, where: tuple[object, ...]) -> F32:
+    def _call(
+        self,
+        run: Callable[..., int],
+        stream: F32,
+        positions: int,
+        where: tuple[object, ...],
+        count: int | None = None,
+    ) -> F32:
         """The hidden states that a function of the bridge writes. Kernels fold powers of two into activations; if an
-        activation is too small for that, other kernels run."""
+        activation is too small for that, other kernels run.
+
+        Args:
+            run: the function.
+            stream: the embeddings of tokens.
+            positions: the end of the positions that it may read.
+            where: its last arguments.
+            count: the number of tokens, if it is not that of the embeddings.
+        """
         hidden, angles = np.empty_like(stream), self._angles.up_to(positions)
 
         def called(tables: U64) -> int:
             x = stream.copy()  # a step overwrites it
-            return run(self.parts.model, tables, len(stream), x, angles, hidden, *where)
+            return run(self.parts.model, tables, len(stream) if count is None else count, x, angles, hidden, *where)
 
         self._tried(stream, called)
         return hidden

@@ -35,7 +35,7 @@ class StepParts:
         keys: the number format of keys and values.
         model: its address.
         run: `run_step` of ``cpp/step.h``.
-        run_batch: likewise.
+        run_on, run_batch: likewise.
         score: `score_rows`.
         choose: `choose_token` of ``cpp/sampling.h``.
     """
@@ -70,7 +70,7 @@ class StepParts:
         if len({product_of(each, 1, exact=False).panel for each in self._matrices}) > 1:
             raise NotDeclaredError(backend, "compiled steps with panels of several sizes")
         self._products: dict[tuple[int, bool], _Products] = {}
-        self.run, self.run_batch, self.score, self.choose = _functions()
+        self.run, self.run_on, self.run_batch, self.score, self.choose = _functions()
         self._model = _Model(decoder, self.source, KEPT[self.keys], table, kernels, pool)
         self.model = self._model.handle
         self.table_of(1)
@@ -157,19 +157,21 @@ def _functions() -> tuple[Callable[..., int], ...]:
     def called() -> None:
         numbers, addresses = np.zeros(11, np.int64), np.zeros(8, np.uint64)
         arrays = FLOATS, addresses, FLOATS
-        for function in (bridge.run_step, bridge.run_batch, bridge.score_rows, bridge.choose_token):
+        for function in (bridge.run_step, bridge.run_on, bridge.run_batch, bridge.score_rows, bridge.choose_token):
             function.__release_gil__ = True
         for _ in range(FIRST_CALLS):
             bridge.destroy_products(bridge.create_products(numbers, 0))
             bridge.destroy_model(bridge.create_model(numbers, addresses, 0))
             caches = BYTES.view(np.uint8), BYTES.view(np.uint8)
-            bridge.run_step(0, addresses, 0, *arrays, 0, 0, *caches, FLOATS, 0, DOUBLES, addresses)
+            bridge.run_step(0, addresses, 0, *arrays, 0, 0, *caches, FLOATS, 0)
+            choosing = DOUBLES, addresses, numbers, numbers, 0, 0, numbers
+            bridge.run_on(0, addresses, 0, *arrays, 0, 0, *caches, FLOATS, *choosing)
             bridge.run_batch(0, addresses, 0, *arrays, numbers, numbers, addresses, addresses)
             bridge.score_rows(0, addresses, 0, FLOATS, FLOATS)
             bridge.choose_token(FLOATS, 0, DOUBLES, 0, addresses)
 
     compiled.include("step.h", called)
-    return bridge.run_step, bridge.run_batch, bridge.score_rows, bridge.choose_token
+    return bridge.run_step, bridge.run_on, bridge.run_batch, bridge.score_rows, bridge.choose_token
 
 
 def _keys_of(backend: str, decoder: Decoder) -> Keys:

@@ -20,6 +20,7 @@ from lowbit.model.program import Line
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.runtime.compiler import runtime
 from lowbit_cppyy.step.decoder import CompiledDecoder
+from lowbit_cppyy.step.embedding import described
 from lowbit_cppyy.step.parts import StepParts, product_of
 from lowbit_cppyy.step.phases import Attend, Experts, Multiply, lines_of
 from lowbit_cppyy.step.source import Part, StepSource, padded
@@ -51,7 +52,8 @@ class TimedStep:
 
     def __init__(self, decoder: Decoder, parts: StepParts) -> None:
         """`parts` are those of this decoder, and timed."""
-        self.decoder = CompiledDecoder(decoder.config, decoder.embedding, parts)
+        rows = described(decoder.embedding, decoder.config.embedding_scale)
+        self.decoder = CompiledDecoder(decoder.config, decoder.embedding, rows, parts)
         source = parts.source
         self.parts, self._made, threads = source.parts, decoder, source.timed
         found = ctypes.CFUNCTYPE(ctypes.c_void_p)(runtime().kernel(_Seconds(source)))()

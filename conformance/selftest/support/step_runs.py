@@ -1,6 +1,6 @@
 """Decoders with compiled steps: small models of every kind, and what they answer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import cycle
@@ -21,16 +21,18 @@ from lowbit.model.block import FORMULAS
 from lowbit.model.caches import Keys
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.model.decoder import AnyDecoder, Decoder, generate
-from lowbit.model.matrices import Matrix, shape_of, to_float
+from lowbit.model.matrices import Embedding, Matrix, select_columns, shape_of, to_float
 from lowbit.model.quantization_plan import Plan, planned
+from lowbit.model.sampling import Sampling
 from lowbit.model.weights import GatedWeights, LayerWeights, LlamaWeights, SparseWeights, in_memory, vector_sizes
 from lowbit.moe.routing import Softmax
-from lowbit.quantization.affine import quantize
+from lowbit.quantization.affine import QuantizedMatrix, quantize
 from lowbit.runtime.elementwise import on_backend
 from lowbit.runtime.linears import BackendLinears, Contract
 from lowbit.tensor_formats.stored import Stored, quantized
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.step.decoder import CompiledDecoder
+from lowbit_cppyy.stored.formats import GGUF
 
 LLAMA = replace(CONFIG, context=600)
 ODD = LlamaConfig(2, 96, 160, 4, 2, 40, 265, 128, 500.0, 1e-3)  # a head is no whole chunk, a matrix no whole panel
@@ -136,6 +138,27 @@ def model(name: str) -> LlamaWeights:
         replace(each, **{name: getattr(each, name) * np.float32(1e-3) for name in gains}) for each in changed.layers
     ]
     return replace(changed, layers=tuple(layers))
+
+
+EMBEDDINGS = (*GGUF, "float32", "float16", "bfloat16", "2 bits", "3 bits", "4 bits", "8 bits")
+"""The formats of embeddings whose rows C++ decodes. Groups of codes are short at the end in two of them."""
+ANY = Sampling(temperature=1e6, seed=5)
+"""Draws every token with nearly the same probability."""
+
+
+def embedded_in(name: str, tokens: int = 265) -> LlamaWeights:
+    """A model of 256 channels whose embedding is in a format of `EMBEDDINGS`, or in another."""
+    weights = model("mixed")
+    numbers = np.ascontiguousarray(np.asarray(weights.embedding)[:tokens].T)
+    made: dict[str, Callable[[], QuantizedMatrix]] = {
+        "2 bits": lambda: quantize(numbers, bits=2, group_size=32, scale_dtype="float16"),
+        "3 bits": lambda: quantize(numbers, bits=3, group_size=96, convention="zero_point"),
+        "4 bits": lambda: quantize(numbers, bits=4, group_size=48),
+        "8 bits": lambda: quantize(numbers, bits=8, group_size=256, convention="zero_point", scale_dtype="float16"),
+    }
+    embedding = Embedding.of(made[name]() if name in made else some_stored(name, *numbers.shape))
+    config = replace(weights.config, vocabulary=tokens)
+    return replace(weights, config=config, embedding=embedding, head=select_columns(weights.head, np.arange(tokens)))
 
 
 def directory(folder: Path) -> LlamaWeights:

@@ -293,18 +293,36 @@ def chosen(decoder: AnyDecoder, hidden: F64, sampling: Sampling, position: int) 
     return Step(choice_of(decoder)(logits, sampling, position), logits)
 
 
-def follow(decoder: AnyDecoder, token: int, state: Any, sampling: Sampling, position: int) -> Step:
-    """Read a token after those in `state`, and choose the next one, which has this position.
+def follow(
+    decoder: AnyDecoder,
+    token: int,
+    state: Any,
+    sampling: Sampling,
+    position: int,
+    most: int = 1,
+    stop: Sequence[int] = (),
+) -> Sequence[Step]:
+    """Read a token after those in `state`, choose the next one, and go on with it for at most `most` tokens.
 
-    A decoder may have a function of this name that does both in one call, with the same result.
+    A decoder may have a function of this name, with the same tokens and logits, that generates several in one call. It
+    decides how many, at least one, and ends with a token of `stop`. Here it is one.
+
+    Args:
+        decoder: the model.
+        token: the token to read.
+        state: that of the sequence; afterwards it holds all tokens but the last that was chosen.
+        sampling: how a token is chosen.
+        position: that of the first token to choose.
+        most: the most tokens to choose, at least 1.
+        stop: tokens that end the sequence.
 
     Raises:
         ArgumentError: as `hidden`, `logits` and `lowbit.model.sampling.choose`.
     """
-    own: Callable[[int, Any, Sampling, int], Step] | None = getattr(decoder, "follow", None)
+    own: Callable[..., Sequence[Step]] | None = getattr(decoder, "follow", None)
     if own is not None:
-        return own(token, state, sampling, position)
-    return chosen(decoder, decoder.hidden([token], state), sampling, position)
+        return own(token, state, sampling, position, most, stop)
+    return [chosen(decoder, decoder.hidden([token], state), sampling, position)]
 
 
 def generate(
@@ -317,7 +335,8 @@ def generate(
     forced: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Step]:
-    """Continue a prompt, yielding each token as soon as it is known.
+    """Continue a prompt, yielding tokens as they become known: each by itself, or a few that a decoder generates in one
+    call (`follow`).
 
     Args:
         decoder: the model.
@@ -339,13 +358,16 @@ def generate(
     if forced is not None and len(forced) < count - 1:
         raise ArgumentError("number of forced tokens", len(forced), f"at least {count - 1}")
     state = decoder.new_state(max(1, len(prompt) + count - 1))  # so that it never has to grow
-    step = chosen(decoder, decoder.hidden(prompt, state, progress)[-1:], sampling, len(prompt))
-    for number in range(count):
-        yield step
-        if step.token in stop or number == count - 1:
-            return
-        token = step.token if forced is None else forced[number]
-        step = follow(decoder, token, state, sampling, len(prompt) + number + 1)
+    steps: Sequence[Step] = [chosen(decoder, decoder.hidden(prompt, state, progress)[-1:], sampling, len(prompt))]
+    number = 0
+    while True:
+        for step in steps:
+            yield step
+            number += 1
+            if step.token in stop or number == count:
+                return
+        token, most = (step.token, count - number) if forced is None else (forced[number - 1], 1)
+        steps = follow(decoder, token, state, sampling, len(prompt) + number, most, stop)
 
 
 class BatchDecoder(AnyDecoder, Protocol):

@@ -93,7 +93,7 @@ class LanguageModel:
         forced: Sequence[int] | None = None,
         progress: Progress | None = None,
     ) -> Iterator[Step]:
-        """Continue a prompt, yielding each token as soon as it is known.
+        """Continue a prompt, yielding tokens as they become known (`lowbit.model.decoder.generate`).
 
         Args:
             prompt: text, or at least one token.

@@ -101,7 +101,7 @@ def test_a_step_that_ends_with_the_choice_has_the_bits_of_its_parts(name: str) -
             for how in HOWS:
                 states = [own.new_state(), own.new_state()]
                 for token, position in ((0, 2**64 - 1), (weights.config.vocabulary - 1, 7)):
-                    step = own.follow(token, states[0], how, position)
+                    (step,) = own.follow(token, states[0], how, position)
                     expected = chosen(own, own.hidden([token], states[1]), how, position)
                     assert step.token == expected.token
                     np.testing.assert_array_equal(step.logits, expected.logits)
@@ -120,7 +120,7 @@ def test_of_equal_logits_the_first_is_chosen(threads: int) -> None:
             for sign in (1, -1):  # in one of the two they are above the zeros
                 made = quantize(np.ascontiguousarray(sign * columns), bits=4, group_size=hidden)
                 own = compiled(backend, operations(backend, replace(weights, head=made)))
-                step = own.follow(3, own.new_state(), GREEDY, 1)
+                (step,) = own.follow(3, own.new_state(), GREEDY, 1)
                 assert step.token == int(np.argmax(step.logits))
 
 

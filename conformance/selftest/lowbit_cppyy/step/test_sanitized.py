@@ -11,10 +11,23 @@ import pytest
 import sanitized_programs
 from kernel_runs import HERE
 from sanitized_guest import THREADS, SanitizedGuest, sanitized
-from step_runs import EDGES, answers, compiled, edge, edge_answers, logits, model, operations
+from step_runs import (
+    ANY,
+    EDGES,
+    EMBEDDINGS,
+    answers,
+    compiled,
+    edge,
+    edge_answers,
+    embedded_in,
+    logits,
+    model,
+    operations,
+)
 
 from lowbit.arrays import F32
 from lowbit.errors import UnavailableError
+from lowbit.model.decoder import generate
 from lowbit.runtime.linears import Contract
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
@@ -73,6 +86,24 @@ def test_addresses_at_the_ends_of_sizes(name: str) -> None:
         found = edge_answers(compiled(backend, operations(backend, edge(name))))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_addresses_of_rows_of_every_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of three ends where its array ends."""
+    monkeypatch.setattr("lowbit_cppyy.step.decoder.TURN", 10**12)
+    models = [embedded_in(name, 3) for name in EMBEDDINGS]
+
+    def found(backend: CppyyBackend) -> list[F32]:
+        decoders = [compiled(backend, operations(backend, each)) for each in models]
+        steps = [list(generate(own, [0], 20, sampling=ANY)) for own in decoders]
+        assert all({0, 1, 2} == {step.token for step in each[:-1]} for each in steps)
+        return [step.logits for each in steps for step in each]
+
+    with CppyyBackend(isa=SLOWEST.name, threads=1) as backend:
+        expected = found(backend)
+    with sanitized(SLOWEST, 1, COMPILERS[0]) as backend:
+        for one, other in zip(found(backend), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 class Greedy(StepSource):

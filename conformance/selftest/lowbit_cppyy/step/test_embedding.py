@@ -1,0 +1,161 @@
+"""Tokens that one call generates: their rows are decoded in C++, with the bits of the specification's, whatever the
+format of the embedding is; and they end where they should."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from step_runs import ANY, EMBEDDINGS, compiled, embedded_in, model, operations
+
+from lowbit.errors import ArgumentError
+from lowbit.model.decoder import Decoder, Step, chosen, generate
+from lowbit.model.sampling import GREEDY
+from lowbit.model.weights import LlamaWeights
+from lowbit_cppyy import CppyyBackend
+from lowbit_cppyy.step.decoder import CompiledDecoder
+from lowbit_cppyy.step.embedding import described
+
+pytestmark = pytest.mark.toolchain
+
+
+def own_and_plain(backend: CppyyBackend, weights: LlamaWeights) -> tuple[CompiledDecoder, Decoder]:
+    plain = operations(backend, weights)
+    return compiled(backend, plain), plain
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that end early for any reason but time, however slow this machine is."""
+    monkeypatch.setattr("lowbit_cppyy.step.decoder.TURN", 10**12)
+
+
+def assert_same(ours: list[Step], theirs: list[Step]) -> None:
+    assert [step.token for step in ours] == [step.token for step in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one.logits, other.logits)
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_rows_of_every_format_have_the_bits_of_the_specification(name: str) -> None:
+    """40 tokens, of which C++ chooses all but the first and reads all but the last."""
+    with CppyyBackend(threads=1) as backend:
+        own, plain = own_and_plain(backend, embedded_in(name))
+        theirs = list(generate(plain, [1, 2], 41, sampling=ANY))
+        assert_same(list(generate(own, [1, 2], 41, sampling=ANY)), theirs)
+        assert len({step.token for step in theirs}) > 30
+        state = own.new_state()
+        own.hidden([1, 2], state)
+        assert_same(own.follow(theirs[0].token, state, ANY, 3, 40), theirs[1:])
+        assert len(state) == 42
+
+
+def test_a_format_without_rows_in_cpp_gives_one_token_a_call() -> None:
+    """Python decodes them."""
+    weights = embedded_in("iq3_s")
+    with CppyyBackend(threads=1) as backend:
+        own, plain = own_and_plain(backend, weights)
+        assert_same(list(generate(own, [1], 6, sampling=ANY)), list(generate(plain, [1], 6, sampling=ANY)))
+        assert len(own.follow(1, own.new_state(), ANY, 1, 5)) == 1
+    assert not described(weights.embedding, 1.0).complete
+
+
+def test_arrays_and_factors() -> None:
+    """An embedding in memory, and one that a Gemma scales; an array whose rows are not side by side is Python's."""
+    for name in ("llama", "gemma3", "granite", "sparse"):
+        weights = model(name)
+        in_memory = replace(weights, embedding=np.array(weights.embedding, np.float32))
+        with CppyyBackend(threads=2) as backend:
+            for each in (weights, in_memory):
+                own, plain = own_and_plain(backend, each)
+                assert_same(list(generate(own, [3], 12, sampling=ANY)), list(generate(plain, [3], 12, sampling=ANY)))
+                assert len(own.follow(3, own.new_state(), ANY, 1, 5)) == 5
+    assert not described(np.zeros((4, 8), np.float32).T, 1.0).complete
+
+
+def test_calls_end_where_generation_ends() -> None:
+    """At a token that stops, at the number of tokens, at the end of the context, and with the logits' memory."""
+    with CppyyBackend(threads=1) as backend:
+        own, plain = own_and_plain(backend, model("llama"))
+        tokens = [step.token for step in generate(plain, [1], 30, sampling=ANY)]
+        stop = tokens[11]
+        first = tokens.index(stop)
+        for decoder in (own, plain):
+            found = [step.token for step in generate(decoder, [1], 30, sampling=ANY, stop=[stop, -3, 2**70])]
+            assert found == tokens[: first + 1]
+        state = own.new_state()
+        assert [step.token for step in own.follow(tokens[0], state, ANY, 1, 1)] != []
+        assert len(state) == 1
+        context = own.config.context
+        assert len(own.follow(1, state, GREEDY, 2, context + 5)) == context - 1 and len(state) == context
+        with pytest.raises(ArgumentError, match="number of tokens"):
+            own.follow(1, state, GREEDY, context, 1)
+        with pytest.raises(ArgumentError, match="most"):
+            own.follow(1, own.new_state(), GREEDY, 1, 0)
+
+
+def test_logits_of_one_call_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large vocabulary, a call gives the tokens whose logits fit."""
+    monkeypatch.setattr("lowbit_cppyy.step.decoder.MOST_LOGITS", 3 * 4 * 265 + 1)
+    with CppyyBackend(threads=1) as backend:
+        own, plain = own_and_plain(backend, model("llama"))
+        assert len(own.follow(1, own.new_state(), ANY, 1, 20)) == 3
+        assert_same(list(generate(own, [3], 12, sampling=ANY)), list(generate(plain, [3], 12, sampling=ANY)))
+
+
+def test_a_call_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the token that it computes."""
+    monkeypatch.setattr("lowbit_cppyy.step.decoder.TURN", 0)
+    with CppyyBackend(threads=1) as backend:
+        own, plain = own_and_plain(backend, model("llama"))
+        assert len(own.follow(1, own.new_state(), ANY, 1, 20)) == 1
+        assert_same(list(generate(own, [3], 12, sampling=ANY)), list(generate(plain, [3], 12, sampling=ANY)))
+
+
+def test_a_token_that_cannot_be_read_ends_generation_where_it_is_chosen() -> None:
+    """Its row is not finite. All tokens before it are given first, and the error is that of the operations."""
+    weights = model("llama")
+    rows = np.array(weights.embedding, np.float32)
+    rows[100:110] = np.nan
+    with CppyyBackend(threads=1) as backend:
+        own, plain = own_and_plain(backend, replace(weights, embedding=rows))
+        (ours, said), (theirs, expected) = _before_error(own), _before_error(plain)
+        assert_same(ours, theirs)
+        assert said == expected and len(ours) > 3
+
+
+def _before_error(decoder: CompiledDecoder | Decoder) -> tuple[list[Step], str]:
+    found: list[Step] = []
+    with pytest.raises(ArgumentError) as error:
+        for step in generate(decoder, [1], 200, sampling=ANY):
+            found.append(step)
+    return found, str(error.value)
+
+
+def test_a_row_that_powers_of_two_would_round() -> None:
+    """Other kernels read such a token; the tokens before it are given first."""
+    weights = model("llama")
+    rows = np.array(weights.embedding, np.float32)
+    rows[50:120] *= np.float32(1e-35)
+    with CppyyBackend(threads=2) as backend:
+        own, plain = own_and_plain(backend, replace(weights, embedding=rows))
+        theirs = list(generate(plain, [1], 40, sampling=ANY))
+        assert_same(list(generate(own, [1], 40, sampling=ANY)), theirs)
+        assert any(50 <= step.token < 120 for step in theirs)
+
+
+def test_forced_tokens_are_read_one_by_one() -> None:
+    """Since they are not the chosen ones."""
+    forced = [5, 7, 200, 3, 3]
+    with CppyyBackend(threads=1) as backend:
+        own, plain = own_and_plain(backend, model("llama"))
+        assert_same(list(generate(own, [1], 6, forced=forced)), list(generate(plain, [1], 6, forced=forced)))
+
+
+def test_a_follow_is_the_choice_after_reading() -> None:
+    """The first token of a call, as the parts of the specification choose it."""
+    with CppyyBackend(threads=1) as backend:
+        own, _ = own_and_plain(backend, model("llama"))
+        first = own.follow(4, own.new_state(), ANY, 9, 3)[0]
+        expected = chosen(own, own.hidden([4], own.new_state()), ANY, 9)
+        assert first.token == expected.token
+        np.testing.assert_array_equal(first.logits, expected.logits)
