@@ -74,7 +74,8 @@ class Description:
             for name in names[:-1]:
                 place = place[name]
             place[names[-1]] = address(array)
-        return found.view(np.int64)
+        fields: I64 = found.view(np.int64)
+        return fields
 
 
 UNKNOWN = Description(np.zeros((), LAYOUT), {})
@@ -115,7 +116,7 @@ def of_codes(arrays: tuple[Array, Array, Array], hidden: int, own: Mapping[str, 
     code = np.zeros((), CODE)
     code["columns"], code["bits"], code["group_size"] = words.shape[1], own["bits"], own["group_size"]
     code["type"], code["minimum"] = TYPES[scales.dtype], own["convention"] == "minimum"
-    others = {("code", "scales"): scales, ("code", "zeros"): zeros}
+    others: dict[tuple[str, ...], Array] = {("code", "scales"): scales, ("code", "zeros"): zeros}
     return _described("codes", words, hidden, scale, others, code=code)
 
 
