@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "bridge.h"
 
@@ -85,22 +86,41 @@ struct Before {
   }
 };
 
-// Tokens with their weights, the heaviest first and among equals the lowest number first; sorted on demand.
+// The memory in which a token is drawn.
+struct Drawing {
+  std::vector<std::int64_t> weights;
+  std::vector<std::int32_t> tokens;
+};
+
+// The first tokens of a list: the heaviest first, and among equals the lowest number first, without those of weight 0.
+// They lie in buckets by the first four digits of their weights in binary, and by the number of digits. A bucket is
+// sorted when it is read.
 class Ordered {
  public:
-  Ordered(const std::int64_t* weights, std::vector<std::int32_t> tokens) : weights_(weights), tokens_(std::move(tokens)) {}
+  // The first `most` tokens.
+  Ordered(Drawing& drawing, std::int64_t most) : weights_(drawing.weights.data()), tokens_(drawing.tokens) {
+    for (std::int64_t weight : drawing.weights) ++ends_[bucket(weight)];
+    std::int64_t used = 0, first = 0, start = 0;
+    for (; used < buckets && start < most; ++used) {
+      first = start;
+      start += std::exchange(ends_[used], first);
+    }
+    tokens_.resize(start);
+    for (std::size_t i = 0; i < drawing.weights.size(); ++i)
+      if (const std::int64_t b = bucket(weights_[i]); b < used) tokens_[ends_[b]++] = static_cast<std::int32_t>(i);
+    if (start <= most) return;
+    std::nth_element(tokens_.begin() + first, tokens_.begin() + most, tokens_.end(), Before{weights_});
+    tokens_.resize(ends_[used - 1] = most);
+  }
 
   std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
   std::int64_t weight(std::int64_t n) { return weights_[token(n)]; }
   std::int32_t token(std::int64_t n) {
-    for (std::int64_t step = std::max<std::int64_t>(64, ready_); n >= ready_; step = ready_) sort_to(ready_ + step);
+    while (n >= sorted_) {
+      std::sort(tokens_.begin() + sorted_, tokens_.begin() + ends_[next_], Before{weights_});
+      sorted_ = ends_[next_++];
+    }
     return tokens_[n];
-  }
-  // Keeps only the first tokens.
-  void cut(std::int64_t count) {
-    if (count >= size()) return;
-    std::nth_element(tokens_.begin(), tokens_.begin() + count, tokens_.end(), Before{weights_});
-    tokens_.resize(count);
   }
   std::int64_t sum_from(std::int64_t least) const {
     std::int64_t sum = 0;
@@ -109,16 +129,16 @@ class Ordered {
   }
 
  private:
-  void sort_to(std::int64_t end) {
-    end = std::min(end, size());
-    if (end < size()) std::nth_element(tokens_.begin() + ready_, tokens_.begin() + end, tokens_.end(), Before{weights_});
-    std::sort(tokens_.begin() + ready_, tokens_.begin() + end, Before{weights_});
-    ready_ = end;
+  static constexpr std::int64_t buckets = 45 * 8;  // of the weights 2^44 to 1
+  static std::int64_t bucket(std::int64_t weight) {
+    if (weight == 0) return buckets;
+    const int power = 63 - __builtin_clzll(static_cast<unsigned long long>(weight));
+    return buckets - 1 - (8 * power + (weight << 3 >> power & 7));
   }
 
   const std::int64_t* weights_;
-  std::vector<std::int32_t> tokens_;
-  std::int64_t ready_ = 0;
+  std::vector<std::int32_t>& tokens_;
+  std::int64_t ends_[buckets + 1] = {}, next_ = 0, sorted_ = 0;
 };
 
 // The sum of the weights that the filters keep: those of at least `least`, up to the first at which the sum is `reached`.
@@ -128,25 +148,35 @@ inline std::int64_t kept_sum(Ordered& list, std::int64_t least, std::int64_t rea
   return sum;
 }
 
-// The token; `temperature` is above 0, and all logits are finite.
-inline std::int32_t choose(const float* logits, std::int64_t count, const Sampling& how, std::uint64_t random) {
-  const double most = *std::max_element(logits, logits + count);
-  std::vector<std::int64_t> weights(count);
+// The weights as integers: the powers times 2^44, rounded down. Numbers below 2^52 are rounded by adding it.
+inline void round_down(const double (&powers)[at_once], std::int64_t (&weights)[at_once]) {
+  constexpr double integers = 0x1p52;
+  for (int i = 0; i < at_once; ++i) {
+    const double exact = powers[i] * one_weight;
+    const double shifted = exact + integers;
+    const double nearest = shifted - integers;
+    const double below = nearest > exact ? shifted - 1.0 : shifted;
+    std::memcpy(&weights[i], &below, sizeof below);
+    weights[i] &= (std::int64_t{1} << 52) - 1;
+  }
+}
+
+// The token; `temperature` is above 0, all logits are finite, and `most` is the greatest.
+inline std::int32_t choose(const float* logits, std::int64_t count, double most, const Sampling& how, std::uint64_t random,
+                           Drawing& drawing) {
+  drawing.weights.resize(count);
   for (std::int64_t start = 0; start < count; start += at_once) {
     const std::int64_t length = std::min(at_once, count - start);
     double powers[at_once] = {};
+    std::int64_t weights[at_once];
     for (std::int64_t i = 0; i < length; ++i) powers[i] = (static_cast<double>(logits[start + i]) - most) / how.temperature;
     exponentials(powers);
-    for (std::int64_t i = 0; i < length; ++i) weights[start + i] = static_cast<std::int64_t>(powers[i] * one_weight);
+    round_down(powers, weights);
+    std::copy_n(weights, length, drawing.weights.begin() + start);
   }
-  std::vector<std::int32_t> tokens;
-  tokens.reserve(count);
-  for (std::int64_t i = 0; i < count; ++i)
-    if (weights[i] > 0) tokens.push_back(static_cast<std::int32_t>(i));
-  Ordered list(weights.data(), std::move(tokens));
-  if (how.top_k > 0) list.cut(how.top_k);
-  const std::int64_t least = std::max<std::int64_t>(1, rounded_up(how.min_p, std::int64_t{1} << 44)), all = list.sum_from(1);
-  const std::int64_t sum = how.top_p == 1 ? list.sum_from(least) : kept_sum(list, least, rounded_up(how.top_p, all));
+  Ordered list(drawing, how.top_k > 0 ? how.top_k : count);
+  const std::int64_t least = std::max<std::int64_t>(1, rounded_up(how.min_p, std::int64_t{1} << 44));
+  const std::int64_t sum = how.top_p == 1 ? list.sum_from(least) : kept_sum(list, least, rounded_up(how.top_p, list.sum_from(1)));
   const std::int64_t drawn = static_cast<std::int64_t>(static_cast<unsigned __int128>(random) * static_cast<std::uint64_t>(sum) >> 64);
   std::int64_t place = 0;
   for (std::int64_t before = list.weight(0); before <= drawn; before += list.weight(place)) ++place;
@@ -196,7 +226,9 @@ inline int choose_token(const float* logits, std::int64_t count, const double* s
   if (count == 0) return OK;
   try {
     const Sampling how{settings[0], settings[1], settings[2], top_k};
-    return choose(logits, count, how, random_bits(place[0], place[1], place[2]));
+    const Likeliest first = likeliest(logits, 0, static_cast<std::int32_t>(count));
+    Drawing drawing;
+    return choose(logits, count, first.logit, how, random_bits(place[0], place[1], place[2]), drawing);
   } catch (const std::bad_alloc&) {
     return -1;
   }

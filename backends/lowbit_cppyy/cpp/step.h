@@ -549,6 +549,7 @@ struct Model {
   std::atomic<int> failure{OK};
   std::vector<float> memory;
   std::vector<Likeliest> likeliest;  // of each thread, if a token is to be chosen
+  Drawing drawing;
   std::int64_t experts, top_k;       // of a sparse layer; 0 for none
   std::vector<Choosing> choosing;    // of each thread
 
@@ -779,14 +780,16 @@ struct Room {
 };
 
 // Chooses a token from the results of the threads.
-inline int choose_wanted(const std::vector<Likeliest>& found, const float* logits, std::int64_t count, Wanted& wanted) {
+inline int choose_wanted(const std::vector<Likeliest>& found, const float* logits, std::int64_t count, Wanted& wanted,
+                         Drawing& drawing) {
   Likeliest all;
   for (const Likeliest& each : found) all.join(each);
   wanted.token = all.token;
   if (!all.finite) return unchosen;
   if (wanted.how.temperature == 0) return OK;
   try {
-    wanted.token = choose(logits, count, wanted.how, random_bits(wanted.seed, wanted.position, wanted.sequence));
+    const std::uint64_t random = random_bits(wanted.seed, wanted.position, wanted.sequence);
+    wanted.token = choose(logits, count, all.logit, wanted.how, random, drawing);
   } catch (const std::bad_alloc&) {
     return NO_MEMORY;
   }
@@ -837,7 +840,8 @@ inline int run_step(Model& model, const Products* const (&tables)[3], Call call,
   if (status != OK) return status;
   if (context.status != OK) return context.status;
   if (const int failure = model.failure.load()) return failure;
-  return wanted ? choose_wanted(model.likeliest, call.logits, tables[0]->all.back().columns(), *wanted) : OK;
+  if (!wanted) return OK;
+  return choose_wanted(model.likeliest, call.logits, tables[0]->all.back().columns(), *wanted, model.drawing);
 }
 
 // The same for addresses from Python.
