@@ -104,9 +104,9 @@ class Pool {
   bool forked() const { return ::getpid() != owner_; }
 
   // Covers 0 .. count in chunks of `grain`. Several threads, and a body, may call this at once: the first gets the
-  // workers, the others compute alone. Workers that spin for work always take part. Sleeping workers are woken only if
-  // the caller asks for it, because waking them costs time before it saves any. Occasional waking in a series of small
-  // calls was measured: calls of 20 us took half as long again.
+  // workers, the others compute alone. Workers that spin for work always take part. Waking sleeping workers costs time
+  // before it saves any. So they are woken if the caller asks for it, or if the call is one of a series, in which
+  // workers that are awake stay awake.
   Status run(std::int64_t count, std::int64_t grain, bool wake, Body body, const void* context) {
     if (forked()) return FORKED;
     if (stopped_.load(std::memory_order_acquire)) return CLOSED;
@@ -117,9 +117,12 @@ class Pool {
       body(context, 0, count);
       return OK;
     }
-    if (!wake && sleepers_.load(std::memory_order_relaxed) == static_cast<int>(workers_.size())) {
+    const bool asleep = sleepers_.load(std::memory_order_relaxed) == static_cast<int>(workers_.size());
+    if (asleep && !wake && !in_series()) {
       body(context, 0, count);  // no worker will take part, so the range is not divided
+      ended_ = std::chrono::steady_clock::now();
     } else {
+      wake = wake || asleep;
       job_ = {body, nullptr, context, count, grain_for(count, grain)};
       cut();
       open(wake, static_cast<int>(std::min<std::int64_t>((count - 1) / job_.grain, INT_MAX)));
@@ -178,6 +181,8 @@ class Pool {
   // series of products to the next, with Python, checks and casts of activations (5 to 100 µs). Waking a sleeping worker
   // costs the caller 5 to 15 µs, and the worker starts after 20 to 45 µs (virtual machine, 2 processors).
   static constexpr std::chrono::microseconds worker_patience{200};
+  // The calls of a series that run alone before workers are woken for the others.
+  static constexpr int series = 4;
   // The time that the caller, after its own chunks, spins for workers that still compute one: about the cost of
   // sleeping and being woken, so that it loses at most that much again.
   static constexpr std::chrono::microseconds caller_patience{20};
@@ -221,6 +226,14 @@ class Pool {
       const std::uint64_t next = std::min(n + 1, sharing);
       shares_[n].range.store(range(chunks * share / sharing, chunks * next / sharing), std::memory_order_relaxed);
     }
+  }
+
+  // Whether this call and the last few, which ran alone, follow one another so closely that workers stay awake between
+  // them.
+  bool in_series() {
+    const bool soon = std::chrono::steady_clock::now() - ended_ < worker_patience;
+    alone_ = soon ? alone_ + 1 : 0;
+    return alone_ >= series;
   }
 
   void open(bool wake, int most) {
@@ -332,6 +345,8 @@ class Pool {
   Word state_;
   Word number_;  // of the job; workers wait for it to change
   std::atomic<int> sleepers_{0};
+  std::chrono::steady_clock::time_point ended_{};  // of the last call that ran alone while workers slept
+  int alone_ = 0;                                  // such calls in a series
   std::atomic<std::uint32_t> came_{0};  // workers that joined a team; `too_late` once it has begun
   std::atomic<int> size_{0};            // of the team, the caller included; 0 until it begins
 };

@@ -29,6 +29,8 @@ CHANGES = {
     "leaves shares undone": ("} while (take_over(thread));", "} while (false);"),
     "stays with its caller": ("    separation_.from_caller(workers_);\n", ""),
     "waits for nobody": (f"{OPENS}\n    {GATHERS}\n    {COUNTS}", f"{COUNTS}\n    {OPENS}"),
+    "never counts a series": ("return alone_ >= series;", "return false;"),
+    "counts any calls as a series": ("alone_ = soon ? alone_ + 1 : 0;", "alone_ = soon ? alone_ + 1 : series;"),
     "watches for 2 ms": ("worker_patience{200}", "worker_patience{2000}"),
 }
 Program = Callable[..., Callable[[], subprocess.CompletedProcess[str]]]
@@ -98,6 +100,18 @@ def test_the_checks_notice_a_worker_on_the_processor_of_its_caller(program: Prog
         pytest.skip("there is one processor only")
     stress = program("pool_stress", change="stays with its caller")
     assert "not so: a worker is kept off the caller's processor only" in stress().stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    (
+        ("never counts a series", "calls that follow one another wake the workers"),
+        ("counts any calls as a series", "calls that are far apart wake nobody"),
+    ),
+)
+def test_the_checks_notice_a_pool_that_wakes_at_the_wrong_time(program: Program, change: str, said: str) -> None:
+    """And with one that wakes workers for no series of calls, or for every call."""
+    assert f"not so: {said}" in program("pool_stress", change=change)().stderr
 
 
 def test_an_idle_worker_sleeps_after_a_moment(program: Program) -> None:

@@ -229,6 +229,40 @@ static void callers_and_workers_are_apart() {
 #endif
 }
 
+// Calls of four chunks of 20 us, by whichever threads take part.
+struct Visits {
+  std::thread::id caller = std::this_thread::get_id();
+  std::atomic<bool> worker{false};
+
+  static void body(const void* context, std::int64_t, std::int64_t) {
+    auto& self = *static_cast<Visits*>(const_cast<void*>(context));
+    if (std::this_thread::get_id() != self.caller) self.worker = true;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(20);
+    while (std::chrono::steady_clock::now() < end) {
+    }
+  }
+  bool joined(Pool& pool) {
+    worker = false;
+    pool.run(4, 1, false, body, this);
+    return worker;
+  }
+};
+
+// Small calls that do not ask for workers. Those of a new pool are still watching, and take part in the first.
+static void series_of_calls() {
+  Pool pool(2);
+  Visits visits;
+  int joined = 0;
+  for (int call = 0; call < 60; ++call) {
+    pass_by(3000);
+    joined += visits.joined(pool);
+  }
+  check(joined < 20, "calls that are far apart wake nobody");
+  joined = 0;
+  for (int call = 0; call < 5000 && joined < 20; ++call) joined += visits.joined(pool);
+  check(joined == 20, "calls that follow one another wake the workers");
+}
+
 int main() {
   teams();
   callers_and_workers_are_apart();
@@ -240,5 +274,6 @@ int main() {
   calls_inside_calls();
   callers_at_once();
   short_lives();
+  series_of_calls();
   std::puts("held");
 }
