@@ -86,10 +86,15 @@ struct Before {
   }
 };
 
-// The memory in which a token is drawn.
+// The memory in which a token is drawn. It is allocated ahead, because an allocation may fail.
 struct Drawing {
   std::vector<std::int64_t> weights;
   std::vector<std::int32_t> tokens;
+
+  void make(std::int64_t count) {
+    weights.resize(count);
+    tokens.reserve(count);
+  }
 };
 
 // The first tokens of a list: the heaviest first, and among equals the lowest number first, without those of weight 0.
@@ -164,7 +169,6 @@ inline void round_down(const double (&powers)[at_once], std::int64_t (&weights)[
 // The token; `temperature` is above 0, all logits are finite, and `most` is the greatest.
 inline std::int32_t choose(const float* logits, std::int64_t count, double most, const Sampling& how, std::uint64_t random,
                            Drawing& drawing) {
-  drawing.weights.resize(count);
   for (std::int64_t start = 0; start < count; start += at_once) {
     const std::int64_t length = std::min(at_once, count - start);
     double powers[at_once] = {};
@@ -228,6 +232,7 @@ inline int choose_token(const float* logits, std::int64_t count, const double* s
     const Sampling how{settings[0], settings[1], settings[2], top_k};
     const Likeliest first = likeliest(logits, 0, static_cast<std::int32_t>(count));
     Drawing drawing;
+    drawing.make(count);
     return choose(logits, count, first.logit, how, random_bits(place[0], place[1], place[2]), drawing);
   } catch (const std::bad_alloc&) {
     return -1;

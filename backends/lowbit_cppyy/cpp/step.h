@@ -517,7 +517,7 @@ struct Call {
   float *x, *values;           // the residual stream, and the other values that threads share
   const float* const* angles;  // for each base, of each position
   float *hidden, *logits;      // results; no logits where it is nullptr
-  Likeliest* likeliest;        // of the logits of each thread; nullptr where no token is chosen
+  Likeliest* likeliest;        // of each thread, of its logits of each token; nullptr where no token is chosen
 };
 
 // The table with the fastest kernels for this many rows, by `few_are_faster` of runtime/products.py.
@@ -527,11 +527,13 @@ inline int table_for(const Product* const (&tables)[3], std::int64_t number, std
   return 9 * whole_blocks(rows, few) <= 8 * whole_blocks(rows, many) ? 1 : 2;
 }
 
-// How a token is chosen at the end of a step, and the token. At temperature 0 it is the likeliest.
+// How tokens are chosen at the end of a step: at temperature 0 the likeliest. Each token of the call has a choice, with
+// the position and the sequence that its random numbers belong to.
 struct Wanted {
   Sampling how;
-  std::uint64_t seed, position, sequence;
-  std::int32_t token;
+  std::uint64_t seed;
+  const std::uint64_t *positions, *sequences;
+  std::int64_t* chosen;
 };
 
 constexpr int unchosen = 11;  // status of a step with a logit that is not finite
@@ -548,8 +550,8 @@ struct Model {
   Barrier barrier;
   std::atomic<int> failure{OK};
   std::vector<float> memory;
-  std::vector<Likeliest> likeliest;  // of each thread, if a token is to be chosen
-  Drawing drawing;
+  std::vector<Likeliest> likeliest;  // of each thread and each token, if tokens are to be chosen
+  std::vector<Drawing> drawings;     // of each thread, if tokens are to be drawn
   std::int64_t experts, top_k;       // of a sparse layer; 0 for none
   std::vector<Choosing> choosing;    // of each thread
 
@@ -701,8 +703,8 @@ inline int run_experts(const Team& team, const Call& call, const Experts& own, c
                           : several_tokens(team, call, own, x, router, room, y);
 }
 
-// Scales and caps this thread's columns of the logits, if the model does, and finds the likeliest of a single token's
-// logits while they are in the cache.
+// Scales and caps this thread's columns of the logits, if the model does, and finds the likeliest of them while they are
+// in the cache.
 struct Logits {
   const Model* model;
   std::int64_t columns;
@@ -719,13 +721,14 @@ struct Logits {
         each(model->heads->call[7], cap.numbers, from, nullptr, last - first, from);
       }
     }
-    if (found) *found = likeliest(logits, static_cast<std::int32_t>(first), static_cast<std::int32_t>(last));
+    for (std::int64_t t = row; found && t < row + rows; ++t)
+      found[t].join(likeliest(logits + t * columns, static_cast<std::int32_t>(first), static_cast<std::int32_t>(last)));
   }
 };
 
 // The logits of hidden states.
 inline int score(const Team& team, const Call& call, const Product* head, const float* hidden) {
-  Likeliest* const found = call.likeliest ? call.likeliest + team.thread : nullptr;
+  Likeliest* const found = call.likeliest ? call.likeliest + team.thread * team.tokens : nullptr;
   return multiply_all<Division::bytes>(team, {head}, hidden, {call.logits}, Logits{call.model, head->columns(), call.logits, found});
 }
 
@@ -779,32 +782,30 @@ struct Room {
   }
 };
 
-// Chooses a token from the results of the threads.
-inline int choose_wanted(const std::vector<Likeliest>& found, const float* logits, std::int64_t count, Wanted& wanted,
-                         Drawing& drawing) {
-  Likeliest all;
-  for (const Likeliest& each : found) all.join(each);
-  wanted.token = all.token;
-  if (!all.finite) return unchosen;
-  if (wanted.how.temperature == 0) return OK;
-  try {
-    const std::uint64_t random = random_bits(wanted.seed, wanted.position, wanted.sequence);
-    wanted.token = choose(logits, count, all.logit, wanted.how, random, drawing);
-  } catch (const std::bad_alloc&) {
-    return NO_MEMORY;
+// This thread's part of the choices, from what all threads have found of the logits.
+inline void choose_tokens(const Team& team, const Call& call, const Wanted& wanted, std::int64_t count, Drawing& drawing) {
+  for (std::int64_t t = team.first(call.tokens); t < team.last(call.tokens); ++t) {
+    Likeliest all;
+    for (int n = 0; n < team.threads; ++n) all.join(call.likeliest[n * call.tokens + t]);
+    wanted.chosen[t] = all.token;
+    if (!all.finite) team.fail(unchosen);
+    if (!all.finite || wanted.how.temperature == 0) continue;
+    const std::uint64_t random = random_bits(wanted.seed, wanted.positions[t], wanted.sequences[t]);
+    wanted.chosen[t] = choose(call.logits + t * count, count, all.logit, wanted.how, random, drawing);
   }
-  return OK;
 }
 
-// Runs a step in the threads of its pool, and chooses a token if requested. Returns OK or the status of a failure: a
+// Runs a step in the threads of its pool, and chooses tokens if requested. Returns OK or the status of a failure: a
 // cast, the pool, memory, the cache (`keep_row`), INEXACT, `unrouted` or `unchosen`. After a failure, only the cache after
 // the tokens has been written.
-inline int run_step(Model& model, const Products* const (&tables)[3], Call call, Wanted* wanted) {
+inline int run_step(Model& model, const Products* const (&tables)[3], Call call, const Wanted* wanted) {
   const Room room(model, tables, call);
   const std::size_t floats = static_cast<std::size_t>(room.floats(model.pool->threads())) + 16;
   try {
     if (model.memory.size() < floats) model.memory.assign(floats + floats / 2, 0.0f);
-    model.likeliest.assign(wanted ? model.pool->threads() : 0, Likeliest{});
+    model.likeliest.assign(wanted ? model.pool->threads() * call.tokens : 0, Likeliest{});
+    model.drawings.resize(wanted && wanted->how.temperature > 0 ? model.pool->threads() : 0);
+    for (Drawing& each : model.drawings) each.make(tables[0]->all.back().columns());
     model.choosing.resize(model.experts ? model.pool->threads() : 0);
     for (Choosing& each : model.choosing) each.make(model.experts, model.top_k, call.tokens);
   } catch (const std::bad_alloc&) {
@@ -820,9 +821,10 @@ inline int run_step(Model& model, const Products* const (&tables)[3], Call call,
     const Room* room;
     const Call* call;
     float* memory;
+    const Wanted* wanted;
     std::int64_t head;
     int status;  // of all threads, which return the same status
-  } context{&model, &room, &call, memory, static_cast<std::int64_t>(tables[0]->all.size()) - 1, OK};
+  } context{&model, &room, &call, memory, wanted, static_cast<std::int64_t>(tables[0]->all.size()) - 1, OK};
   const auto body = [](const void* with, int thread, int threads) {
     Context& own = *const_cast<Context*>(static_cast<const Context*>(with));
     float* const mine = own.memory + own.room->values.whole() + own.room->shared.whole() + thread * own.room->each();
@@ -833,20 +835,23 @@ inline int run_step(Model& model, const Products* const (&tables)[3], Call call,
                     own.call->tokens, own.model->experts ? &own.model->choosing[thread] : nullptr};
     const int status = own.call->x ? own.model->run(team, *own.call) : score_rows(team, *own.call, own.head);
     if (thread == 0) own.status = status;
+    if (status != OK || !own.wanted) return;
+    team.wait();  // until all logits are known
+    Drawing none;
+    choose_tokens(team, *own.call, *own.wanted, own.call->products[own.head].columns(),
+                  own.model->drawings.empty() ? none : own.model->drawings[thread]);
   };
   room.raise_fences(memory, model.pool->threads());
   const Status status = model.pool->together(body, &context, gathering_time(*tables[0], call.tokens));
   lower_fences(memory, memory + room.floats(model.pool->threads()));
   if (status != OK) return status;
   if (context.status != OK) return context.status;
-  if (const int failure = model.failure.load()) return failure;
-  if (!wanted) return OK;
-  return choose_wanted(model.likeliest, call.logits, tables[0]->all.back().columns(), *wanted, model.drawing);
+  return model.failure.load();
 }
 
 // The same for addresses from Python.
 inline int run_places(std::uintptr_t model, const std::uint64_t* products, const std::vector<Place>& places, float* x,
-                      const std::uint64_t* angles, float* hidden, float* logits, Wanted* wanted = nullptr) {
+                      const std::uint64_t* angles, float* hidden, float* logits, const Wanted* wanted = nullptr) {
   using bridge::at;
   const float* tables[4];
   for (int n = 0; n < 4; ++n) tables[n] = at<float>(angles[n]);
@@ -854,6 +859,16 @@ inline int run_places(std::uintptr_t model, const std::uint64_t* products, const
   const Call call{nullptr, {}, nullptr, static_cast<std::int64_t>(places.size()), places.data(), x, nullptr, tables, hidden,
                   logits, nullptr};
   return run_step(*reinterpret_cast<Model*>(model), own, call, wanted);
+}
+
+// The places of a token of each of several sequences: their positions and capacities, and the addresses of their caches.
+inline std::vector<Place> places_of(std::int64_t sequences, const std::int64_t* positions, const std::int64_t* capacities,
+                                    const std::uint64_t* keys, const std::uint64_t* values) {
+  std::vector<Place> places;
+  for (std::int64_t n = 0; n < sequences; ++n)
+    places.push_back({positions[n], capacities[n], reinterpret_cast<std::uint8_t*>(keys[n]),
+                      reinterpret_cast<std::uint8_t*>(values[n])});
+  return places;
 }
 
 namespace bridge {
@@ -910,48 +925,51 @@ inline int run_step(std::uintptr_t model, const std::uint64_t* products, std::in
   return NO_MEMORY;
 }
 
-// Reads a token of one sequence, chooses the next from its logits, and goes on with that one: at most `most` choices.
-// Ends early with a token of `stop`, with the first choice after `turn` nanoseconds, and before a token whose step
-// fails; the status is OK if there is any choice. `x` is the row of the first token, `embedding` has those of the
-// others. `logits` has a row for each choice. `settings` are temperature, top_p and min_p; `choice` are top_k, the seed,
-// the position of the first choice and the sequence. `chosen` receives the number of choices, and then the tokens.
-inline int run_on(std::uintptr_t model, const std::uint64_t* products, std::int64_t most, float* x,
-                  const std::uint64_t* angles, float* hidden, std::int64_t position, std::int64_t capacity,
-                  std::uint8_t* keys, std::uint8_t* values, float* logits, const double* settings,
-                  const std::uint64_t* choice, const std::int64_t* embedding, const std::int64_t* stop,
-                  std::int64_t stops, std::int64_t turn, std::int64_t* chosen) try {
-  if (most == 0) return OK;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(turn);
-  Embedding rows;
-  std::memcpy(&rows, embedding, sizeof rows);
-  const std::int64_t vocabulary = at<Products>(products[0])->all.back().columns();
-  const Sampling how{settings[0], settings[1], settings[2], static_cast<std::int64_t>(choice[0])};
-  chosen[0] = 0;
-  for (std::int64_t n = 0; n < most; ++n) {
-    Wanted wanted{how, choice[1], choice[2] + n, choice[3], 0};
-    const std::vector<Place> place{{position + n, capacity, keys, values}};
-    const int status = run_places(model, products, place, x, angles, hidden, logits + n * vocabulary, &wanted);
-    if (status != OK) return n ? OK : status;
-    chosen[0] = n + 1, chosen[n + 1] = wanted.token;
-    if (std::find(stop, stop + stops, wanted.token) != stop + stops) break;
-    if (rows.kind == Embedding::Kind::none || std::chrono::steady_clock::now() >= end) break;
-    embed(rows, wanted.token, x);
-  }
-  return OK;
-} catch (const std::bad_alloc&) {
-  return NO_MEMORY;
-}
-
-// A token of each of several sequences: their positions and capacities, and the addresses of their caches.
+// A token of each of several sequences.
 inline int run_batch(std::uintptr_t model, const std::uint64_t* products, std::int64_t tokens, float* x,
                      const std::uint64_t* angles, float* hidden, const std::int64_t* positions,
                      const std::int64_t* capacities, const std::uint64_t* keys, const std::uint64_t* values) try {
   if (tokens == 0) return OK;
-  std::vector<Place> places;
-  for (std::int64_t t = 0; t < tokens; ++t)
-    places.push_back({positions[t], capacities[t], reinterpret_cast<std::uint8_t*>(keys[t]),
-                      reinterpret_cast<std::uint8_t*>(values[t])});
+  const std::vector<Place> places = places_of(tokens, positions, capacities, keys, values);
   return run_places(model, products, places, x, angles, hidden, nullptr);
+} catch (const std::bad_alloc&) {
+  return NO_MEMORY;
+}
+
+// Reads a token of each of several sequences, chooses the next of each from its logits, and goes on with those: at most
+// `most` times. Ends early with a token of `stop`, with the first choices after `turn` nanoseconds, and before tokens
+// whose step fails; the status is OK if there is any choice. `x` are the rows of the first tokens, `embedding` has those
+// of the others. The logits of one time lie `apart` floats behind those of the time before. `settings` are temperature,
+// top_p and min_p; `choice` are top_k, the seed, the positions of the first choices and the numbers of the sequences.
+// `chosen` receives the number of times, and then the tokens.
+inline int run_on(std::uintptr_t model, const std::uint64_t* products, std::int64_t sequences, float* x,
+                  const std::uint64_t* angles, float* hidden, const std::int64_t* positions,
+                  const std::int64_t* capacities, const std::uint64_t* keys, const std::uint64_t* values, float* logits,
+                  std::int64_t apart, const double* settings, const std::uint64_t* choice, const std::int64_t* embedding,
+                  const std::int64_t* stop, std::int64_t stops, std::int64_t most, std::int64_t turn,
+                  std::int64_t* chosen) try {
+  if (sequences == 0) return OK;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(turn);
+  Embedding rows;
+  std::memcpy(&rows, embedding, sizeof rows);
+  std::vector<Place> places = places_of(sequences, positions, capacities, keys, values);
+  std::vector<std::uint64_t> at(choice + 2, choice + 2 + sequences);
+  const Sampling how{settings[0], settings[1], settings[2], static_cast<std::int64_t>(choice[0])};
+  std::int64_t* tokens = chosen + 1;
+  chosen[0] = 0;
+  for (std::int64_t n = 0; n < most; ++n, tokens += sequences, logits += apart) {
+    const Wanted wanted{how, choice[1], at.data(), choice + 2 + sequences, tokens};
+    const int status = run_places(model, products, places, x, angles, hidden, logits, &wanted);
+    if (status != OK) return n ? OK : status;
+    chosen[0] = n + 1;
+    if (std::find_first_of(tokens, tokens + sequences, stop, stop + stops) != tokens + sequences) break;
+    if (rows.kind == Embedding::Kind::none || std::chrono::steady_clock::now() >= end) break;
+    for (std::int64_t t = 0; t < sequences; ++t) {
+      embed(rows, tokens[t], x + t * rows.hidden);
+      ++places[t].position, ++at[t];
+    }
+  }
+  return OK;
 } catch (const std::bad_alloc&) {
   return NO_MEMORY;
 }

@@ -8,16 +8,17 @@ operations: Python is not involved, the threads stay awake, and activations are 
 one of a prepared matrix. A step with anything else, such as a matrix that numpy multiplies by, is not compiled.
 """
 
+import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from lowbit.arrays import F32, F64, U8, U64, Array
+from lowbit.arrays import F32, F64, I64, U8, U64, Array
 from lowbit.attention.rope import Frequencies
 from lowbit.backend.prepared import placed
 from lowbit.contract.checks import check_integer, check_view
@@ -46,6 +47,8 @@ UNCHOSEN = 11
 """Status of a step that should choose a token but has a logit that is not finite."""
 MOST_LOGITS = 2**22
 """The most bytes of the logits of one call, or those of one token if they are more."""
+MOST_CHOICES = 64
+"""The most tokens that one call generates for a sequence, for which it reserves memory."""
 TURN = 50_000_000
 """Nanoseconds after which a call that generates tokens ends with the next one. An interrupt waits as long, and so does
 a reader of the text."""
@@ -172,19 +175,9 @@ class CompiledDecoder:
         Raises:
             ArgumentError, UnavailableError: as `lowbit.model.decoder.Decoder.hidden_batch` and `hidden`.
         """
-        for number, state in enumerate(states):
-            self._check_state(f"states[{number}]", state)
-        ids = batch_ids(tokens, states, [len(state) for state in states], self.config)
-        stream = embedded(self._embedding, ids, self.config.embedding_scale).astype(np.float32)
-        with self._alone():
-            for state in states:
-                state.reserve(state.length + 1, self.config.context)
-            lengths = np.array([state.length for state in states], np.int64)
-            capacities = np.array([state.keys.shape[2] for state in states], np.int64)
-            caches = [state.keys for state in states] + [state.values for state in states]
-            with self.parts.written(caches) as addresses:
-                where = lengths, capacities, addresses[: len(states)], addresses[len(states) :]
-                hidden = self._call(self.parts.run_batch, stream, int(lengths.max()) + 1, where)
+        stream = self._batch(tokens, states)
+        with self._alone(), self._places(states, 1) as places:
+            hidden = self._call(self.parts.run_batch, stream, _longest(states) + 1, places)
             for state in states:
                 state.length += 1
         return hidden.astype(np.float64)
@@ -236,24 +229,82 @@ class CompiledDecoder:
             UnavailableError: as `hidden`.
         """
         self._check_state("state", state)
-        vocabulary = self.config.vocabulary
+        token_ids([token], self.config, already=len(state))
+        most = min(most, max(1, MOST_LOGITS // (4 * self.config.vocabulary)))
+        chosen, logits = self._follow([token], [state], sampling, [(position, 0)], most, stop, keep=True)
+        return [Step(int(number), row) for (number,), row in zip(chosen, logits, strict=False)]
+
+    def follow_batch(
+        self,
+        tokens: Sequence[int],
+        states: Sequence[State],
+        sampling: Sampling,
+        places: Sequence[tuple[int, int]],
+        most: int = 1,
+        stop: Sequence[int] = (),
+    ) -> list[list[int]]:
+        """As `lowbit.model.decoder.follow_batch`, with the same tokens, in one call of C++, as `follow`.
+
+        Raises:
+            ArgumentError: as `hidden_batch` and `choose`, of the first tokens; the states stay as they were.
+            UnavailableError: as `hidden`.
+        """
+        chosen, _ = self._follow(tokens, states, sampling, places, most, stop, keep=False)
+        found: list[list[int]] = chosen.tolist()
+        return found
+
+    def _follow(
+        self,
+        tokens: Sequence[int],
+        states: Sequence[State],
+        sampling: Sampling,
+        places: Sequence[tuple[int, int]],
+        most: int,
+        stop: Sequence[int],
+        *,
+        keep: bool,
+    ) -> tuple[I64, F32]:
+        """The tokens that were chosen, times × sequences, and the logits, at least times · sequences × vocabulary; only
+        those of the last time if they are not kept."""
+        stream, vocabulary = self._batch(tokens, states), self.config.vocabulary
         check_integer("number of logits", vocabulary, 1, MOST_TOKENS)
-        check_integer("position", position, 0, 2**64 - 1)
         check_integer("most", most, least=1)
-        ids = token_ids([token], self.config, already=len(state))
-        stream = embedded(self._embedding, ids, self.config.embedding_scale).astype(np.float32)
-        room = min(most, self.config.context - len(state), max(1, MOST_LOGITS // (4 * vocabulary)))
-        count = room if self._described.complete else 1
-        choice = np.array([min(sampling.top_k, vocabulary), sampling.seed, position, 0], np.uint64)
-        logits, found = np.empty((count, vocabulary), np.float32), np.zeros(count + 1, np.int64)
+        if len(places) != len(states):
+            raise ArgumentError("number of places", len(places), f"one for each of {len(states)} states")
+        for name, value in itertools.chain(*(zip(("position", "sequence"), each, strict=True) for each in places)):
+            check_integer(name, value, 0, 2**64 - 1)
+        most = min(most, MOST_CHOICES, self.config.context - _longest(states))
+        count = most if self._described.complete else 1
+        numbers = [*(position for position, _ in places), *(sequence for _, sequence in places)]
+        choice = np.array([min(sampling.top_k, vocabulary), sampling.seed, *numbers], np.uint64)
+        logits = np.empty((len(states) * (count if keep else 1), vocabulary), np.float32)
+        found = np.zeros(1 + count * len(states), np.int64)
         ends = np.array([*(each for each in stop if 0 <= each < vocabulary), -1], np.int64)  # never empty
-        last = _settings(sampling), choice, self._fields, ends, len(ends), TURN, found
-        with self._alone():
+        how = _settings(sampling), choice, self._fields, ends, len(ends), count, TURN
+        with self._alone(), self._places(states, count) as places_of:
+            where = *places_of, logits, vocabulary if keep else 0, *how, found
+            self._call(self.parts.run_on, stream, _longest(states) + count, where)
+            for state in states:
+                state.length += int(found[0])
+        return found[1 : 1 + found[0] * len(states)].reshape(-1, len(states)), logits
+
+    def _batch(self, tokens: Sequence[int], states: Sequence[State]) -> F32:
+        """The embeddings of the next tokens of several sequences."""
+        for number, state in enumerate(states):
+            self._check_state(f"states[{number}]", state)
+        ids = batch_ids(tokens, states, [len(state) for state in states], self.config)
+        return embedded(self._embedding, ids, self.config.embedding_scale).astype(np.float32)
+
+    @contextmanager
+    def _places(self, states: Sequence[State], count: int) -> Iterator[tuple[object, ...]]:
+        """The arguments of C++ that say where each sequence ends and lies, with room for `count` more tokens."""
+        for state in states:
             state.reserve(state.length + count, self.config.context)
-            where = state.length, state.keys.shape[2], state.keys, state.values, logits, *last
-            self._call(self.parts.run_on, stream, state.length + count, where, count)
-            state.length += int(found[0])
-        return [Step(int(chosen), row) for chosen, row in zip(found[1 : found[0] + 1], logits, strict=False)]
+        lengths = np.array([state.length for state in states], np.int64)
+        capacities = np.array([state.keys.shape[2] for state in states], np.int64)
+        caches = [state.keys for state in states] + [state.values for state in states]
+        with self.parts.written(caches) as addresses:
+            yield lengths, capacities, addresses[: len(states)], addresses[len(states) :]
 
     def _alone(self) -> threading.Lock:
         """The lock of the decoder. A forked child gets an error: it lacks the threads of the pool, and one of the
@@ -282,29 +333,14 @@ class CompiledDecoder:
             self._scored = hidden[0].copy(), logits
         return hidden
 
-    def _call(
-        self,
-        run: Callable[..., int],
-        stream: F32,
-        positions: int,
-        where: tuple[object, ...],
-        count: int | None = None,
-    ) -> F32:
+    def _call(self, run: Callable[..., int], stream: F32, positions: int, where: tuple[object, ...]) -> F32:
         """The hidden states that a function of the bridge writes. Kernels fold powers of two into activations; if an
-        activation is too small for that, other kernels run.
-
-        Args:
-            run: the function.
-            stream: the embeddings of tokens.
-            positions: the end of the positions that it may read.
-            where: its last arguments.
-            count: the number of tokens, if it is not that of the embeddings.
-        """
+        activation is too small for that, other kernels run."""
         hidden, angles = np.empty_like(stream), self._angles.up_to(positions)
 
         def called(tables: U64) -> int:
             x = stream.copy()  # a step overwrites it
-            return run(self.parts.model, tables, len(stream) if count is None else count, x, angles, hidden, *where)
+            return run(self.parts.model, tables, len(stream), x, angles, hidden, *where)
 
         self._tried(stream, called)
         return hidden
@@ -340,6 +376,10 @@ class CompiledDecoder:
 def _settings(sampling: Sampling) -> F64:
     """The settings in the order of the bridge."""
     return np.array([sampling.temperature, sampling.top_p, sampling.min_p])
+
+
+def _longest(states: Sequence[State]) -> int:
+    return max(len(state) for state in states)
 
 
 class _Angles:

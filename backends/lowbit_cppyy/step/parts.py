@@ -164,8 +164,8 @@ def _functions() -> tuple[Callable[..., int], ...]:
             bridge.destroy_model(bridge.create_model(numbers, addresses, 0))
             caches = BYTES.view(np.uint8), BYTES.view(np.uint8)
             bridge.run_step(0, addresses, 0, *arrays, 0, 0, *caches, FLOATS, 0)
-            choosing = DOUBLES, addresses, numbers, numbers, 0, 0, numbers
-            bridge.run_on(0, addresses, 0, *arrays, 0, 0, *caches, FLOATS, *choosing)
+            choosing = DOUBLES, addresses, numbers, numbers, 0, 0, 0, numbers
+            bridge.run_on(0, addresses, 0, *arrays, numbers, numbers, addresses, addresses, FLOATS, 0, *choosing)
             bridge.run_batch(0, addresses, 0, *arrays, numbers, numbers, addresses, addresses)
             bridge.score_rows(0, addresses, 0, FLOATS, FLOATS)
             bridge.choose_token(FLOATS, 0, DOUBLES, 0, addresses)

@@ -20,7 +20,7 @@ from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import FORMULAS
 from lowbit.model.caches import Keys
 from lowbit.model.config import LlamaConfig, Routing
-from lowbit.model.decoder import AnyDecoder, Decoder, generate
+from lowbit.model.decoder import AnyDecoder, Decoder, generate, generate_batch
 from lowbit.model.matrices import Embedding, Matrix, select_columns, shape_of, to_float
 from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.sampling import Sampling
@@ -280,15 +280,16 @@ def logits(decoder: AnyDecoder, prompt: int, count: int) -> F32:
 
 
 def answers(decoder: Decoder | CompiledDecoder) -> list[F32]:
-    """The logits of tokens after prompts of several lengths, the last long enough for two threads to divide it, and the
-    hidden states of batches."""
+    """The logits of tokens after prompts of several lengths, the last long enough for two threads to divide it, the
+    hidden states of batches, and tokens that are drawn."""
     states: list[Any] = [decoder.new_state(3) for _ in range(3)]
     for state, prompt in zip(states, ([5], [7, 1, 3], [4, 4]), strict=True):
         decoder.hidden(prompt, state)
     batches = [decoder.hidden_batch(tokens, states).astype(np.float32) for tokens in ([1, 2, 3], [0, 9, 8])]
     many = min(DIVIDED, decoder.config.context)
     prompts = [logits(decoder, prompt, count) for prompt, count in ((1, 3), (3, 1), (11, 2), (many, 1))]
-    return [*prompts, *batches]
+    drawn = generate_batch(decoder, [[5], [7, 1], [3]], 4, sampling=ANY)
+    return [*prompts, *batches, np.array(drawn, np.float32)]
 
 
 def compiled(backend: CppyyBackend, decoder: Decoder) -> CompiledDecoder:

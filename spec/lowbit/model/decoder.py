@@ -377,6 +377,48 @@ class BatchDecoder(AnyDecoder, Protocol):
         """See `Decoder.hidden_batch`."""
 
 
+def choose_each(
+    decoder: AnyDecoder, logits: F32, sampling: Sampling, places: Sequence[tuple[int, int]]
+) -> Sequence[int]:
+    """A token for each row of logits, with the position and the number of its sequence."""
+    choose = choice_of(decoder)
+    return [choose(row, sampling, *place) for row, place in zip(logits, places, strict=True)]
+
+
+def follow_batch(
+    decoder: BatchDecoder,
+    tokens: Sequence[int],
+    states: Sequence[Any],
+    sampling: Sampling,
+    places: Sequence[tuple[int, int]],
+    most: int = 1,
+    stop: Sequence[int] = (),
+) -> Sequence[Sequence[int]]:
+    """As `follow`, with one token of each of several sequences at a time: until one of them stops.
+
+    A decoder may have a function of this name, with the same tokens.
+
+    Args:
+        decoder: the model.
+        tokens: the token to read in each sequence.
+        states: those of the sequences.
+        sampling: how tokens are chosen.
+        places: for each sequence, the position of the first token to choose, and the number of the sequence.
+        most: the most tokens to choose for each sequence, at least 1.
+        stop: tokens that end a sequence.
+
+    Returns:
+        For each time, a token for each sequence.
+
+    Raises:
+        ArgumentError: as `Decoder.hidden_batch`, `logits` and `lowbit.model.sampling.choose`.
+    """
+    own: Callable[..., Sequence[Sequence[int]]] | None = getattr(decoder, "follow_batch", None)
+    if own is not None:
+        return own(tokens, states, sampling, places, most, stop)
+    return [choose_each(decoder, decoder.logits(decoder.hidden_batch(tokens, states)), sampling, places)]
+
+
 def generate_batch(
     decoder: BatchDecoder,
     prompts: Sequence[Sequence[int]],
@@ -412,16 +454,19 @@ def generate_batch(
     states = [decoder.new_state(max(1, len(prompt) + count - 1)) for prompt in prompts]
     hidden = np.concatenate([decoder.hidden(*each)[-1:] for each in zip(prompts, states, strict=True)])
     answers: list[list[int]] = [[] for _ in prompts]
-    choose = choice_of(decoder)
     running = list(range(len(prompts)))
+    places = [(len(prompt), number) for number, prompt in enumerate(prompts)]
+    chosen: Sequence[Sequence[int]] = [choose_each(decoder, decoder.logits(hidden), sampling, places)]
     while True:
-        for number, logits in zip(running, decoder.logits(hidden), strict=True):
-            position = len(prompts[number]) + len(answers[number])
-            answers[number].append(choose(logits, sampling, position, sequence=number))
+        for tokens in chosen:
+            for number, token in zip(running, tokens, strict=True):
+                answers[number].append(token)
         running = [n for n in running if answers[n][-1] not in stop and len(answers[n]) < count]
         if not running:
             return answers
-        hidden = decoder.hidden_batch([answers[n][-1] for n in running], [states[n] for n in running])
+        last, own = [answers[n][-1] for n in running], [states[n] for n in running]
+        places = [(len(prompts[n]) + len(answers[n]), n) for n in running]
+        chosen = follow_batch(decoder, last, own, sampling, places, count - len(answers[running[0]]), stop)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from step_runs import ANY, EMBEDDINGS, compiled, embedded_in, model, operations
+from step_runs import ANY, DIVIDED, EMBEDDINGS, compiled, embedded_in, model, operations
 
 from lowbit.errors import ArgumentError
-from lowbit.model.decoder import Decoder, Step, chosen, generate
-from lowbit.model.sampling import GREEDY
+from lowbit.model.decoder import Decoder, Step, chosen, generate, generate_batch
+from lowbit.model.sampling import GREEDY, Sampling
 from lowbit.model.weights import LlamaWeights
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.step.decoder import CompiledDecoder
@@ -25,8 +25,9 @@ def own_and_plain(backend: CppyyBackend, weights: LlamaWeights) -> tuple[Compile
 
 @pytest.fixture(autouse=True)
 def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that end early for any reason but time, however slow this machine is."""
+    """Calls that end early for any reason but time, however slow this machine is, and with any number of tokens."""
     monkeypatch.setattr("lowbit_cppyy.step.decoder.TURN", 10**12)
+    monkeypatch.setattr("lowbit_cppyy.step.decoder.MOST_CHOICES", 10**4)
 
 
 def assert_same(ours: list[Step], theirs: list[Step]) -> None:
@@ -93,9 +94,10 @@ def test_calls_end_where_generation_ends() -> None:
             own.follow(1, own.new_state(), GREEDY, 1, 0)
 
 
-def test_logits_of_one_call_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large vocabulary, a call gives the tokens whose logits fit."""
-    monkeypatch.setattr("lowbit_cppyy.step.decoder.MOST_LOGITS", 3 * 4 * 265 + 1)
+@pytest.mark.parametrize(("name", "most"), (("MOST_LOGITS", 3 * 4 * 265 + 1), ("MOST_CHOICES", 3)))
+def test_the_memory_of_one_call_is_bounded(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large vocabulary, a call gives the tokens whose logits fit; of a small one, a number of tokens."""
+    monkeypatch.setattr(f"lowbit_cppyy.step.decoder.{name}", most)
     with CppyyBackend(threads=1) as backend:
         own, plain = own_and_plain(backend, model("llama"))
         assert len(own.follow(1, own.new_state(), ANY, 1, 20)) == 3
@@ -159,3 +161,54 @@ def test_a_follow_is_the_choice_after_reading() -> None:
         expected = chosen(own, own.hidden([4], own.new_state()), ANY, 9)
         assert first.token == expected.token
         np.testing.assert_array_equal(first.logits, expected.logits)
+
+
+@pytest.mark.parametrize("name", ("llama", "gemma3", "sparse", "mixed"))
+def test_sequences_that_go_on_together_are_those_of_the_operations(name: str) -> None:
+    """Of several lengths; some stop, so that the others go on without them."""
+    prompts = [[1], [7, 1], [3, 4, 5, 6, 9], [200]]
+    for threads in (1, 3):
+        with CppyyBackend(threads=threads) as backend:
+            own, plain = own_and_plain(backend, model(name))
+            for how in (GREEDY, ANY, Sampling(temperature=0.7, top_k=30, top_p=0.9, min_p=0.02, seed=8)):
+                theirs = generate_batch(plain, prompts, 14, sampling=how)
+                assert generate_batch(own, prompts, 14, sampling=how) == theirs
+                stop = [theirs[0][2], theirs[2][5]]
+                ours = generate_batch(own, prompts, 14, sampling=how, stop=stop)
+                assert ours == generate_batch(plain, prompts, 14, sampling=how, stop=stop)
+                assert len(ours[0]) < 14
+
+
+def test_many_sequences_go_on_together() -> None:
+    """So many that threads divide the sequences."""
+    prompts = [[number] for number in range(DIVIDED)]
+    with CppyyBackend(threads=2) as backend:
+        own, plain = own_and_plain(backend, model("odd"))
+        assert generate_batch(own, prompts, 4, sampling=ANY) == generate_batch(plain, prompts, 4, sampling=ANY)
+
+
+def test_a_call_of_several_sequences_ends_with_one_of_them() -> None:
+    """At a token that stops, at the end of a context, or at the number of tokens. States have all but the last."""
+    with CppyyBackend(threads=1) as backend:
+        own, _ = own_and_plain(backend, model("llama"))
+        places = [(1, 0), (1, 5)]
+
+        def follow(most: int, stop: list[int], read: int = 0) -> tuple[list[list[int]], list[int]]:
+            states = [own.new_state(), own.new_state()]
+            if read:
+                own.hidden([2] * read, states[1])
+            return own.follow_batch([3, 4], states, ANY, places, most, stop), [len(each) for each in states]
+
+        tokens, lengths = follow(9, [])
+        assert [len(each) for each in tokens] == [2] * 9 and lengths == [9, 9]
+        stop = tokens[4][1]
+        first = next(number for number, each in enumerate(tokens) if stop in each)
+        assert follow(9, [stop])[0] == tokens[: first + 1]
+        context = own.config.context
+        assert len(follow(9, [], context - 3)[0]) == 3
+        with pytest.raises(ArgumentError, match="number of tokens"):
+            follow(1, [], context)
+        with pytest.raises(ArgumentError, match="sequence"):
+            own.follow_batch([3], [own.new_state()], ANY, [(1, -1)])
+        with pytest.raises(ArgumentError, match="number of places"):
+            own.follow_batch([3], [own.new_state()], ANY, places)
