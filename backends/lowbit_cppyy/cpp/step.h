@@ -936,12 +936,12 @@ inline int run_batch(std::uintptr_t model, const std::uint64_t* products, std::i
   return NO_MEMORY;
 }
 
-// Reads a token of each of several sequences, chooses the next of each from its logits, and goes on with those: at most
-// `most` times. Ends early with a token of `stop`, with the first choices after `turn` nanoseconds, and before tokens
-// whose step fails; the status is OK if there is any choice. `x` are the rows of the first tokens, `embedding` has those
-// of the others. The logits of one time lie `apart` floats behind those of the time before. `settings` are temperature,
-// top_p and min_p; `choice` are top_k, the seed, the positions of the first choices and the numbers of the sequences.
-// `chosen` receives the number of times, and then the tokens.
+// Reads a token of each of several sequences, chooses the next of each from its logits, and goes on with those, for at
+// most `most` rounds. The last round is the one with a token of `stop`, the first that ends after `turn` nanoseconds, or
+// the one before a step that fails; the status is OK if there is any round. `x` are the rows of the first tokens,
+// `embedding` has those of the others. The logits of a round lie `apart` floats behind those of the round before.
+// `settings` are temperature, top_p and min_p; `choice` are top_k, the seed, the positions of the first choices and the
+// numbers of the sequences. `chosen` receives the number of rounds, and then their tokens.
 inline int run_on(std::uintptr_t model, const std::uint64_t* products, std::int64_t sequences, float* x,
                   const std::uint64_t* angles, float* hidden, const std::int64_t* positions,
                   const std::int64_t* capacities, const std::uint64_t* keys, const std::uint64_t* values, float* logits,

@@ -264,8 +264,8 @@ class CompiledDecoder:
         *,
         keep: bool,
     ) -> tuple[I64, F32]:
-        """The tokens that were chosen, times × sequences, and the logits, at least times · sequences × vocabulary; only
-        those of the last time if they are not kept."""
+        """The tokens that were chosen, rounds × sequences, and their logits: a row for each, and perhaps unused rows;
+        only those of the last round if they are not kept."""
         stream, vocabulary = self._batch(tokens, states), self.config.vocabulary
         check_integer("number of logits", vocabulary, 1, MOST_TOKENS)
         check_integer("most", most, least=1)

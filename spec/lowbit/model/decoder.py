@@ -302,10 +302,10 @@ def follow(
     most: int = 1,
     stop: Sequence[int] = (),
 ) -> Sequence[Step]:
-    """Read a token after those in `state`, choose the next one, and go on with it for at most `most` tokens.
+    """Read a token after those in `state`, choose the next one, and perhaps go on with that one.
 
-    A decoder may have a function of this name, with the same tokens and logits, that generates several in one call. It
-    decides how many, at least one, and ends with a token of `stop`. Here it is one.
+    This function chooses one token. A decoder may have a function of this name that chooses several in one call, with
+    the same tokens and logits. It decides how many, and chooses none after a token of `stop`.
 
     Args:
         decoder: the model.
@@ -394,9 +394,9 @@ def follow_batch(
     most: int = 1,
     stop: Sequence[int] = (),
 ) -> Sequence[Sequence[int]]:
-    """As `follow`, with one token of each of several sequences at a time: until one of them stops.
+    """As `follow`, for several sequences: in each round, one token of each. The round in which one stops is the last.
 
-    A decoder may have a function of this name, with the same tokens.
+    This function makes one round. A decoder may have a function of this name that makes several, with the same tokens.
 
     Args:
         decoder: the model.
@@ -404,11 +404,11 @@ def follow_batch(
         states: those of the sequences.
         sampling: how tokens are chosen.
         places: for each sequence, the position of the first token to choose, and the number of the sequence.
-        most: the most tokens to choose for each sequence, at least 1.
+        most: the most rounds, at least 1.
         stop: tokens that end a sequence.
 
     Returns:
-        For each time, a token for each sequence.
+        The tokens of each round, one for each sequence.
 
     Raises:
         ArgumentError: as `Decoder.hidden_batch`, `logits` and `lowbit.model.sampling.choose`.
