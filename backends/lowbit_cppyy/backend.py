@@ -186,7 +186,7 @@ class CppyyBackend(DecodeOperations, RoutingOperations, StoredProducts, Casts, B
 
     def compiled(self, decoder: Decoder) -> AnyDecoder:
         parts = StepParts(self.name, decoder, self._table, self._decode, self._require_pool())
-        rows = described(decoder.embedding, decoder.config.embedding_scale)
+        rows = described(decoder.embedding, decoder.config)
         return CompiledDecoder(decoder.config, decoder.embedding, rows, parts)
 
     def timed(self, decoder: Decoder) -> TimedStep:

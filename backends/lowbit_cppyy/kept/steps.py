@@ -251,7 +251,7 @@ def _kept_embedding(rows: Rows, first: int) -> tuple[dict[str, Any], list[Array]
 
 def _embedding(found: image.Image, config: LlamaConfig) -> tuple[Rows, Description]:
     """The embedding of a kept step. Its arrays may be large, so only the columns that are read are checked."""
-    said, scale = found.header["embedding"], config.embedding_scale
+    said = found.header["embedding"]
     arrays, own = found.arrays[said["first"] :], said.get("own")
 
     def affine(ids: I64) -> Matrix:
@@ -263,9 +263,9 @@ def _embedding(found: image.Image, config: LlamaConfig) -> tuple[Rows, Descripti
         return Stored(own["format"], own["rows"], len(ids), (arrays[0][ids],), options)
 
     if said["kind"] == "float":
-        return arrays[0], of_floats(arrays[0], scale)
+        return arrays[0], of_floats(arrays[0], config)
     shape = config.vocabulary, config.hidden
     if said["kind"] == "affine":
         words, scales, zeros = arrays
-        return Embedding(shape, affine), of_codes((words, scales, zeros), config.hidden, own, scale)
-    return Embedding(shape, stored), of_stored(own["format"], arrays[0], config.hidden, scale)
+        return Embedding(shape, affine), of_codes((words, scales, zeros), own, config)
+    return Embedding(shape, stored), of_stored(own["format"], arrays[0], config)

@@ -10,15 +10,15 @@ functions of `lowbit_cppyy.stored.formats` give codes that differ in the number 
 done for the integers of runs. So the layout of a format is written down once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from lowbit.arrays import I64, Array
+from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Rows
 from lowbit.model.matrices import Embedding
 from lowbit.quantization.affine import QuantizedMatrix
@@ -79,64 +79,70 @@ class Description:
 
 
 UNKNOWN = Description(np.zeros((), LAYOUT), {})
+Place = tuple[tuple[str, ...], Array, np.dtype[Any], tuple[int, ...]]
+"""The names of a field, the array whose address it holds, and the type and shape that C++ relies on."""
 
 
-def described(rows: Rows, scale: float) -> Description:
-    """The description of the rows of a decoder that are multiplied by a factor; `UNKNOWN` if Python has to decode
-    them."""
+def described(rows: Rows, config: LlamaConfig) -> Description:
+    """The description of a decoder's rows, times its factor; `UNKNOWN` if Python has to decode them."""
     table = rows.matrix if isinstance(rows, Embedding) else None
     if isinstance(table, Stored):
-        return of_stored(table.format, table.tensors[0], table.rows, scale)
+        return of_stored(table.format, table.tensors[0], config)
     if isinstance(table, QuantizedMatrix):
         own = {"bits": table.bits, "group_size": table.group_size, "convention": table.convention}
-        return of_codes((table.words, table.scales, table.zeros), table.rows, own, scale)
-    return of_floats(rows, scale) if isinstance(rows, np.ndarray) else UNKNOWN
+        return of_codes((table.words, table.scales, table.zeros), own, config)
+    return of_floats(rows, config) if isinstance(rows, np.ndarray) else UNKNOWN
 
 
-def of_floats(rows: Array, scale: float) -> Description:
-    """Rows of floats of a type: vocabulary × hidden."""
+def of_floats(rows: Array, config: LlamaConfig) -> Description:
+    """Rows of floats of a type."""
     if rows.dtype not in TYPES:
         return UNKNOWN
-    return _described("floats", rows, rows.shape[1], scale, type=TYPES[rows.dtype])
+    own = {"type": TYPES[rows.dtype]}
+    return _described("floats", config, own, [(("data",), rows, rows.dtype, (config.vocabulary, config.hidden))])
 
 
-def of_stored(name: str, tensor: Array, hidden: int, scale: float) -> Description:
+def of_stored(name: str, tensor: Array, config: LlamaConfig) -> Description:
     """The tensor of a stored matrix, a row for each token."""
     if name in NAMES:
-        return of_floats(tensor, scale)
+        return of_floats(tensor, config)
     if name not in GGUF:
         return UNKNOWN
     block, arrays = _block(name)
-    return _described("blocks", tensor, hidden, scale, arrays, block=block)
+    size = config.hidden // int(block["elements"]) * int(block["bytes"])
+    places = [(names, array, array.dtype, array.shape) for names, array in arrays.items()]
+    rows = ("data",), tensor, np.dtype(np.uint8), (config.vocabulary, size)
+    return _described("blocks", config, {"block": block}, [rows, *places])
 
 
-def of_codes(arrays: tuple[Array, Array, Array], hidden: int, own: Mapping[str, Any], scale: float) -> Description:
+def of_codes(arrays: tuple[Array, Array, Array], own: Mapping[str, Any], config: LlamaConfig) -> Description:
     """Words, scales and zeros of a `QuantizedMatrix`, with its bits, group size and convention."""
     words, scales, zeros = arrays
+    bits, minimum, columns = own["bits"], own["convention"] == "minimum", config.vocabulary
+    groups = -(-config.hidden // own["group_size"]), columns
     code = np.zeros((), CODE)
-    code["columns"], code["bits"], code["group_size"] = words.shape[1], own["bits"], own["group_size"]
-    code["type"], code["minimum"] = TYPES[scales.dtype], own["convention"] == "minimum"
-    others: dict[tuple[str, ...], Array] = {("code", "scales"): scales, ("code", "zeros"): zeros}
-    return _described("codes", words, hidden, scale, others, code=code)
+    code["columns"], code["bits"], code["group_size"] = columns, bits, own["group_size"]
+    code["type"], code["minimum"] = TYPES[scales.dtype], minimum
+    places: list[Place] = [
+        (("data",), words, np.dtype(np.uint32), (config.hidden * bits // 32, columns)),
+        (("code", "scales"), scales, scales.dtype, groups),
+        (("code", "zeros"), zeros, scales.dtype if minimum else np.dtype(np.uint8), groups),
+    ]
+    return _described("codes", config, {"code": code}, places)
 
 
-def _described(
-    kind: str,
-    data: Array,
-    hidden: int,
-    scale: float,
-    others: Mapping[tuple[str, ...], Array] = MappingProxyType({}),
-    **values: Any,
-) -> Description:
-    arrays = {("data",): data, **others}
-    if not all(each.flags.c_contiguous for each in arrays.values()):
-        return UNKNOWN
+def _described(kind: str, config: LlamaConfig, own: Mapping[str, Any], places: Sequence[Place]) -> Description:
+    """`UNKNOWN` if an array is not what it should be: C++ relies on it, and Python says what is wrong."""
     found = np.zeros((), LAYOUT)
-    found["kind"], found["hidden"], found["scale"] = KINDS.index(kind), hidden, np.float64(scale).view(np.int64)
-    found["row_bytes"] = 0 if kind == "codes" else data.strides[0]
-    for name, value in values.items():
+    scale = np.float64(config.embedding_scale).view(np.int64)
+    found["kind"], found["hidden"], found["scale"] = KINDS.index(kind), config.hidden, scale
+    for name, value in own.items():
         found[name] = value
-    return Description(found, arrays)
+    for _, array, dtype, shape in places:
+        if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+            return UNKNOWN
+    found["row_bytes"] = 0 if kind == "codes" else places[0][1].strides[0]
+    return Description(found, {names: array for names, array, _, _ in places})
 
 
 # **Blocks.**

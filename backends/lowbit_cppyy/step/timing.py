@@ -52,7 +52,7 @@ class TimedStep:
 
     def __init__(self, decoder: Decoder, parts: StepParts) -> None:
         """`parts` are those of this decoder, and timed."""
-        rows = described(decoder.embedding, decoder.config.embedding_scale)
+        rows = described(decoder.embedding, decoder.config)
         self.decoder = CompiledDecoder(decoder.config, decoder.embedding, rows, parts)
         source = parts.source
         self.parts, self._made, threads = source.parts, decoder, source.timed

@@ -11,9 +11,10 @@ from lowbit.errors import ArgumentError
 from lowbit.model.decoder import Decoder, Step, chosen, generate, generate_batch
 from lowbit.model.sampling import GREEDY, Sampling
 from lowbit.model.weights import LlamaWeights
+from lowbit.quantization.affine import quantize
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.step.decoder import CompiledDecoder
-from lowbit_cppyy.step.embedding import described
+from lowbit_cppyy.step.embedding import described, of_codes, of_floats, of_stored
 
 pytestmark = pytest.mark.toolchain
 
@@ -57,11 +58,11 @@ def test_a_format_without_rows_in_cpp_gives_one_token_a_call() -> None:
         own, plain = own_and_plain(backend, weights)
         assert_same(list(generate(own, [1], 6, sampling=ANY)), list(generate(plain, [1], 6, sampling=ANY)))
         assert len(own.follow(1, own.new_state(), ANY, 1, 5)) == 1
-    assert not described(weights.embedding, 1.0).complete
+    assert not described(weights.embedding, weights.config).complete
 
 
 def test_arrays_and_factors() -> None:
-    """An embedding in memory, and one that a Gemma scales; an array whose rows are not side by side is Python's."""
+    """An embedding in memory, and one that a Gemma scales."""
     for name in ("llama", "gemma3", "granite", "sparse"):
         weights = model(name)
         in_memory = replace(weights, embedding=np.array(weights.embedding, np.float32))
@@ -70,7 +71,26 @@ def test_arrays_and_factors() -> None:
                 own, plain = own_and_plain(backend, each)
                 assert_same(list(generate(own, [3], 12, sampling=ANY)), list(generate(plain, [3], 12, sampling=ANY)))
                 assert len(own.follow(3, own.new_state(), ANY, 1, 5)) == 5
-    assert not described(np.zeros((4, 8), np.float32).T, 1.0).complete
+
+
+def test_arrays_that_are_not_as_they_should_be_are_left_to_python() -> None:
+    """Of another shape or type, or with a gap between their rows: C++ would read outside of them."""
+    config = model("llama").config
+    tokens, hidden = config.vocabulary, config.hidden
+    rows = np.zeros((tokens, hidden), np.float32)
+    assert of_floats(rows, config).complete
+    for wrong in (rows[:-1], rows[:, ::2], np.asfortranarray(rows), rows.astype(np.float64), rows.astype(">f4")):
+        assert not of_floats(wrong, config).complete
+    blocks = np.zeros((tokens, hidden // 32 * 18), np.uint8)
+    assert of_stored("q4_0", blocks, config).complete
+    for wrong in (blocks[:-1], blocks[:, :-18], blocks.view(np.int8), np.asfortranarray(blocks)):
+        assert not of_stored("q4_0", wrong, config).complete
+    own = {"bits": 4, "group_size": 32, "convention": "minimum"}
+    made = quantize(rows.T.copy(), bits=4, group_size=32)
+    words, scales, zeros = made.words, made.scales, made.zeros
+    assert of_codes((words, scales, zeros), own, config).complete
+    for parts in ((words[1:], scales, zeros), (words, scales[1:], zeros), (words, scales, zeros.astype(np.uint8))):
+        assert not of_codes(parts, own, config).complete
 
 
 def test_calls_end_where_generation_ends() -> None:
