@@ -47,8 +47,8 @@ struct Embedding {
   enum class Kind : std::int64_t { none, floats, codes, blocks };
 
   Kind kind;
-  std::int64_t hidden, scale;               // `scale`: the bits of a double that each number is multiplied by
-  std::int64_t data, row_bytes, type;       // `type`: one of Type, of floats
+  std::int64_t hidden, scale;          // `scale`: the bits of a double that each number is multiplied by
+  std::int64_t data, row_bytes, type;  // `type`: one of Type, of floats
   CodeFormat code;
   BlockFormat block;
 };

@@ -8,7 +8,6 @@ operations: Python is not involved, the threads stay awake, and activations are 
 one of a prepared matrix. A step with anything else, such as a matrix that numpy multiplies by, is not compiled.
 """
 
-import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -229,7 +228,6 @@ class CompiledDecoder:
             UnavailableError: as `hidden`.
         """
         self._check_state("state", state)
-        token_ids([token], self.config, already=len(state))
         most = min(most, max(1, MOST_LOGITS // (4 * self.config.vocabulary)))
         chosen, logits = self._follow([token], [state], sampling, [(position, 0)], most, stop, keep=True)
         return [Step(int(number), row) for (number,), row in zip(chosen, logits, strict=False)]
@@ -271,8 +269,9 @@ class CompiledDecoder:
         check_integer("most", most, least=1)
         if len(places) != len(states):
             raise ArgumentError("number of places", len(places), f"one for each of {len(states)} states")
-        for name, value in itertools.chain(*(zip(("position", "sequence"), each, strict=True) for each in places)):
-            check_integer(name, value, 0, 2**64 - 1)
+        for position, sequence in places:
+            check_integer("position", position, 0, 2**64 - 1)
+            check_integer("sequence", sequence, 0, 2**64 - 1)
         most = min(most, MOST_CHOICES, self.config.context - _longest(states))
         count = most if self._described.complete else 1
         numbers = [*(position for position, _ in places), *(sequence for _, sequence in places)]
