@@ -100,7 +100,9 @@ class Processes(Executor):
                     result = future.result()
                     yield running.pop(future), result
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # An idle pool ends in milliseconds. If Python exits meanwhile, its own exit handler may write to a pipe that
+            # the pool has just closed, and prints a traceback. Tasks that still run may take long.
+            pool.shutdown(wait=all(future.done() for future in running), cancel_futures=True)
 
 
 def queue_of(items: Sequence[Item]) -> deque[Item]:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,15 @@ def test_each_item_has_its_result() -> None:
     found = dict(Processes(2).run(square, range(20)))
     assert found == {item: item * item for item in range(20)}
     assert list(Processes(2).run(square, [])) == []
+
+
+def test_the_processes_end_with_the_job(tmp_path: Path) -> None:
+    """None is left when the last result has been taken, nor when the job has failed."""
+    list(Processes(2).run(square, range(3)))
+    assert active_children() == []
+    with pytest.raises(UnavailableError, match="without a result"):
+        list(Processes(1).run(Killing(tmp_path, (1,), 100), [1]))
+    assert active_children() == []
 
 
 def test_threads_are_divided() -> None:
