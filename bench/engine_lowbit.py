@@ -6,7 +6,7 @@ from typing import Any
 
 from engines import Setting, Stepwise
 
-from lowbit.model.decoder import follow_batch
+from lowbit.model.generation import follow_batch
 from lowbit.model.perplexity import perplexity
 from lowbit.model.quantization_plan import Plan
 from lowbit.model.sampling import GREEDY

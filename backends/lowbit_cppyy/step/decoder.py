@@ -25,7 +25,8 @@ from lowbit.errors import ArgumentError
 from lowbit.model.block import check_scores
 from lowbit.model.caches import Keys, beyond_float16, stored_bytes
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import PREFILL_TOKENS, Rows, Step, batch_ids, embedded, token_ids
+from lowbit.model.decoder import PREFILL_TOKENS, Rows, batch_ids, embedded, token_ids
+from lowbit.model.generation import Step
 from lowbit.model.sampling import MOST_TOKENS, Sampling, check_logits, choose
 from lowbit.model.weights import Progress
 from lowbit_cppyy.codegen.elementwise import CHUNK
@@ -220,7 +221,7 @@ class CompiledDecoder:
     def follow(
         self, token: int, state: State, sampling: Sampling, position: int, most: int = 1, stop: Sequence[int] = ()
     ) -> list[Step]:
-        """As `lowbit.model.decoder.follow`, with the same bits, in one call of C++. It generates tokens for 50 ms
+        """As `lowbit.model.generation.follow`, with the same bits, in one call of C++. It generates tokens for 50 ms
         (`TURN`); a single one if C++ cannot decode the rows of the embedding.
 
         Raises:
@@ -241,7 +242,7 @@ class CompiledDecoder:
         most: int = 1,
         stop: Sequence[int] = (),
     ) -> list[list[int]]:
-        """As `lowbit.model.decoder.follow_batch`, with the same tokens, in one call of C++, as `follow`.
+        """As `lowbit.model.generation.follow_batch`, with the same tokens, in one call of C++, as `follow`.
 
         Raises:
             ArgumentError: as `hidden_batch` and `choose`, of the first tokens; the states stay as they were.

@@ -20,7 +20,7 @@ from lowbit.backend import PreparedLinear, find
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.cli import app
 from lowbit.errors import ArgumentError, NotDeclaredError
-from lowbit.model.decoder import generate
+from lowbit.model.generation import generate
 from lowbit.quantization.affine import dequantize, quantize
 from lowbit_cuda.backend import DECLARED, CudaBackend
 from lowbit_cuda.cuda.availability import availability

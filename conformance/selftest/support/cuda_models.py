@@ -8,7 +8,8 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit.model.config import LlamaConfig, Routing
-from lowbit.model.decoder import AnyDecoder, generate
+from lowbit.model.decoder import AnyDecoder
+from lowbit.model.generation import generate
 from lowbit.model.matrices import Matrix
 from lowbit.model.weights import GatedWeights, LayerWeights, LlamaWeights, SparseWeights
 from lowbit.quantization.affine import quantize

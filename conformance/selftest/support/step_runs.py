@@ -20,7 +20,8 @@ from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import FORMULAS
 from lowbit.model.caches import Keys
 from lowbit.model.config import LlamaConfig, Routing
-from lowbit.model.decoder import AnyDecoder, Decoder, generate, generate_batch
+from lowbit.model.decoder import AnyDecoder, Decoder
+from lowbit.model.generation import generate, generate_batch
 from lowbit.model.matrices import Embedding, Matrix, select_columns, shape_of, to_float
 from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.sampling import Sampling

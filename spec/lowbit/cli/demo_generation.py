@@ -21,7 +21,8 @@ from lowbit.cli.demo_certification import lacking
 from lowbit.cli.progress import changing_bar, progress_bar
 from lowbit.linear.bounds import linear_bound
 from lowbit.linear.linear import qgemv
-from lowbit.model.decoder import AnyDecoder, Difference, Step, first_difference
+from lowbit.model.decoder import AnyDecoder
+from lowbit.model.generation import Difference, Step, first_difference
 from lowbit.model.matrices import select_columns
 from lowbit.model.weights import LlamaWeights, weight_bytes
 from lowbit.quantization.affine import QuantizedMatrix

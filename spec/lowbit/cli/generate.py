@@ -53,7 +53,7 @@ from lowbit.cli.running import encoded, loaded_model, with_room
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.formats.tokenizer import Tokenizer, until
-from lowbit.model.decoder import Step
+from lowbit.model.generation import Step
 from lowbit.text import cleaned
 
 Show = Callable[[str, int], None]

@@ -2,6 +2,6 @@
 
 `config`, `matrices`, `weights` and `quantization_plan` describe the parts of a decoder. `program` says what a program
 is, and `step` is that of a decoder; `block` runs one layer of it, and `decoder` all of them. `layers` and `elementwise`
-are the steps between the products; `bounds` limits their error. `sampling` turns logits into a token; `perplexity` and
-`replay` measure.
+are the steps between the products; `bounds` limits their error. `sampling` turns logits into a token, and `generation`
+continues a prompt; `perplexity` and `replay` measure.
 """

@@ -23,9 +23,11 @@ from lowbit.formats.fetch import Report, silent
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.formats.tokenizer import until as text_until
 from lowbit.model import decoder as decoders
+from lowbit.model import generation
 from lowbit.model import perplexity as perplexities
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import AnyDecoder, Step
+from lowbit.model.decoder import AnyDecoder
+from lowbit.model.generation import Step
 from lowbit.model.perplexity import DEFAULT_PROTOCOL, Perplexity, Protocol, ProtocolName
 from lowbit.model.sampling import GREEDY, Sampling
 from lowbit.model.weights import LayeredWeights, Progress
@@ -93,21 +95,21 @@ class LanguageModel:
         forced: Sequence[int] | None = None,
         progress: Progress | None = None,
     ) -> Iterator[Step]:
-        """Continue a prompt, yielding tokens as they become known (`lowbit.model.decoder.generate`).
+        """Continue a prompt, yielding tokens as they become known (`lowbit.model.generation.generate`).
 
         Args:
             prompt: text, or at least one token.
             count: the most tokens to generate.
             sampling: how a token is chosen (`lowbit.model.sampling`); by default the likeliest.
             stop: tokens that end the sequence; None for those of the model's own tokenizer.
-            forced: as in `lowbit.model.decoder.generate`.
+            forced: as in `lowbit.model.generation.generate`.
             progress: called while the prompt is read.
 
         Raises:
             ArgumentError: wrong arguments; raised by the first step.
         """
         ids, ends, checked = self.tokens_of(prompt), self._stop(stop), self._interrupts.checked(progress)
-        for step in decoders.generate(
+        for step in generation.generate(
             self.decoder, ids, count, sampling=sampling, stop=ends, forced=forced, progress=checked
         ):
             yield step
@@ -121,7 +123,7 @@ class LanguageModel:
         sampling: Sampling = GREEDY,
         stop: Sequence[int] | None = None,
     ) -> list[list[int]]:
-        """Continue several prompts at once, a token of each at a time (`lowbit.model.decoder.generate_batch`).
+        """Continue several prompts at once, a token of each at a time (`lowbit.model.generation.generate_batch`).
 
         Args:
             prompts: each text, or at least one token.
@@ -136,7 +138,7 @@ class LanguageModel:
         if not hasattr(decoder, "hidden_batch"):
             raise ArgumentError("model", self.name, "a model that runs several sequences at once; this one does not")
         ids = [self.tokens_of(prompt) for prompt in prompts]
-        return decoders.generate_batch(decoder, ids, count, sampling=sampling, stop=self._stop(stop))
+        return generation.generate_batch(decoder, ids, count, sampling=sampling, stop=self._stop(stop))
 
     def _stop(self, given: Sequence[int] | None) -> Sequence[int]:
         if given is not None:

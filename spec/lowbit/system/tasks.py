@@ -100,8 +100,8 @@ class Processes(Executor):
                     result = future.result()
                     yield running.pop(future), result
         finally:
-            # An idle pool ends in milliseconds. If Python exits meanwhile, its own exit handler may write to a pipe that
-            # the pool has just closed, and prints a traceback. Tasks that still run may take long.
+            # An idle pool ends in milliseconds. If Python exits meanwhile, its exit handler may write to a pipe that
+            # the pool has just closed, and print a traceback. Tasks that still run may take long.
             pool.shutdown(wait=all(future.done() for future in running), cancel_futures=True)
 
 

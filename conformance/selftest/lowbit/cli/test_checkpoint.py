@@ -14,7 +14,8 @@ from lowbit.cli import app
 from lowbit.cli.options import chosen
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.model.calibration import CalibrationText
-from lowbit.model.decoder import Decoder, generate
+from lowbit.model.decoder import Decoder
+from lowbit.model.generation import generate
 from lowbit.model.quantization_plan import Plan, Quantization, planned
 from lowbit.runtime import StoredModel, load, open_model
 from lowbit.system.storage import CACHE_VARIABLE

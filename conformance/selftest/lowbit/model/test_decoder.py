@@ -17,7 +17,8 @@ from lowbit.errors import ArgumentError
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import plain_linear
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import Decoder, Step, first_difference, generate, generate_batch, next_logits
+from lowbit.model.decoder import Decoder, next_logits
+from lowbit.model.generation import Step, first_difference, generate, generate_batch
 from lowbit.model.matrices import select_columns, shape_of, to_float
 from lowbit.model.perplexity import perplexity
 from lowbit.model.quantization_plan import Plan, planned

@@ -16,7 +16,8 @@ from lowbit.backend import load
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import Decoder, generate, next_logits
+from lowbit.model.decoder import Decoder, next_logits
+from lowbit.model.generation import generate
 from lowbit.model.layers import gelu
 from lowbit.model.weights import LlamaWeights
 from lowbit.runtime import BackendLinears

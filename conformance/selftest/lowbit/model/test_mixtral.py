@@ -12,7 +12,8 @@ from lowbit.backend import load
 from lowbit.errors import ArgumentError
 from lowbit.model.block import Linear
 from lowbit.model.config import LlamaConfig, Routing
-from lowbit.model.decoder import Decoder, generate, next_logits
+from lowbit.model.decoder import Decoder, next_logits
+from lowbit.model.generation import generate
 from lowbit.model.matrices import Matrix, to_float
 from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.weights import (

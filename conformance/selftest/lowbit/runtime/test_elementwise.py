@@ -17,7 +17,8 @@ from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import FORMULAS
 from lowbit.model.caches import Float32Cache
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import Decoder, generate
+from lowbit.model.decoder import Decoder
+from lowbit.model.generation import generate
 from lowbit.model.weights import LlamaWeights, in_memory
 from lowbit.runtime import BackendLinears
 from lowbit.runtime.elementwise import ROUTING, Steps, check_all, needed, on_backend

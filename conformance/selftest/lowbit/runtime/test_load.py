@@ -17,7 +17,8 @@ from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.formats.checkpoint.cache import QuantizedCheckpoint
 from lowbit.model.block import FORMULAS
 from lowbit.model.caches import CACHES, KEYS, Keys
-from lowbit.model.decoder import Decoder, generate, next_logits
+from lowbit.model.decoder import Decoder, next_logits
+from lowbit.model.generation import generate
 from lowbit.model.perplexity import perplexity
 from lowbit.model.quantization_plan import Plan, planned
 from lowbit.runtime import BackendLinears, Options, StoredModel, load, open_model

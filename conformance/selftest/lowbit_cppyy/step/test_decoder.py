@@ -14,7 +14,8 @@ from step_runs import DIRECTORIES, MODELS, PROMPTS, answers, directory, logits, 
 from lowbit.arrays import F32
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.model.block import Linear, plain_linear
-from lowbit.model.decoder import Decoder, generate
+from lowbit.model.decoder import Decoder
+from lowbit.model.generation import generate
 from lowbit.model.matrices import Matrix, to_float
 from lowbit.runtime.linears import BackendLinears, Contract
 from lowbit_cppyy import CppyyBackend

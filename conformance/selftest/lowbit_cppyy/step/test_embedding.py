@@ -8,7 +8,8 @@ import pytest
 from step_runs import ANY, DIVIDED, EMBEDDINGS, compiled, embedded_in, model, operations
 
 from lowbit.errors import ArgumentError
-from lowbit.model.decoder import Decoder, Step, chosen, generate, generate_batch
+from lowbit.model.decoder import Decoder
+from lowbit.model.generation import Step, chosen, generate, generate_batch
 from lowbit.model.sampling import GREEDY, Sampling
 from lowbit.model.weights import LlamaWeights
 from lowbit.quantization.affine import quantize

@@ -11,7 +11,7 @@ from step_runs import EDGES, compiled, edge, model, operations
 
 from lowbit.arrays import F32
 from lowbit.errors import ArgumentError
-from lowbit.model.decoder import chosen, generate, generate_batch
+from lowbit.model.generation import chosen, generate, generate_batch
 from lowbit.model.matrices import to_float
 from lowbit.model.sampling import GREEDY, Sampling, choose, kept
 from lowbit.quantization.affine import quantize

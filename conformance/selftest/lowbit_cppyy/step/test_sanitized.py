@@ -27,7 +27,7 @@ from step_runs import (
 
 from lowbit.arrays import F32
 from lowbit.errors import UnavailableError
-from lowbit.model.decoder import generate
+from lowbit.model.generation import generate
 from lowbit.runtime.linears import Contract
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet

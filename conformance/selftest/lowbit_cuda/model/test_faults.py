@@ -11,7 +11,7 @@ from cuda_models import CONFIG, bits_of, model
 
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.errors import ArgumentError
-from lowbit.model.decoder import generate
+from lowbit.model.generation import generate
 from lowbit_cuda.model.decoder import Decoder
 from lowbit_cuda.port import DeviceError, DeviceLostError
 from lowbit_gpusim.sim.device import SimDevice

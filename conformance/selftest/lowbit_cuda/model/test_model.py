@@ -17,8 +17,9 @@ from lowbit.backend.whole_model import DeviceSettings
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import AnyDecoder, Step, first_difference, generate, next_logits
+from lowbit.model.decoder import AnyDecoder, next_logits
 from lowbit.model.decoder import Decoder as ReferenceDecoder
+from lowbit.model.generation import Step, first_difference, generate
 from lowbit.model.matrices import to_float
 from lowbit.model.program import Program
 from lowbit.model.replay import guess
