@@ -40,7 +40,11 @@ def assert_same(ours: list[Step], theirs: list[Step]) -> None:
 
 @pytest.mark.parametrize("name", EMBEDDINGS)
 def test_rows_of_every_format_have_the_bits_of_the_specification(name: str) -> None:
-    """40 tokens, of which C++ chooses all but the first and reads all but the last."""
+    """40 tokens, of which C++ chooses all but the first and reads all but the last.
+
+    One call does it, or two: kernels of some processors fold powers of two into activations. A call ends where an
+    activation is too small for them, and the next one uses others.
+    """
     with CppyyBackend(threads=1) as backend:
         own, plain = own_and_plain(backend, embedded_in(name))
         theirs = list(generate(plain, [1, 2], 41, sampling=ANY))
@@ -48,7 +52,10 @@ def test_rows_of_every_format_have_the_bits_of_the_specification(name: str) -> N
         assert len({step.token for step in theirs}) > 30
         state = own.new_state()
         own.hidden([1, 2], state)
-        assert_same(own.follow(theirs[0].token, state, ANY, 3, 40), theirs[1:])
+        ours = own.follow(theirs[0].token, state, ANY, 3, 40)
+        if len(ours) < 40:
+            ours += own.follow(ours[-1].token, state, ANY, 3 + len(ours), 40 - len(ours))
+        assert_same(ours, theirs[1:])
         assert len(state) == 42
 
 
