@@ -1,11 +1,13 @@
 """What is compared: which contestants meet at which shape, and how many copies of their weights there are."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peers import ours, registry
 from peers.base import Contestant
+from peers.qigen import CLONE
 from peers.registry import Entry
 
 SHAPES = ((2048, 2048), (4096, 4096), (4096, 11008), (11008, 4096), (576, 1536), (1536, 576), (576, 576))
@@ -30,8 +32,8 @@ class Contest:
     """One meeting: contestants with the same weights at one shape, for some batches.
 
     Attributes:
-        family: ``4 bits``, ``other widths``, ``groups of N bits``, or ``stored KIND`` with a type of ggml,
-            ``gptq`` or ``awq``.
+        family: ``4 bits``, ``other widths``, ``groups of N bits``, ``QIGen, N bits``, or ``stored KIND`` with a type of
+            ggml, ``gptq`` or ``awq``.
     """
 
     rows: int
@@ -66,6 +68,9 @@ class Contest:
             return [*(entry for bits in (2, 3, 8) for entry in registry.ours_of(bits, brief)), *registry.OTHER_WIDTHS]
         if self.family.startswith("stored"):
             return registry.stored_of(self.family.split()[1])
+        if self.family.startswith("QIGen"):
+            bits = int(self.family.split()[1])
+            return [entry for size in (self.group_size, self.rows) for entry in registry.qigen_of(bits, size)]
         bits, isas = int(self.family.split()[2]), ours.instruction_sets()
         return [
             registry.our(isa, contract, bits, size)
@@ -106,6 +111,8 @@ def contests(quick: bool, problems: tuple[str, ...], batches: tuple[int, ...]) -
         found += [
             Contest(*HEADLINE, f"stored {kind}", batches[:1]) for kind in (*registry.STORED, *registry.CHECKPOINTS)
         ]
+        if os.environ.get(CLONE):
+            found += [Contest(*HEADLINE, f"QIGen, {bits} bits", batches[:1]) for bits in (4, 3, 2)]
     return [contest for contest in found if not problems or any(part in contest.id for part in problems)]
 
 

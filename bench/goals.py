@@ -46,7 +46,10 @@ class Goal:
 def goals(problems: list[Problem]) -> list[Goal]:
     """All goals that the problems of a report have something to say to."""
     return [
-        goal for judge in (shares, classes, rivals, groups, stored) for problem in problems for goal in judge(problem)
+        goal
+        for judge in (shares, classes, rivals, groups, stored, authors)
+        for problem in problems
+        for goal in judge(problem)
     ]
 
 
@@ -160,6 +163,16 @@ def stored(problem: Problem) -> Iterator[Goal]:
         yield at_least(f"share of the read limit, {kind}, {width}", problem, best["share"][0], 0.9, best["id"])
     else:
         yield at_least(f"{rival['project']}'s {kind} over ours", problem, time_ratio(rival, best), least, rival["id"])
+
+
+def authors(problem: Problem) -> Iterator[Goal]:
+    """Against the kernels of QIGen's authors, group size by group size."""
+    if not problem["family"].startswith("QIGen"):
+        return
+    by_id = {row["id"]: row for row in problem["contestants"]}
+    for id, rival in by_id.items():
+        if id.startswith("qigen") and (mine := by_id.get(id.replace("qigen", "lowbit-avx2-float32"))):
+            yield at_least(f"{id}: its time over ours", problem, time_ratio(rival, mine), 1.3, id)
 
 
 def per_byte(row: Row) -> float:

@@ -25,8 +25,17 @@ COLORS = {
     "PyTorch": "#b279a2",
     "OpenVINO": "#e3a008",
     "numpy": "#7f7f7f",
+    "QIGen": "#9c755f",
 }
-MARKERS = {"lowbit": "o", "ONNX Runtime": "^", "llama.cpp": "s", "PyTorch": "D", "OpenVINO": "v", "numpy": "X"}
+MARKERS = {
+    "lowbit": "o",
+    "ONNX Runtime": "^",
+    "llama.cpp": "s",
+    "PyTorch": "D",
+    "OpenVINO": "v",
+    "numpy": "X",
+    "QIGen": "P",
+}
 
 Problem = dict[str, Any]
 

@@ -6,7 +6,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from peers import blas, checkpoints, ggml, onnx_runtime, openvino_matmul, ours, stored, torch_int4
+from peers import blas, checkpoints, ggml, onnx_runtime, openvino_matmul, ours, qigen, stored, torch_int4
 from peers.base import Contestant, Plan, Weights
 
 Build = Callable[[Weights, Plan], Contestant]
@@ -47,6 +47,7 @@ LLAMA_CPP = Project("llama.cpp", ("llama-cpp-python",), ggml.details)
 TORCH = Project("PyTorch", ("torch",), torch_int4.details)
 OPENVINO = Project("OpenVINO", ("openvino",), openvino_matmul.details)
 NUMPY = Project("numpy", ("numpy",), blas.details)
+QIGEN = Project("QIGen", (), qigen.details)
 PROJECTS = (LOWBIT, ONNX_RUNTIME, LLAMA_CPP, TORCH, OPENVINO, NUMPY)
 
 
@@ -140,6 +141,13 @@ def stored_of(kind: str) -> list[Entry]:
     if kind in CHECKPOINTS:
         return [*found, _torch("bfloat16"), _openvino("bfloat16")]
     return [*found, _ggml(kind), _ggml(kind, repack=False)]
+
+
+def qigen_of(bits: int, group_size: int) -> list[Entry]:
+    """QIGen's kernel, and lowbit's with the instructions that it uses."""
+    build = partial(qigen.QigenContestant, bits=bits, group_size=group_size)
+    title = f"QIGen, groups of {group_size}"
+    return [our("avx2", "float32", bits, group_size), Entry(f"qigen-{bits}-g{group_size}", QIGEN, title, bits, build)]
 
 
 def named(id: str) -> Entry:

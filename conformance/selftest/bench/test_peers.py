@@ -10,7 +10,7 @@ import measure
 import numpy as np
 import pytest
 import worker
-from peers import checkpoints
+from peers import checkpoints, qigen
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
 from peers.registry import CHECKPOINTS, NUMPY, STORED, Entry
 
@@ -277,8 +277,9 @@ def test_a_plan_fills_its_rotation_and_its_bursts() -> None:
         assert products * nbytes >= 64 and products * bursts * nbytes >= 1000 and bursts >= 4
 
 
-def test_contests_cover_what_is_asked() -> None:
+def test_contests_cover_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """All shapes in two families, the headline by groups and by types, a quick run of one; parts of names select."""
+    monkeypatch.delenv(qigen.CLONE, raising=False)
     full = contests.contests(False, (), contests.BATCHES)
     assert len(full) == 2 * len(contests.SHAPES) + 4 + len(STORED) + len(CHECKPOINTS)
     assert [contest.id for contest in contests.contests(True, (), (1, 4))] == ["2048x2048 4 bits"]
@@ -288,6 +289,23 @@ def test_contests_cover_what_is_asked() -> None:
         "11008x4096 other widths",
         "4096x11008 groups of 3 bits",
     ]
+
+
+def test_the_authors_kernels_take_part_where_a_clone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside lowbit's with the same instructions, groups of 128 and whole columns; without a clone they are absent."""
+    monkeypatch.setenv(qigen.CLONE, "/nowhere")
+    chosen = contests.contests(False, ("QIGen",), (1,))
+    assert [contest.id for contest in chosen] == [f"4096x11008 QIGen, {bits} bits" for bits in (4, 3, 2)]
+    assert [entry.id for entry in chosen[1].entries()] == [
+        "lowbit-avx2-float32-3-g128",
+        "qigen-3-g128",
+        "lowbit-avx2-float32-3-g4096",
+        "qigen-3-g4096",
+    ]
+    monkeypatch.delenv(qigen.CLONE)
+    assert not contests.contests(False, ("QIGen",), (1,))
+    with pytest.raises(AbsentError, match="names no clone"):
+        chosen[0].entries()[1].build(Weights(4096, 128, 128), Plan(1, 1, 1))
 
 
 def test_small_memory_means_fewer_copies() -> None:

@@ -93,6 +93,7 @@ PROBLEMS = [
         row("lowbit-avx512-bfloat16-gptq", 0.5, 2e-3, share=0.8),
         row("torch-bfloat16", 0.6, 2e-3, "PyTorch", share=0.7),
     ),
+    problem("QIGen, 2 bits", row("lowbit-avx2-float32-2-g64", 0.5, 2e-7), row("qigen-2-g64", 0.6, 2e-7, "QIGen")),
 ]
 
 
@@ -133,6 +134,8 @@ def test_goals_are_judged_by_the_numbers() -> None:
     assert found["llama.cpp's q4_K over ours"].value == 1.4
     assert found["share of the read limit, q8_0, 8 bits"].met and "llama.cpp's q8_0 over ours" not in found
     assert (found["PyTorch's gptq over ours"].value, found["PyTorch's gptq over ours"].met) == (1.2, False)
+    authors = found["qigen-2-g64: its time over ours"]
+    assert (authors.value, authors.met) == (1.2, False)
 
 
 def test_the_report_keeps_its_schema_and_breaks_it_when_something_is_missing() -> None:
