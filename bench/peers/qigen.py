@@ -95,7 +95,7 @@ class Library:
         size = -1 if weights.group_size >= weights.rows else weights.group_size
         numbers = (1, weights.rows, weights.columns, 1, rows, columns, 1, mu, tu, threads, unroll, bits, size)
         with tempfile.TemporaryDirectory() as folder:
-            arguments = [sys.executable, "-c", GENERATE, str(clone()), *map(str, numbers)]
+            arguments = [sys.executable, "-P", "-c", GENERATE, str(clone()), *map(str, numbers)]
             self._run(arguments, folder)
             (Path(folder) / "calls.cpp").write_text(CALLS)
             self._run(["g++", *FLAGS, "-shared", "-fPIC", "-w", "-o", "tile.so", "calls.cpp"], folder)
