@@ -1,12 +1,11 @@
-"""QIGen's own kernels: its authors' generator makes them, for one shape, group size and number of threads each.
+"""QIGen's own kernels: the generator of its authors makes them, each for one shape, group size and number of threads.
 
-It has no package, so ``LOWBIT_QIGEN`` names a clone of its repository. Its instructions compile the kernels with a
-search over tiles; here as many tiles are tried at the sizes of the problem itself, and the fastest takes part. Kernels
-are for one row of activations.
+QIGen has no package, so ``LOWBIT_QIGEN`` names a clone of its repository. Its ``setup.py`` searches for the fastest
+tile at one size; here 18 tiles are tried at the size of the problem, and the fastest takes part. Kernels are for one
+row of activations.
 
-A product is what its class ``QuantizedLinear`` does for one row: the sums of the activations in each group, and the
-kernel, which adds to a vector of zeros. Scales and offsets are float32, w = s (q + z), and codes lie in the order of
-its ``pack_qw``.
+A product is what ``qLinear.forward`` does for one row: the sums of the activations in each group, and the kernel, which
+adds to a vector of zeros. Scales and offsets are float32, w = s (q + z), and codes lie in the order of ``pack_qw``.
 
 Source: the functions that generate.py writes; QIGen (arXiv 2307.03738) §3 and §4.
 """
