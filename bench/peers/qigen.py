@@ -32,7 +32,7 @@ from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
 CLONE = "LOWBIT_QIGEN"
 FLAGS = ["-O3", "-mavx2", "-mfma", "-march=native", "-ffast-math", "-ftree-vectorize", "-std=c++17", "-fopenmp"]
 """Those of its setup.py that matter for speed."""
-LINE = 64
+LINE = 64  # bytes of a line of the cache
 FEW = 8  # copies of the weights with which each tile is tried
 
 Held = tuple[I32, F32, F32]

@@ -48,7 +48,7 @@ TORCH = Project("PyTorch", ("torch",), torch_int4.details)
 OPENVINO = Project("OpenVINO", ("openvino",), openvino_matmul.details)
 NUMPY = Project("numpy", ("numpy",), blas.details)
 QIGEN = Project("QIGen", (), qigen.details)
-PROJECTS = (LOWBIT, ONNX_RUNTIME, LLAMA_CPP, TORCH, OPENVINO, NUMPY)
+PROJECTS = (LOWBIT, ONNX_RUNTIME, LLAMA_CPP, TORCH, OPENVINO, NUMPY, QIGEN)
 
 
 def installed(distribution: str) -> bool:
