@@ -5,10 +5,11 @@
 
 All engines read the same GGUF file and run in turns, as in `decode`. A *context* is the number of tokens of a prompt,
 from alice29, at most the model's own context less the tokens that follow: the time until its first token gives the
-prompt's tokens a second, and the tokens after it give those of decoding. A *batch* is a number of sequences, each of
-which gets a token in every round. The time of the command, from its start to its first token, and its peak memory are
-taken from processes of their own. Writes growth.json and growth.svg into bench/results; ``--keep`` copies them into
-docs/data.
+prompt's tokens a second, and the tokens after it give those of decoding. An engine that would need more than
+``--longest`` seconds for a prompt is not given it, and the report says so; where one repetition of all engines takes
+longer than that, it is the only one. A *batch* is a number of sequences, each of which gets a token in every round. The
+time of the command, from its start to its first token, and its peak memory are taken from processes of their own.
+Writes growth.json and growth.svg into bench/results; ``--keep`` copies them into docs/data.
 """
 
 import argparse
@@ -42,21 +43,24 @@ COMMANDS = 5  # starts of the command that are timed
 
 
 def in_turns(
-    makers: Sequence[Callable[[], Any]], pids: Sequence[int], repetitions: int, reader: MemoryReader
+    makers: Sequence[Callable[[], Any]], pids: Sequence[int], options: argparse.Namespace, reader: MemoryReader
 ) -> tuple[list[list[Any]], list[float]]:
     """The answers of each, one repetition after the other, of which the first is dropped; and what memory gave.
 
-    One whose process ends has no more answers.
+    One whose process ends has no more answers. A counted repetition that takes longer than `longest` is the last.
     """
     answers: list[list[Any]] = [[] for _ in makers]
     speeds = []
-    for repetition in range(repetitions + 1):
+    for repetition in range(options.repetitions + 1):
+        start = time.perf_counter()
         for place in range(len(makers)):
             index = (place + repetition) % len(makers)
             settle(pids)
             speeds.append(READ / reader.seconds(READ) / 1e9)
             with suppress(AbsentError):
                 answers[index].append(makers[index]())
+        if repetition and time.perf_counter() - start > options.longest:
+            break
     return [each[1:] for each in answers], speeds
 
 
@@ -75,15 +79,17 @@ def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
         engines = found
         for context in contexts:
             tell(f"  {context} tokens of context")
-            engines = [each for each in engines if not each.failure]
-            points += of_context(engines, words[:context], reader, options.repetitions)
+            late = too_slow(points, context, options.longest)
+            absent |= {f"{name}, {context} tokens of context": why for name, why in late.items()}
+            engines = [each for each in engines if not each.failure and each.name not in late]
+            points += of_context(engines, words[:context], reader, options)
         absent |= {each.name: each.failure for each in found if each.failure}
     together = replace(alone, length=SHORT + 2 * ROUNDS, sequences=max(options.batches))
     with running(together, options.isa, options.only) as (batched, _):
         for batch in options.batches:
             tell(f"  batches of {batch}")
             able = [each for each in batched if each.batches and not each.failure]
-            points += of_batch(able, words, batch, reader, options.repetitions)
+            points += of_batch(able, words, batch, reader, options)
         absent |= {f"{each.name}, in batches": each.failure for each in batched if each.failure}
     return {
         "threads": threads,
@@ -96,36 +102,47 @@ def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def whole(engines: list[Process], answers: list[list[Any]], repetitions: int) -> Iterator[tuple[Process, list[Any]]]:
-    """The engines that have answered every time, with their answers."""
-    return ((engine, own) for engine, own in zip(engines, answers, strict=True) if len(own) == repetitions)
+def whole(engines: list[Process], answers: list[list[Any]]) -> Iterator[tuple[Process, list[Any]]]:
+    """The engines that have not failed, with their answers."""
+    return ((engine, own) for engine, own in zip(engines, answers, strict=True) if own and not engine.failure)
 
 
 def of_context(
-    engines: list[Process], prompt: list[int], reader: MemoryReader, repetitions: int
+    engines: list[Process], prompt: list[int], reader: MemoryReader, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """A point of each engine after a prompt."""
     runs = [partial(each.continued, prompt, TOKENS) for each in engines]
-    answers, speeds = in_turns(runs, [each.pid for each in engines], repetitions, reader)
-    for engine, own in whole(engines, answers, repetitions):
+    answers, speeds = in_turns(runs, [each.pid for each in engines], options, reader)
+    for engine, own in whole(engines, answers):
         yield {
             "engine": engine.name,
             "context": len(prompt),
             "tokens_per_second": list(interval([(TOKENS - 1) / run.after for run in own])),
             "prompt_per_second": list(interval([len(prompt) / run.first for run in own])),
+            "repetitions": len(own),
             "peak_megabytes": round(engine.peak),
             "read_gbps": median_of(speeds),
         }
 
 
+def too_slow(points: list[dict[str, Any]], context: int, longest: float) -> dict[str, str]:
+    """The engines that would need more than `longest` seconds for a context at the speed of their last one, and why."""
+    found = {}
+    for name, point in {each["engine"]: each for each in points}.items():
+        seconds = context / point["prompt_per_second"][0] + TOKENS / point["tokens_per_second"][0]
+        if seconds > longest:
+            found[name] = f"left out, as {seconds:.0f} s a turn are expected from {point['context']} tokens"
+    return found
+
+
 def of_batch(
-    engines: list[Process], words: list[int], batch: int, reader: MemoryReader, repetitions: int
+    engines: list[Process], words: list[int], batch: int, reader: MemoryReader, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """A point of each engine that continues several sequences at once."""
     prompts = [words[n * SHORT : (n + 1) * SHORT - n % 3] for n in range(batch)]
     rounds = [partial(each.rounds, prompts, ROUNDS) for each in engines]
-    answers, speeds = in_turns(rounds, [each.pid for each in engines], repetitions, reader)
-    for engine, own in whole(engines, answers, repetitions):
+    answers, speeds = in_turns(rounds, [each.pid for each in engines], options, reader)
+    for engine, own in whole(engines, answers):
         rate = list(interval([batch * ROUNDS / seconds for seconds in own]))
         yield {"engine": engine.name, "batch": batch, "tokens_per_second": rate, "read_gbps": median_of(speeds)}
 
@@ -159,6 +176,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     shared(parser)
     parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS), help="tokens of prompts")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES), help="sequences at once")
+    parser.add_argument("--longest", type=float, default=120, help="the most seconds of a turn with a prompt")
     options, _ = parser.parse_known_args(arguments)  # nox gives all programs the same
     return options
 
@@ -174,7 +192,7 @@ def main() -> None:
     runs = [child(__file__, threads) | {"commands": starts[threads]} for threads in counts]
     from growth_report import draw, show  # after the commands: it makes this process larger
 
-    report = report_of("growth", options, ("repetitions", "contexts", "batches"), runs)
+    report = report_of("growth", options, ("repetitions", "contexts", "batches", "longest"), runs)
     show(report)
     write("growth", report, draw, options.keep)
 
