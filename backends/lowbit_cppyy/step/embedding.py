@@ -118,6 +118,8 @@ def of_stored(name: str, tensor: Array, config: LlamaConfig) -> Description:
 def of_codes(arrays: tuple[Array, Array, Array], own: Mapping[str, Any], config: LlamaConfig) -> Description:
     """Words, scales and zeros of a `QuantizedMatrix`, with its bits, group size and convention."""
     words, scales, zeros = arrays
+    if scales.dtype not in TYPES:
+        return UNKNOWN
     bits, minimum, columns = own["bits"], own["convention"] == "minimum", config.vocabulary
     groups = -(-config.hidden // own["group_size"]), columns
     code = np.zeros((), CODE)
