@@ -12,19 +12,16 @@ by this much with 4 bits:
 - Emerald Rapids, a virtual machine: tokens of SmolLM2, one thread and two, 1.4 and 1.5 times with float32, 1.7 times
   with integers.
 
-Each line is then fetched twice: 24 KiB earlier into the second-level cache too, which can wait for more lines than the
-first-level cache. On Emerald Rapids 4096 × 11008 is 1.03 to 1.13 times as fast with both fetches as with ``T0`` alone,
-except with AVX2 and 4 bits, where instructions are the limit; tokens of SmolLM2 are 1.02 to 1.14 times as fast.
-Distances of 8 and 56 KiB made little difference.
+All these times are of fetches in order.
 
 **Eight pages at a time.** The prefetchers of the second level, which can wait for more lines, follow a stream to the
 end of its page of 4 KiB. So one core of an Ice Lake reads 12.5 GB/s of a single stream, and 15.5 GB/s of eight streams
 side by side. A kernel has one stream, but its fetches need not come in order: the first eighth of each page is fetched
 seven pages earlier, the second eighth six pages earlier, and so on (``fetch_in_eight_pages``). A plain reader reaches
-16 GB/s this way. Kernels, 4096 × 11008 from memory, in alternation with two fetches of each line, are 1.3 to 1.4 times
-as fast with integers, at 2, 3, 4 and 8 bits, on one thread and two, and up to 1.4 times with float32. Where
-instructions are the limit, as with AVX2 and float32, they are 0.9 to 1.1 times as fast. (*Measured* on an Ice Lake,
-with the hint ``T0``.) Parts of a sixteenth of a page are as good as eighths; a reader reaches 14.5 GB/s with quarters,
+16 GB/s this way. Kernels, 4096 × 11008 from memory, are 1.3 to 1.4 times as fast as with the best fetches in order,
+which fetch each line twice, 24 KiB earlier into the second level: with integers, at 2, 3, 4 and 8 bits, on one thread
+and two; and up to 1.4 times with float32. Where instructions are the limit, as with AVX2 and float32, they are 0.9 to
+1.1 times as fast. (*Measured* on an Ice Lake, with the hint ``T0``.) Parts of a sixteenth of a page are as good as eighths; a reader reaches 14.5 GB/s with quarters,
 and with single lines no more than with one stream.
 
 The last eighth of a page is fetched 4 KiB early. 2 and 8 KiB are as fast with integers; with float32 8 and 12 KiB take
@@ -36,8 +33,12 @@ and 1.41 times as fast on one thread, and 1.41 times after 1,900 on two. At most
 stream. With fetches in order, 4 KiB ahead, it is 1.1 to 1.2 times as fast. In a prompt only the first query that reads
 a row fetches.
 
-So an Ice Lake fetches from eight pages at a time, other processors of Intel's fetch each line twice, also those that
-were not measured, and all others fetch with ``NTA``.
+On Emerald Rapids tokens of SmolLM2 after 2,000 others are 1.38 to 1.42 times as fast on one thread, and 1.17 to 1.31
+times on two, as with two fetches of each line and none of keys and values; after 128 others 1.18 to 1.24 times and 1.07
+to 1.17 times, with AVX2 1.12 to 1.28 times and 0.99 to 1.12 times. (*Measured*: processes with either in alternation.)
+
+So processors of Intel's fetch from eight pages at a time, also those that were not measured, such as Cascade Lake. All
+others fetch with ``NTA``.
 
 **Whether at all.** Kernels of integers read so fast that a fetch by an instruction holds up a Zen 4: its first-level
 cache can wait for few lines, and the prefetchers of the processor, which fill the second level, can wait for more.
@@ -57,7 +58,7 @@ them, as others do that were not measured.
 """
 
 from lowbit_cppyy.recipe import FAR, NEAR, NONE
-from lowbit_cppyy.runtime.vendor import kind
+from lowbit_cppyy.runtime.vendor import kind, made_by_intel
 
 ROWS = 512
 """The prefetch distance for keys and values, in elements, where eight pages are fetched from at a time."""
@@ -65,17 +66,13 @@ ROWS = 512
 
 def fetch_once() -> str:
     """The C++ expression that fetches the line at ``a`` on this processor; it is used on x86 only."""
-    if kind() == "icelake":
-        return "lowbit::fetch_in_eight_pages(a)"
-    if kind() == "intel":
-        return "(_mm_prefetch(a, _MM_HINT_T0), _mm_prefetch((a) + 24576, _MM_HINT_T1))"
-    return "_mm_prefetch(a, _MM_HINT_NTA)"
+    return "lowbit::fetch_in_eight_pages(a)" if made_by_intel() else "_mm_prefetch(a, _MM_HINT_NTA)"
 
 
 def usual_distance(far: int = FAR) -> int:
     """The prefetch distance of kernels that multiply one row: `far`, or less where fetches from eight pages at a time
     run 14 KiB ahead on average anyway."""
-    return NEAR if kind() == "icelake" else far
+    return NEAR if made_by_intel() else far
 
 
 def distance_of_subnormals(registers: int, *, in_order: bool) -> int:
@@ -90,7 +87,7 @@ def distance_of_subnormals(registers: int, *, in_order: bool) -> int:
 
 def distance_of_rows() -> int:
     """The prefetch distance of attention for the first queries that read some keys or values."""
-    return ROWS if kind() == "icelake" else NONE
+    return ROWS if made_by_intel() else NONE
 
 
 def distance_of_integers(*, in_order: bool = True) -> int:

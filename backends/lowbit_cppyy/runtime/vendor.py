@@ -1,7 +1,7 @@
 """The kinds of processors that need different kernels; no one feature tells.
 
-They differ in prefetches (`lowbit_cppyy.runtime.prefetching`), in what a subnormal float costs, and in whether codes
-are converted or looked up.
+They differ in prefetches (`lowbit_cppyy.runtime.prefetching`), in what a subnormal float costs, in tiles, and in
+whether codes are converted or looked up.
 """
 
 import warnings

@@ -35,9 +35,11 @@ PROCESSORS: dict[str, tuple[str, tuple[str, ...], Kind]] = {
 }
 """The vendor and some features of processors, and the kind that follows from them."""
 
+INTEL: tuple[Kind, ...] = ("icelake", "intel")
+
 FETCHES: dict[Kind, list[str]] = {
     "icelake": ["prefetcht0"],
-    "intel": ["prefetcht0", "prefetcht1"],
+    "intel": ["prefetcht0"],
     "zen4": ["prefetchnta"],
     "other": ["prefetchnta"],
 }
@@ -91,7 +93,7 @@ def test_broadcasts_are_joined_on_processors_of_intel(processor: Kind) -> None:
     text = f"#include <cstdint>\nnamespace lowbit {{ {sizes} }}\n{kernel_source(kernel)}\n"
     call = f"auto* kernel = &lowbit::avx512::{kernel.name};\n"
     operands = [line for line in assembly("avx512", text + call, *as_options()) if "fmadd" in line and "1to16" in line]
-    assert (len(operands) == 0) == (processor in ("icelake", "intel"))
+    assert (len(operands) == 0) == (processor in INTEL)
 
 
 def test_many_rows_share_a_broadcast_on_an_ice_lake(processor: Kind) -> None:
@@ -143,7 +145,7 @@ def stored_distance(structure: Structure, isa: str, purpose: Purpose) -> int:
 def test_integers_are_fetched_only_where_that_pays(isa: str, processor: Kind) -> None:
     """On a Zen 4 by its own prefetchers, unless a kernel reads back and forth."""
     table, zen4 = TABLES[isa], processor == "zen4"
-    wide, far = table.registers == 32, NEAR if processor == "icelake" else FAR
+    wide, far = table.registers == 32, NEAR if processor in INTEL else FAR
     for scales in SCALE_DTYPES:
         layout = PanelLayout(rows=256, columns=64, bits=3, group_size=32, scales=scales, convention="minimum", panel=64)
         assert default_recipe("integer vector", layout, table).ahead == (NONE if zen4 else far)
@@ -160,7 +162,7 @@ def test_codes_are_subnormal_floats_only_where_these_are_fast(isa: str, processo
     direction. Others fetch far, and so do matrices of floats and of tables everywhere."""
     table, zen4 = TABLES[isa], processor == "zen4"
     wide = table.registers == 32
-    far, stored_far = (NEAR, NEAR) if processor == "icelake" else (FAR, FAR + 1024 if wide else FAR)
+    far, stored_far = (NEAR, NEAR) if processor in INTEL else (FAR, FAR + 1024 if wide else FAR)
     for bits in (2, 3, 4, 8):
         layout = PanelLayout(
             rows=256, columns=64, bits=bits, group_size=32, scales="float16", convention="minimum", panel=64
