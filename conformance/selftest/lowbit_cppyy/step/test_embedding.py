@@ -98,7 +98,8 @@ def test_arrays_that_are_not_as_they_should_be_are_left_to_python() -> None:
     words, scales, zeros = made.words, made.scales, made.zeros
     assert of_codes((words, scales, zeros), own, config).complete
     integers = words, scales.astype(np.int32), zeros.astype(np.int32)
-    for parts in ((words[1:], scales, zeros), (words, scales[1:], zeros), integers, (words, scales, zeros.astype("u1"))):
+    numbers = words, scales, zeros.astype(np.uint8)
+    for parts in ((words[1:], scales, zeros), (words, scales[1:], zeros), integers, numbers):
         assert not of_codes(parts, own, config).complete
 
 
