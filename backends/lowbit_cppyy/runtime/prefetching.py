@@ -18,11 +18,11 @@ All these times are of fetches in order.
 end of its page of 4 KiB. So one core of an Ice Lake reads 12.5 GB/s of a single stream, and 15.5 GB/s of eight streams
 side by side. A kernel has one stream, but its fetches need not come in order: the first eighth of each page is fetched
 seven pages earlier, the second eighth six pages earlier, and so on (``fetch_in_eight_pages``). A plain reader reaches
-16 GB/s this way. Kernels, 4096 × 11008 from memory, are 1.3 to 1.4 times as fast as with the best fetches in order,
-which fetch each line twice, 24 KiB earlier into the second level: with integers, at 2, 3, 4 and 8 bits, on one thread
-and two; and up to 1.4 times with float32. Where instructions are the limit, as with AVX2 and float32, they are 0.9 to
-1.1 times as fast. (*Measured* on an Ice Lake, with the hint ``T0``.) Parts of a sixteenth of a page are as good as
-eighths; a reader reaches 14.5 GB/s with quarters, and with single lines no more than with one stream.
+16 GB/s this way. The best fetches in order fetch each line twice, first into the second level, 24 KiB ahead. Beside
+them, kernels for 4096 × 11008 from memory are 1.3 to 1.4 times as fast with integers, at 2, 3, 4 and 8 bits, on one
+thread and two, and up to 1.4 times with float32. Where instructions are the limit, as with AVX2 and float32, they are
+0.9 to 1.1 times as fast. (*Measured* on an Ice Lake, with the hint ``T0``.) Parts of a sixteenth of a page are as good
+as eighths; a reader reaches 14.5 GB/s with quarters, and with single lines no more than with one stream.
 
 The last eighth of a page is fetched 4 KiB early. 2 and 8 KiB are as fast with integers; with float32 8 and 12 KiB take
 up to 1.1 times as long.
