@@ -50,7 +50,7 @@ def test_what_engines_answer_is_summed_up() -> None:
     """Rates, tokens alike, versions and memory, of a prompt, a context and a batch."""
     found: Any = [Fake("lowbit", [1, 2, 3]), Fake("other", [1, 2, 4])]
     reader: Any = SimpleNamespace(freedom=lambda: 2.0, seconds=lambda count: count / 40e9)
-    options: Any = SimpleNamespace(repetitions=2, tokens=3)
+    options: Any = SimpleNamespace(repetitions=2, tokens=3, longest=60)
     run = decode.of_prompt(found, [7, 8], reader, QUIET, options)
     assert run["turns"] == run["free_turns"] == 6  # two engines, three repetitions with the first
     assert run["equal_tokens"] == [3, 2] and run["prompt_tokens"] == 2 and len(run["generators"]) == 2
@@ -58,11 +58,26 @@ def test_what_engines_answer_is_summed_up() -> None:
     assert (one["name"], one["version"], one["peak_megabytes"]) == ("other", "1", 100)
     assert one["tokens_per_second"][0] == 8 and one["first_seconds"][0] == 0.5 and len(one["repetitions"]) == 2
     (point, _), (batch, _) = (
-        list(growth.of_context(found, [7, 8], reader, 2)),
-        list(growth.of_batch(found, list(range(999)), 4, reader, 2)),
+        list(growth.of_context(found, [7, 8], reader, options)),
+        list(growth.of_batch(found, list(range(999)), 4, reader, options)),
     )
     assert point["context"] == 2 and point["prompt_per_second"][0] == 4 and point["peak_megabytes"] == 100
+    assert point["repetitions"] == 2
     assert batch["batch"] == 4 and batch["tokens_per_second"][0] == 8
+
+
+def test_growth_leaves_out_what_takes_too_long() -> None:
+    """An engine beyond the most seconds of a turn, at its last speed; and repetitions after one that took longer."""
+    reader: Any = SimpleNamespace(freedom=lambda: 2.0, seconds=lambda count: count / 40e9)
+    options: Any = SimpleNamespace(repetitions=3, longest=0)
+    found: Any = [Fake("one", [1, 2, 3])]
+    points = list(growth.of_context(found, [7, 8], reader, options))
+    assert [point["repetitions"] for point in points] == [1]
+    (point,) = points
+    rate = growth.TOKENS / point["tokens_per_second"][0]
+    for context, seconds in ((2, 0.5 + rate), (200, 50 + rate)):  # half a second for two tokens
+        assert growth.too_slow(points, context, seconds + 0.01) == {}
+        assert growth.too_slow(points, context, seconds - 0.01)["one"].endswith("are expected from 2 tokens")
 
 
 def test_several_models_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +121,9 @@ def test_an_engine_that_ends_is_left_out(tmp_path: Path) -> None:
         assert "99999" in found[0].failure
         pair: Any = [found[0], Fake("other", [1, 2, 3])]
         reader: Any = SimpleNamespace(freedom=lambda: 2.0, seconds=lambda count: count / 40e9)
-        points = list(growth.of_context(pair, [7], reader, 1))
+        options: Any = SimpleNamespace(repetitions=1, tokens=3, longest=60)
+        points = list(growth.of_context(pair, [7], reader, options))
         assert [point["engine"] for point in points] == ["other"]
-        options: Any = SimpleNamespace(repetitions=1, tokens=3)
         run = decode.of_prompt(pair, [7], reader, QUIET, options)
         assert [each["name"] for each in run["generators"]] == ["other"]
 
