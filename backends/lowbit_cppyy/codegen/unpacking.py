@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from lowbit.kernels.program import Instruction, Loop, Step
-from lowbit_cppyy.layout.interleaving import PLANES, fields
+from lowbit_cppyy.layout.interleaving import PLANES, Field, fields
 
 
 def mask(value: int) -> str:
@@ -63,14 +63,24 @@ class Unpacked(Protocol):
     def method(self) -> str: ...
 
 
+def joined_codes(bits: int) -> int:
+    """The number of codes of two planes that are joined at once: one in each byte of a word, or in each half of one."""
+    return 8 if bits <= 4 else 4
+
+
 def two_planes(bits: int) -> bool:
     """Whether the bits of a code lie in two words."""
     return len(PLANES[bits]) > 1
 
 
+def joined_position(bits: int, code: int) -> int:
+    """The bit of its lane at which a code of two planes begins when they are joined."""
+    return 8 * (code % 4) + 4 * (code % joined_codes(bits) // 4)
+
+
 def lowest_bit(recipe: Unpacked, code: int) -> int:
     """The bit of its lane at which a code begins when it is unpacked, before it becomes a float."""
-    position = 8 * (code % 4) if two_planes(recipe.bits) else fields(recipe.bits, code)[0].position
+    position = joined_position(recipe.bits, code) if two_planes(recipe.bits) else fields(recipe.bits, code)[0].position
     return position if position + recipe.bits <= BELOW.get(recipe.method, 0) else 0
 
 
@@ -93,7 +103,7 @@ def exact_range(method: str) -> tuple[float, float]:
 def unpack(recipe: Unpacked, code: int, words: list[str], j: int) -> Iterator[Step]:
     """Unpack one code of a unit to the register ``l_{j}``.
 
-    Of a code of two planes, four codes are joined in the bytes of ``v_{j}`` at once, so codes must come in order.
+    Of a code of two planes, several are joined in ``v_{j}`` at once (`joined_codes`), so codes must come in order.
 
     Args:
         recipe: with a method that multiplies.
@@ -105,9 +115,9 @@ def unpack(recipe: Unpacked, code: int, words: list[str], j: int) -> Iterator[St
     if recipe.method == "table":
         yield from _looked_up(recipe, code, words, j)
     elif two_planes(recipe.bits):
-        if code % 4 == 0:
-            yield from four_codes(recipe.bits, code // 4, words, f"v_{j}", f"b_{j}")[0]
-        yield from _masked(recipe, code, f"v_{j}", 8 * (code % 4), j)
+        if code % joined_codes(recipe.bits) == 0:
+            yield from joined(recipe.bits, code, joined_codes(recipe.bits), words, f"v_{j}", f"b_{j}")[0]
+        yield from _masked(recipe, code, f"v_{j}", joined_position(recipe.bits, code), j)
     else:
         yield from _masked(recipe, code, words[part.word], part.position, j)
 
@@ -117,9 +127,9 @@ def _looked_up(recipe: Unpacked, code: int, words: list[str], j: int) -> Iterato
     part = fields(recipe.bits, code)[0]
     word, position = words[part.word], part.position
     if two_planes(recipe.bits):
-        if code % 4 == 0:
-            yield from _four_indices(recipe.bits, code, words, j)
-        word, position = f"v_{j}", 8 * (code % 4)
+        if code % joined_codes(recipe.bits) == 0:
+            yield from _indices(recipe.bits, code, words, j)
+        word, position = f"v_{j}", joined_position(recipe.bits, code)
     steps, index = shifted(word, position, f"a_{j}")
     yield from steps
     if 2**recipe.bits > LOOKED_UP:
@@ -128,18 +138,23 @@ def _looked_up(recipe: Unpacked, code: int, words: list[str], j: int) -> Iterato
         yield Instruction("permute", f"l_{j}", ("table", index))
 
 
-def _four_indices(bits: int, code: int, words: list[str], j: int) -> Iterator[Step]:
-    """Put this code and the next three into the lowest bits of the bytes of ``v_{j}``; other bits may be anything."""
+def _indices(bits: int, code: int, words: list[str], j: int) -> Iterator[Step]:
+    """Join this code and the next in ``v_{j}``; the bits between them may be anything."""
     low, high = fields(bits, code)
     steps, lower = shifted(words[low.word], low.position, f"a_{j}")
     more, upper = shifted(words[high.word], high.position - high.first, f"b_{j}")
-    ones = mask(((1 << high.width) - 1 << high.first) * 0x01010101)
-    yield from (*steps, *more, Instruction("select", f"v_{j}", (ones, upper, lower)))
+    yield from (*steps, *more, Instruction("select", f"v_{j}", (_ones(high, joined_codes(bits)), upper, lower)))
+
+
+def _ones(plane: Field, codes: int) -> str:
+    """The mask of a plane of four or eight joined codes."""
+    return mask(((1 << plane.width) - 1 << plane.first) * (0x01010101 if codes == 4 else 0x11111111))
 
 
 def _masked(recipe: Unpacked, code: int, word: str, position: int, j: int) -> Iterator[Step]:
     """Mask a code in place, or shift it first, and convert it. At the top of a word it needs no mask after a shift."""
-    a, lowest, top = f"a_{j}", lowest_bit(recipe, code), 24 if two_planes(recipe.bits) else 32 - recipe.bits
+    a, lowest = f"a_{j}", lowest_bit(recipe, code)
+    top = joined_position(recipe.bits, joined_codes(recipe.bits) - 1) if two_planes(recipe.bits) else 32 - recipe.bits
     steps, register = shifted(word, position - lowest, a)
     yield from steps
     if position < top or lowest:
@@ -150,14 +165,27 @@ def _masked(recipe: Unpacked, code: int, word: str, position: int, j: int) -> It
 def four_codes(bits: int, number: int, words: list[str], a: str, b: str) -> tuple[list[Step], str]:
     """The steps that put codes ``4 * number`` to ``4 * number + 3`` of a unit into the bytes of each lane, and the
     register of the result."""
-    parts = fields(bits, 4 * number)
-    low, ones = parts[0], 0x01010101
+    return joined(bits, 4 * number, 4, words, a, b)
+
+
+def joined(bits: int, code: int, codes: int, words: list[str], a: str, b: str) -> tuple[list[Step], str]:
+    """The steps that put four codes into the bytes of each lane, or eight into the halves of its bytes, with zeros
+    between them, and the register of the result.
+
+    Args:
+        bits: the width of a code.
+        code: the number of the first in its unit.
+        codes: four, or eight.
+        words: the registers that hold the words of the unit.
+        a: a register for the result.
+        b: a scratch register.
+    """
+    low, *upper = fields(bits, code)
     if bits == 8:
         return [], words[low.word]
     steps, register = shifted(words[low.word], low.position, a)
-    steps.append(Instruction("and", a, (register, mask(((1 << low.width) - 1) * ones))))
-    if len(parts) == 2:
-        high = parts[1]
+    steps.append(Instruction("and", a, (register, _ones(low, codes))))
+    for high in upper:
         more, register = shifted(words[high.word], high.position - high.first, b)
-        steps += [*more, Instruction("and_or", a, (register, mask(((1 << high.width) - 1 << high.first) * ones), a))]
+        steps += [*more, Instruction("and_or", a, (register, _ones(high, codes), a))]
     return steps, a

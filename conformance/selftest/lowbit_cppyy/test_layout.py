@@ -69,6 +69,14 @@ def test_the_codes_of_a_unit_fill_its_words_without_overlap(bits: int) -> None:
     assert taken == [2**32 - 1] * WORDS_PER_UNIT[bits]
 
 
+def test_eight_codes_of_three_bits_lie_alike_in_both_planes() -> None:
+    """Four bits apart or eight, so that each plane needs one shift and one mask for all of them."""
+    for code in range(CODES_PER_UNIT[3]):
+        first = [(field.word, field.position) for field in fields(3, code - code % 8)]
+        apart = 8 * (code % 4) + 4 * (code % 8 // 4)
+        assert [(field.word, field.position - apart) for field in fields(3, code)] == first
+
+
 @pytest.mark.parametrize("bits", BITS)
 def test_interleave_puts_every_code_into_its_fields(bits: int) -> None:
     """Code by code against `fields`, two units and three columns."""

@@ -109,14 +109,14 @@ def recipes(lanes: int, bits: int, scales: ScaleDtype, convention: Convention) -
 
 def place_of(bits: int, code: int) -> int:
     """The lowest bit of a code in its word; of a 3-bit code, of its lower two bits."""
-    width = 2 if bits == 3 else bits
-    return 8 * (code % 4) + width * (code % 16 // 4 if bits == 3 else code // 4)
+    width, row = (2, code % 16 // 4) if bits == 3 else (bits, code // 4)
+    return 8 * (code % 4) + 4 * (row % 2) + width * (row // 2)
 
 
 def power(recipe: Recipe, code: int) -> float:
     """What the activation of a code is multiplied by: `fold` masks the code where it stands, if it stays below 2^31,
     and `subnormal` if it stays below 2^24. There a code counts 2^-149 times, and its product 2^-50 times."""
-    place = 8 * (code % 4) if recipe.bits == 3 else place_of(recipe.bits, code)
+    place = 8 * (code % 4) + 4 * (code // 4 % 2) if recipe.bits == 3 else place_of(recipe.bits, code)
     if recipe.method == "subnormal":
         return 2.0 ** (99 - (place if place + recipe.bits <= 24 else 0))
     return 2.0**-place if recipe.method == "fold" and place + recipe.bits <= 31 else 1.0
@@ -124,12 +124,12 @@ def power(recipe: Recipe, code: int) -> float:
 
 def term(bits: int, word: int, place: int) -> tuple[int, float]:
     """Which code of the unit a bit of a word belongs to, and what it counts."""
-    byte, inside = divmod(place, 8)
+    byte, half, inside = place // 8, place % 8 // 4, place % 4  # a code of 8 bits is never looked up in sums
     if bits != 3:
-        return 4 * (inside // bits) + byte, 2.0 ** (inside % bits)
+        return 4 * (2 * (inside // bits) + half) + byte, 2.0 ** (inside % bits)
     if word == 0:
-        return 4 * inside + byte, 4.0
-    return 16 * (word - 1) + 4 * (inside // 2) + byte, 2.0 ** (inside % 2)
+        return 4 * (2 * inside + half) + byte, 4.0
+    return 16 * (word - 1) + 4 * (2 * (inside // 2) + half) + byte, 2.0 ** (inside % 2)
 
 
 def group_sum(x: F32) -> np.float32:
