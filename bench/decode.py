@@ -11,13 +11,14 @@ its own (`engine_process`), and none while another is measured. Each turn waits 
 apart from those that follow. Before each repetition memory is read for a while, so that what one token must read
 at least stands beside what it takes. Writes decode.json and decode.svg into bench/results; ``--keep`` copies them into
 docs/data. With ``--model``, which may be repeated, the files are models.json and models.svg. nox runs `growth` after
-it, so that one command measures and draws everything.
+it, so that one command measures and draws everything. An interrupt loses only the prompt that is being measured: the
+others are written, and the status is 130.
 """
 
 import argparse
 import itertools
-import json
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +30,7 @@ from engines import Setting
 from limits import MemoryReader
 from peers.base import AbsentError
 from quiet import Watch, settle
-from whole_model import READ, child, report_of, shared, tell, thread_counts, write
+from whole_model import INTERRUPTED, READ, children, give, report_of, shared, tell, write
 
 from lowbit.formats import fetch as data
 from lowbit.runtime import open_model
@@ -39,22 +40,25 @@ TOKENS, PROMPTS = 64, (128, 512)
 PATIENCE = 120.0  # seconds that the turns after a prompt wait for free cores, together
 
 
-def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
-    """All engines on a number of threads, in turns; a run for each model and prompt."""
+def measure(threads: int, options: argparse.Namespace) -> None:
+    """Give the runs of all engines on a number of threads, in turns: a run for each model and prompt."""
     reader, files = MemoryReader(threads), options.model or [data.fetch(data.DEFAULT_MODEL)]
-    watch = Watch(reader)
-    return {"runs": [run for file in files for run in of_model(file, reader, watch, options)]}
+    watch, runs = Watch(reader), list[dict[str, Any]]()
+    for file in files:
+        for run in of_model(file, reader, watch, options):
+            runs.append(run)
+            give({"runs": runs}, options)
 
 
-def of_model(file: Path, reader: MemoryReader, watch: Watch, options: argparse.Namespace) -> list[dict[str, Any]]:
+def of_model(file: Path, reader: MemoryReader, watch: Watch, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The runs of a model."""
     words = open_model(file).tokenizer.encode(data.read_text(data.fetch(data.DEFAULT_TEXT)))
     threads, length = reader.threads, -(-(max(options.prompt) + options.tokens) // 256) * 256
     with running(Setting(file, threads, length, onnx=options.onnx), options.isa, options.only) as (engines, absent):
-        runs = [of_prompt(engines, words[:count], reader, watch, options) for count in options.prompt]
-        absent |= {each.name: each.failure for each in engines if each.failure}
-    model = {"threads": threads, "model": file.name, "model_bytes": file.stat().st_size}
-    return [model | run | {"absent": absent} for run in runs]
+        model = {"threads": threads, "model": file.name, "model_bytes": file.stat().st_size}
+        for count in options.prompt:
+            run = of_prompt(engines, words[:count], reader, watch, options)
+            yield model | run | {"absent": absent | {each.name: each.failure for each in engines if each.failure}}
 
 
 def of_prompt(
@@ -121,14 +125,17 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 def main() -> None:
     options = parsed(sys.argv[1:])
     if options.child:
-        print(json.dumps(measured(options.child, options)))
+        measure(options.child, options)
         return
     from decode_report import draw, show
 
-    runs = [run for threads in thread_counts(options) for run in child(__file__, threads)["runs"]]
-    report = report_of("decode", options, ("repetitions", "tokens", "prompt"), runs)
-    show(report)
-    write("models" if options.model else "decode", report, draw, options.keep)
+    found, interrupted = children(__file__, options)
+    runs = [run for each in found for run in each["runs"]]
+    if runs:
+        report = report_of("decode", options, ("repetitions", "tokens", "prompt"), runs)
+        show(report)
+        write("models" if options.model else "decode", report, draw, options.keep and not interrupted)
+    sys.exit(INTERRUPTED if interrupted else 0)
 
 
 if __name__ == "__main__":

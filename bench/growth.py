@@ -9,11 +9,11 @@ prompt's tokens a second, and the tokens after it give those of decoding. An eng
 ``--longest`` seconds for a prompt is not given it, and the report says so; where one repetition of all engines takes
 longer than that, it is the only one. A *batch* is a number of sequences, each of which gets a token in every round. The
 time of the command, from its start to its first token, and its peak memory are taken from processes of their own.
-Writes growth.json and growth.svg into bench/results; ``--keep`` copies them into docs/data.
+Writes growth.json and growth.svg into bench/results; ``--keep`` copies them into docs/data. An interrupt loses only the
+context or batch that is being measured: the others are written, and the status is 130.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -22,7 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from engine_process import Process, running
@@ -30,7 +32,7 @@ from engines import Setting
 from limits import MemoryReader
 from peers.base import AbsentError
 from quiet import settle
-from whole_model import READ, child, report_of, shared, tell, thread_counts, write
+from whole_model import INTERRUPTED, READ, children, give, report_of, shared, tell, thread_counts, write
 
 from lowbit.formats import fetch as data
 from lowbit.runtime import Contract, open_model
@@ -39,6 +41,7 @@ from lowbit_bench.intervals import interval
 CONTEXTS, BATCHES = (64, 256, 1024, 2048, 4096, 8192), (1, 2, 4, 8, 16, 32)
 TOKENS, ROUNDS, SHORT = 16, 8, 32
 CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
+Found = tuple[list[dict[str, Any]], dict[str, str]]  # points, and why engines have none
 COMMANDS = 5  # starts of the command that are timed
 
 
@@ -64,42 +67,55 @@ def in_turns(
     return [each[1:] for each in answers], speeds
 
 
-def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
-    """All engines on a number of threads."""
+def measure(threads: int, options: argparse.Namespace) -> None:
+    """Give the points of all engines on a number of threads, after each context and each batch."""
     file = options.model or data.fetch(data.DEFAULT_MODEL)
     stored = open_model(file)
     words = stored.tokenizer.encode(data.read_text(data.fetch(data.DEFAULT_TEXT)))
-    contexts = [min(each, stored.config.context - TOKENS) for each in options.contexts]
-    longest = -(-(max(contexts) + TOKENS) // 256) * 256
+    contexts = sorted({min(each, stored.config.context - TOKENS) for each in options.contexts})
+    setting = Setting(file, threads, -(-(max(contexts) + TOKENS) // 256) * 256, onnx=options.onnx)
+    together = replace(setting, length=SHORT + 2 * ROUNDS, sequences=max(options.batches))
     reader = MemoryReader(threads)
-    spin = reader.freedom()
+    points, absent = list[dict[str, Any]](), dict[str, str]()
+    model = {"threads": threads, "model": file.name, "model_bytes": file.stat().st_size}
+    before = round(reader.freedom(), 3)
+    for found, left_out in chain(
+        along_contexts(setting, words, contexts, reader, options), along_batches(together, words, reader, options)
+    ):
+        points += found
+        absent |= left_out
+        spins = {"spin_before": before, "spin_after": round(reader.freedom(), 3)}
+        give(model | spins | {"points": points, "absent": absent}, options)
+
+
+def along_contexts(
+    setting: Setting, words: list[int], contexts: list[int], reader: MemoryReader, options: argparse.Namespace
+) -> Iterator[Found]:
+    """The points after each context."""
     points: list[dict[str, Any]] = []
-    alone = Setting(file, threads, longest, onnx=options.onnx)
-    with running(alone, options.isa, options.only) as (found, absent):
-        engines = found
+    with running(setting, options.isa, options.only) as (engines, absent):
         for context in contexts:
             tell(f"  {context} tokens of context")
             late = too_slow(points, context, options.longest)
             absent |= {f"{name}, {context} tokens of context": why for name, why in late.items()}
-            engines = [each for each in engines if not each.failure and each.name not in late]
-            points += of_context(engines, words[:context], reader, options)
-        absent |= {each.name: each.failure for each in found if each.failure}
-    together = replace(alone, length=SHORT + 2 * ROUNDS, sequences=max(options.batches))
-    with running(together, options.isa, options.only) as (batched, _):
+            able = [each for each in engines if not each.failure and each.name not in late]
+            found = list(of_context(able, words[:context], reader, options))
+            points += found
+            settle([each.pid for each in able])  # before `measure` looks whether the cores are free
+            yield found, absent | {each.name: each.failure for each in engines if each.failure}
+
+
+def along_batches(
+    setting: Setting, words: list[int], reader: MemoryReader, options: argparse.Namespace
+) -> Iterator[Found]:
+    """The points of each batch."""
+    with running(setting, options.isa, options.only) as (engines, _):
         for batch in options.batches:
             tell(f"  batches of {batch}")
-            able = [each for each in batched if each.batches and not each.failure]
-            points += of_batch(able, words, batch, reader, options)
-        absent |= {f"{each.name}, in batches": each.failure for each in batched if each.failure}
-    return {
-        "threads": threads,
-        "spin_before": round(spin, 3),
-        "spin_after": round(reader.freedom(), 3),
-        "model": file.name,
-        "model_bytes": file.stat().st_size,
-        "points": points,
-        "absent": absent,
-    }
+            able = [each for each in engines if each.batches and not each.failure]
+            found = list(of_batch(able, words, batch, reader, options))
+            settle([each.pid for each in able])
+            yield found, {f"{each.name}, in batches": each.failure for each in engines if each.failure}
 
 
 def whole(engines: list[Process], answers: list[list[Any]]) -> Iterator[tuple[Process, list[Any]]]:
@@ -152,22 +168,27 @@ def median_of(values: list[float]) -> float:
 
 
 def command(file: Path, threads: int, contract: Contract) -> dict[str, Any]:
-    """`lowbit generate` from its start to its first token, after a first run, and its peak memory in MB."""
+    """`lowbit generate` from its start to its first token, after a first run, and its peak memory in MB.
+
+    The first run compiles the Python modules, as the installation of a package does, whatever the settings of the user.
+    """
     words = [sys.executable, "-P", "-m", "lowbit", "generate", "--model", str(file), "--backend", "cppyy"]
     words += ["--contract", contract, "--prompt", "The capital of France is", "--tokens", "8"]
-    limits = os.environ | {"LOWBIT_NUM_THREADS": str(threads)}
-    subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=limits, check=True)
+    limits = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     seconds, peak = [], 0.0
-    for _ in range(COMMANDS):
-        start = time.perf_counter()
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=limits) as process:
-            assert process.stdout is not None
-            process.stdout.read(1)  # the peak of a child is at least that of its parent, which is why `main` starts it
-            seconds.append(time.perf_counter() - start)
-            process.stdout.read()
-            _, _, used = os.wait4(process.pid, 0)
-            process.returncode = 0
-            peak = max(peak, used.ru_maxrss / 1e3)
+    with TemporaryDirectory() as compiled:
+        limits |= {"LOWBIT_NUM_THREADS": str(threads), "PYTHONPYCACHEPREFIX": compiled}
+        subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=limits, check=True)
+        for _ in range(COMMANDS):
+            start = time.perf_counter()
+            with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=limits) as process:
+                assert process.stdout is not None
+                process.stdout.read(1)  # the peak of a child is at least that of its parent: thus `main` starts it
+                seconds.append(time.perf_counter() - start)
+                process.stdout.read()
+                _, _, used = os.wait4(process.pid, 0)
+                process.returncode = 0
+                peak = max(peak, used.ru_maxrss / 1e3)
     return {"contract": contract, "first_token_seconds": list(interval(seconds)), "peak_megabytes": round(peak)}
 
 
@@ -184,17 +205,20 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 def main() -> None:
     options = parsed(sys.argv[1:])
     if options.child:
-        print(json.dumps(measured(options.child, options)))
+        measure(options.child, options)
         return
     file = options.model or data.fetch(data.DEFAULT_MODEL)
     counts = thread_counts(options)
     starts = {threads: [command(file, threads, contract) for contract in CONTRACTS] for threads in counts}
-    runs = [child(__file__, threads) | {"commands": starts[threads]} for threads in counts]
+    found, interrupted = children(__file__, options)
     from growth_report import draw, show  # after the commands: it makes this process larger
 
-    report = report_of("growth", options, ("repetitions", "contexts", "batches", "longest"), runs)
-    show(report)
-    write("growth", report, draw, options.keep)
+    if found:
+        runs = [each | {"commands": starts[each["threads"]]} for each in found]
+        report = report_of("growth", options, ("repetitions", "contexts", "batches", "longest"), runs)
+        show(report)
+        write("growth", report, draw, options.keep and not interrupted)
+    sys.exit(INTERRUPTED if interrupted else 0)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,8 @@ def show(report: dict[str, Any]) -> None:
         console.print(f"\n[bold]{run['model']}, {run['threads']} thread(s); {spins}[/]", highlight=False)
         for size, rate, along, title in PANELS:
             engines = series(run, size, rate)
+            if not engines:  # an interrupted run may have no batches
+                continue
             table = Table(along, box=None, pad_edge=False, header_style="dim", title=title, title_justify="left")
             for name in engines:
                 table.add_column(name.removeprefix("lowbit "), justify="right")

@@ -3,11 +3,13 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from machine import described, description
@@ -19,6 +21,7 @@ HERE = Path(__file__).parent
 RESULTS, KEPT = HERE / "results", HERE.parent / "docs/data"
 LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 READ = 2**28  # bytes of a reading
+INTERRUPTED = 130  # the status of a program that was interrupted, as a shell gives it
 
 
 def thread_counts(options: argparse.Namespace) -> list[int]:
@@ -48,6 +51,7 @@ def shared(parser: argparse.ArgumentParser, models: Literal["store", "append"] =
     parser.add_argument("--keep", action="store_true", help="copy the results into docs/data")
     parser.add_argument("--not-installed", type=json.loads, default={}, help=argparse.SUPPRESS)
     parser.add_argument("--child", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--found", type=Path, help=argparse.SUPPRESS)
 
 
 def tell(sentence: str) -> None:
@@ -55,14 +59,44 @@ def tell(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
 
-def child(program: str, threads: int) -> dict[str, Any]:
-    """What a program finds on a number of threads, in a process whose libraries are limited to them."""
-    tell(f"measuring on {threads} thread(s)")
-    words = [sys.executable, program, *sys.argv[1:], "--child", str(threads)]
+def give(found: dict[str, Any], options: argparse.Namespace) -> None:
+    """Keep all that a process has found so far for the one that started it (`children`)."""
+    write_whole(options.found, json.dumps(found).encode())
+
+
+def children(program: str, options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
+    """What a program finds on each number of threads, and whether an interrupt ended it early.
+
+    Each number has a process, whose libraries are limited to as many threads. Of one that is interrupted, what it gave
+    last (`give`) counts.
+
+    Raises:
+        subprocess.CalledProcessError: a process failed.
+    """
+    with TemporaryDirectory() as folder:
+        files, interrupted = [Path(folder, str(threads)) for threads in thread_counts(options)], False
+        try:
+            for threads, file in zip(thread_counts(options), files, strict=True):
+                tell(f"measuring on {threads} thread(s)")
+                child([program, *sys.argv[1:], "--child", str(threads), "--found", str(file)], threads)
+        except KeyboardInterrupt:
+            tell("interrupted: what is finished is kept")
+            interrupted = True
+        return [json.loads(file.read_bytes()) for file in files if file.exists()], interrupted
+
+
+def child(words: list[str], threads: int) -> None:
+    """Run a process to its end."""
     limits = os.environ | dict.fromkeys(LIMITS, str(threads))
-    answer = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=limits).stdout
-    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
-    return found
+    # A group of its own: an interrupt from the terminal reaches only this process, which then ends it and its engines.
+    with subprocess.Popen([sys.executable, *words], env=limits, process_group=0) as process:
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, words)
 
 
 def report_of(name: str, options: argparse.Namespace, settings: tuple[str, ...], runs: list[Any]) -> dict[str, Any]:
