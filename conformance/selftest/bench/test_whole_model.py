@@ -8,9 +8,10 @@ from pathlib import Path
 from paths import ROOT
 
 PARENT = """
-import sys
+import signal, sys
 from argparse import Namespace
 from whole_model import children
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
 program = sys.argv.pop(1)
 print(children(program, Namespace(threads=[1, 2])))
 """
@@ -24,7 +25,7 @@ give({"threads": options.child, "parts": 1}, options)
 give({"threads": options.child, "parts": 2}, options)
 if options.child == 2:
     os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(600)
+    time.sleep(100)
 """
 
 
