@@ -8,10 +8,10 @@ straddle words cost shifts. So a prepared matrix holds the same codes of a unit 
 - within a byte, codes lie in its lower and its upper half by turns, from the lowest bits of each up: with
   :math:`r = k \operatorname{div} 4`, a code of b bits at :math:`4 (r \bmod 2) + b (r \operatorname{div} 2)`;
 - a code of 3, 5 or 6 bits is split into two *planes*. The lower two or four bits lie in words as codes of 2 or 4 bits
-  do, and the others in words as codes of 1 or 2 bits would. No code straddles a word. Codes k and k + 4 are
-  four bits apart in both planes where r is even, so each plane of eight codes of 3 bits is shifted and masked at once.
-  *Measured* against four at once, on one thread of an Emerald Rapids with AVX2: one row of x takes 0.88 of the time,
-  four rows 0.95.
+  do, and the others in words as codes of 1 or 2 bits would. No code straddles a word. Codes k and k + 4 are four bits
+  apart in both planes where r is even, so each plane of eight codes of 3 bits is shifted and masked at once. *Measured*
+  against four at once, on one thread of an Emerald Rapids with AVX2: one row of x takes 0.88 of the time, four rows
+  0.95.
 
 Words follow each other in the order in which a kernel needs them: by their first codes, and of two planes the upper one
 first. If all words of the upper plane lay behind the others, a kernel would read forwards, backwards and forwards
