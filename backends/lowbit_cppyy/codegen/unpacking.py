@@ -64,7 +64,7 @@ class Unpacked(Protocol):
 
 
 def joined_codes(bits: int) -> int:
-    """The number of codes of two planes that are joined at once: one in each byte of a word, or in each half of one."""
+    """The number of codes of two planes that are joined at once: one or two in each byte of a word."""
     return 8 if bits <= 4 else 4
 
 
@@ -139,7 +139,7 @@ def _looked_up(recipe: Unpacked, code: int, words: list[str], j: int) -> Iterato
 
 
 def _indices(bits: int, code: int, words: list[str], j: int) -> Iterator[Step]:
-    """Join this code and the next in ``v_{j}``; the bits between them may be anything."""
+    """Join this code and those that follow (`joined_codes`) in ``v_{j}``; the bits between them may be anything."""
     low, high = fields(bits, code)
     steps, lower = shifted(words[low.word], low.position, f"a_{j}")
     more, upper = shifted(words[high.word], high.position - high.first, f"b_{j}")
@@ -169,8 +169,8 @@ def four_codes(bits: int, number: int, words: list[str], a: str, b: str) -> tupl
 
 
 def joined(bits: int, code: int, codes: int, words: list[str], a: str, b: str) -> tuple[list[Step], str]:
-    """The steps that put four codes into the bytes of each lane, or eight into the halves of its bytes, with zeros
-    between them, and the register of the result.
+    """The steps that put four codes into the bytes of each lane, or eight into the halves of its bytes, with zeros in
+    between; and the register of the result.
 
     Args:
         bits: the width of a code.

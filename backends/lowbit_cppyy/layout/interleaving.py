@@ -6,7 +6,7 @@ straddle words cost shifts. So a prepared matrix holds the same codes of a unit 
 
 - code k lies in byte ``k mod 4`` of its word, so that one mask takes four neighbouring codes out of a word;
 - within a byte, codes lie in its lower and its upper half by turns, from the lowest bits of each up: with
-  :math:`r = k \operatorname{div} 4`, a code of b bits at :math:`4 (r \bmod 2) + b (r \operatorname{div} 2)`;
+  :math:`r = k \operatorname{div} 4`, b bits of a code at :math:`4 (r \bmod 2) + b (r \operatorname{div} 2)`;
 - a code of 3, 5 or 6 bits is split into two *planes*. The lower two or four bits lie in words as codes of 2 or 4 bits
   do, and the others in words as codes of 1 or 2 bits would. No code straddles a word. Codes k and k + 4 are four bits
   apart in both planes where r is even, so each plane of eight codes of 3 bits is shifted and masked at once. *Measured*
